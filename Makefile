@@ -1,0 +1,30 @@
+# make run   - set up .venv and run the default job: eight silos on a server and four workers
+# make test  - set up .venv and run linters, type checks and tests
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS := 1
+
+.PHONY: run test slow lint clean
+.DELETE_ON_ERROR:
+
+run: .venv/installed
+	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+slow: .venv/installed
+	$(BIN)/python -m pytest -q -m slow
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/installed: setup.py constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

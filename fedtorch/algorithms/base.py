@@ -1,0 +1,77 @@
+"""The functions an algorithm may define. All are pure: what outlives a round is in ServerState and ClientState."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from fedtorch.client import ClientState
+from fedtorch.job import ClientJob
+from fedtorch.server import ServerState
+from fedtorch.train.optim import LocalTraining
+from fedtorch.update import Report, Update
+from fedtorch.weights import Layout
+
+
+class Updates(Protocol):
+    """The accepted clients' pseudo-gradients of a round, wherever they are; exists on the server only."""
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        """The accepted reports, in client order."""
+        ...
+
+    def weighted_sum(self, weights: Sequence[float]) -> Tensor:
+        """Σ weights_i · grad_i, the same bits for any placement of clients on ranks."""
+        ...
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Each grad by itself, in report order; a tensor is valid until the next one is taken."""
+        ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What clients compute and how the server combines it; the fields of a subclass are its YAML keys.
+
+    exchanged: the flat vectors that travel each round, down under these names and up as their pseudo-gradients,
+        all over the shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each
+        name in `ServerState.tensors`; `weights` are the model's, others start at zero.
+    is_personal: clients are judged with models of their own, so each is evaluated at its home.
+    """
+
+    exchanged: ClassVar[tuple[str, ...]] = ("weights",)
+    is_personal: ClassVar[bool] = False
+
+    def check(self, hp: LocalTraining) -> None:
+        """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
+
+    def server_train(self, server: ServerState) -> None:
+        """A step of the server's own before the broadcast; nothing by default."""
+
+    def client_update(self, job: ClientJob) -> Update:
+        """One client's work of the round."""
+        raise NotImplementedError
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """One weight per accepted report, in the same order."""
+        raise NotImplementedError
+
+    def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
+        """Combine the updates into one flat vector; by default their weighted sum."""
+        return updates.weighted_sum(weights)
+
+    def server_update(self, server: ServerState, grad: Tensor) -> None:
+        """Change `server` in place by the combined pseudo-gradient; by default one step of the server optimiser."""
+        server.optimizer.step(server, grad)
+
+    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+        """The flat shared weights that a client is evaluated with (its private ones are added by the engine)."""
+        return received
+
+    def stateful(self, private: Layout) -> bool:
+        """Does a client keep anything that a later round needs? Then it trains at its home worker only."""
+        return self.is_personal or private.size > 0

@@ -1,0 +1,50 @@
+"""Ditto (Li et al. 2021): a personal model beside the global one, pulled towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.fedprox import proximal
+from fedtorch.client import ClientState
+from fedtorch.job import ClientJob
+from fedtorch.update import Update
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """v_i ← v_i − lr·(∇f_i(v_i) + lam·(v_i − w^t)); the global model is FedAvg's and never sees v_i.
+
+    w^t is the model received this round. v_i starts at w^0, is kept in the client's state, never sent, and is what
+    the client is judged with. The personal pass comes first, over epochs of its own; the authors' code takes a
+    personal and a global step in turn on the same mini-batch.
+    """
+
+    is_personal: ClassVar[bool] = True
+    lam: float = 0.1
+    """lambda, the pull of the personal model towards the received one; 0 is local training"""
+    personal_epochs: int | None = None
+    """epochs of the personal pass; null: as many as the global pass"""
+    personal_lr: float | None = None
+    """learning rate of the personal pass; null: the client's"""
+
+    def client_update(self, job: ClientJob) -> Update:
+        """Personal pass, then FedAvg's."""
+        received = job.received["weights"]
+        hp: Any = job.hp if self.personal_lr is None else replace(job.hp, lr=self.personal_lr)  # type: ignore[type-var]
+        job.train(
+            job.state.tensors.get("personal", job.initial),
+            purpose="personal",
+            before_step=proximal(job.engine, received, self.lam),
+            epochs=self.personal_epochs,
+            hp=hp,
+        )
+        job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
+        return super().client_update(job)
+
+    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+        """v_i; the received model for a client that never took part."""
+        return state.tensors.get("personal", received)

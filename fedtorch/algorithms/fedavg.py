@@ -1,0 +1,64 @@
+"""FedAvg and, with a server optimiser, FedOPT; with `weights: lorar`, the Lorar paper's method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.loss_reduction import LossReduction
+from fedtorch.algorithms.weighting import normalised
+from fedtorch.job import ClientJob
+from fedtorch.train.engine import GradientHook
+from fedtorch.train.loop import LossCurve
+from fedtorch.update import Report, Update
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """McMahan et al. 2017: train locally from w^t, send w^t − w_i, average.
+
+    The server applies `server.optimizer` to the average g = w^t − Σ p_i w_i. With `none` this is FedAvg,
+    w^{t+1} = Σ p_i w_i; with `sgd` FedAvgM (the FedOPT of the Lorar paper); with `adam`, `yogi`, `adagrad`
+    the FedOpt family of Reddi et al. 2020.
+    """
+
+    weights: Literal["size", "equal", "loss_reduction", "lorar"] = "size"
+    """what a client's share in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
+    loss_reduction: LossReduction = field(default_factory=LossReduction)
+    """how ΔL_i is measured"""
+
+    def client_update(self, job: ClientJob) -> Update:
+        """Train from the received weights and send the difference."""
+        curve = job.train(job.received["weights"], before_step=self.correction(job))
+        job.send_difference(job.received["weights"])
+        return Update(job.outgoing["weights"], self.report(job, curve))
+
+    def correction(self, job: ClientJob) -> GradientHook | None:
+        """What to add to every step's gradient; nothing for FedAvg. FedProx and SCAFFOLD override this."""
+        return None
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """See `weighting.normalised`."""
+        return normalised(self.weights, reports)
+
+    def report(self, job: ClientJob, curve: LossCurve, **extra: float) -> Report:
+        """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later."""
+        values = self.loss_reduction.values(curve)
+        reduction = max(values) - min(values) if values else 0.0
+        if not all(map(math.isfinite, values)):
+            reduction = float("nan")  # max() and min() may pass over a NaN
+        return Report(
+            client=job.client.name,
+            examples=len(job.examples),
+            steps=len(curve),
+            loss_first=values[0] if values else 0.0,
+            loss_last=values[-1] if values else 0.0,
+            loss_max=max(values, default=0.0),
+            loss_min=min(values, default=0.0),
+            loss_mean=sum(values) / len(values) if values else 0.0,
+            curve=tuple(curve.objective()),
+            extra={"loss_reduction": reduction, **extra},
+        )

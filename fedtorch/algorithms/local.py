@@ -1,0 +1,39 @@
+"""Every client trains its own copy from w^0 and nothing is sent (the papers' finetuning, `paradigm: local`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.client import ClientState
+from fedtorch.job import ClientJob
+from fedtorch.train.loop import LossCurve
+from fedtorch.update import Report, Update
+
+
+@dataclass(frozen=True)
+class Local(FedAvg):
+    """Each client continues its own model. A client whose dev score stopped rising (`eval.patience`) rests."""
+
+    exchanged: ClassVar[tuple[str, ...]] = ()
+    is_personal: ClassVar[bool] = True
+
+    def client_update(self, job: ClientJob) -> Update:
+        """Train on from where this client was."""
+        if job.state.numbers.get("stopped"):
+            return Update(None, self.report(job, LossCurve()))
+        curve = job.train(job.state.tensors.get("personal", job.initial))
+        job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
+        return Update(None, self.report(job, curve))
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """Nothing is averaged."""
+        return [0.0] * len(reports)
+
+    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+        """The client's own model; w^0 before its first round."""
+        return state.tensors.get("personal", received)

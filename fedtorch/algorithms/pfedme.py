@@ -1,0 +1,61 @@
+"""pFedMe (T Dinh et al. 2020): personal models as Moreau envelopes of the local losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.fedprox import proximal
+from fedtorch.client import ClientState
+from fedtorch.job import ClientJob
+from fedtorch.train.loop import LossCurve, Step
+from fedtorch.train.loop import train as take_steps
+from fedtorch.update import Update
+
+
+@dataclass(frozen=True)
+class PFedMe(FedAvg):
+    """Local iteration r: theta ≈ argmin f_i(theta; batch) + (lam/2)‖theta − w‖²; then w ← w − eta·lam·(w − theta).
+
+    The minimisation takes `inner_steps` steps of the client's optimiser, from w, on one batch. theta is the personal
+    model: kept, never sent, judged. Server: w^{t+1} = (1 − beta)·w^t + beta·mean(w_i), which is `server.optimizer:
+    sgd` with lr beta (or `none` for beta 1).
+    """
+
+    is_personal: ClassVar[bool] = True
+    lam: float = 15.0
+    """lambda, the pull of theta towards w"""
+    eta: float = 0.005
+    """step size of w towards theta"""
+    inner_steps: int = 5
+    """optimiser steps per minimisation; their rate is client.lr"""
+
+    def client_update(self, job: ClientJob) -> Update:
+        """One local iteration per planned step."""
+        engine = job.engine
+        weights = job.received["weights"].clone()
+        losses: list[float] = []
+        epochs: list[int] = []
+        hp: Any = replace(job.hp, schedule="constant", warmup_steps=0)  # type: ignore[type-var]
+        plans = job.plans(len(job.examples), purpose="train")
+        for index, step in enumerate(job.collated(plans, job.examples)):
+            engine.start(weights, job.private, hp, steps=self.inner_steps, seed=job.seed(f"train/{index}"))
+            inner = [Step(step.batches, step.divisor, step.epoch)] * self.inner_steps
+            curve = take_steps(engine, inner, job.task.loss, before_step=proximal(engine, weights, self.lam))
+            losses.append(curve.losses[0])
+            epochs.append(step.epoch)
+            theta = engine.flat.detach().cpu()
+            weights.sub_(weights - theta, alpha=self.eta * self.lam)
+            job.on_step(index + 1)
+        job.state.tensors["personal"] = engine.flat.detach().cpu().clone()
+        torch.sub(job.received["weights"], weights, out=job.outgoing["weights"])
+        curve = LossCurve(tuple(losses), (0.0,) * len(losses), tuple(epochs))
+        return Update(job.outgoing["weights"], self.report(job, curve))
+
+    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+        """theta_i; the received model for a client that never took part."""
+        return state.tensors.get("personal", received)

@@ -1,0 +1,103 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates correct each client's drift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.errors import ConfigError
+from fedtorch.job import ClientJob
+from fedtorch.server import ServerState
+from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.optim import LocalTraining
+from fedtorch.update import Report, Update
+from fedtorch.weights import Layout
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """Local steps y ← y − lr·(g_i(y) − c_i + c); c_i lives with the client, c with the server, both start at 0.
+
+    Sent: x − y_i and c_i − c_i⁺, where x are the received weights. Server, with unweighted means over the cohort C
+    of N clients: x ← x + eta_g·mean(y_i − x); c ← c + (|C|/N)·mean(c_i⁺ − c_i). eta_g is `server.lr` with
+    `server.optimizer: sgd`, or 1 with `none`.
+    """
+
+    exchanged: ClassVar[tuple[str, ...]] = ("weights", "control")
+    weights: Literal["equal"] = "equal"
+    """the paper's means are unweighted"""
+    option: Literal["I", "II"] = "II"
+    """II: c_i⁺ = c_i − c + (x − y)/(S·lr). I: c_i⁺ = gradient at x over all the client's data (one more pass)"""
+    force: bool = False
+    """allow other client optimisers than plain SGD, for which S·lr is not the right scale of option II"""
+
+    def check(self, hp: LocalTraining) -> None:
+        """Refuses what the paper's formula does not cover, unless `force`."""
+        plain = hp.optimizer == "sgd" and not hp.momentum and not hp.weight_decay and hp.schedule == "constant"
+        if not (plain and hp.max_grad_norm is None and not hp.warmup_steps) and not self.force:
+            raise ConfigError(
+                "algorithm.name is `scaffold`, which needs plain SGD on clients: set client.optimizer: sgd, "
+                "client.schedule: constant, and no momentum, weight_decay, warmup_steps or max_grad_norm; "
+                "or algorithm.force: true if you know what the control variates then mean"
+            )
+
+    def client_update(self, job: ClientJob) -> Update:
+        """Corrected local training; the new c_i goes into the client's state."""
+        received, control = job.received["weights"], job.received["control"]
+        own = job.state.tensors.get("control", torch.zeros_like(control))
+        fresh = _full_gradient(job, received) if self.option == "I" else None
+        curve = job.train(received, before_step=self.correction(job))
+        job.send_difference(received)
+        if fresh is None:
+            # no step: nothing was measured, c_i stays
+            scale = 1.0 / (len(curve) * job.hp.lr) if len(curve) else 0.0
+            fresh = own - control + job.outgoing["weights"] * scale if len(curve) else own
+        torch.sub(own, fresh, out=job.outgoing["control"])
+        job.state.tensors["control"] = fresh
+        return Update(job.outgoing["weights"], self.report(job, curve))
+
+    def correction(self, job: ClientJob) -> GradientHook | None:
+        """Adds c − c_i to the gradient."""
+        control = job.received["control"]
+        shift = control - job.state.tensors.get("control", torch.zeros_like(control))
+        shifts = job.engine.shared_views(shift.to(job.engine.device))
+
+        @torch.no_grad()
+        def shift_gradients(engine: Engine) -> None:
+            torch._foreach_add_(engine.shared_gradients(), shifts)
+
+        return shift_gradients
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """Unweighted mean."""
+        return [1.0 / len(reports)] * len(reports)
+
+    def server_update(self, server: ServerState, grad: Tensor) -> None:
+        """x by the server optimiser; c by |C|/N of the mean change of the clients' c_i."""
+        weights_grad, control_grad = grad.chunk(2)
+        server.tensors["control"].sub_(control_grad, alpha=len(server.accepted) / server.num_clients)
+        server.optimizer.step(server, weights_grad)
+
+    def stateful(self, private: Layout) -> bool:
+        """c_i is kept across rounds, also in those where the client is not sampled."""
+        return True
+
+
+def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
+    """Mean gradient over all the client's examples at `weights`, dropout off; flat over the shared layout."""
+    engine, size = job.engine, job.hp.batch_size
+    engine.start(weights, job.private, job.hp, steps=1, seed=job.seed("full gradient"))
+    engine.module.eval()
+    for start in range(0, len(job.examples), size):
+        part = [job.examples[i] for i in range(start, min(start + size, len(job.examples)))]
+        total_loss, count = job.task.loss(engine.module, job.task.collate(part, True))
+        (total_loss / count * len(part) / len(job.examples)).backward()
+    flat = engine.shared.empty()
+    for view, gradient in zip(engine.shared_views(flat), engine.shared_gradients(), strict=True):
+        view.copy_(gradient)
+    return flat

@@ -1,0 +1,59 @@
+"""Aggregation weights p_i (fl-algorithms.md section 4), as functions of the Reports alone."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from fedtorch.update import Report
+
+log = logging.getLogger(__name__)
+
+
+def _size(report: Report) -> float:
+    return float(report.examples)
+
+
+def _equal(report: Report) -> float:
+    return float(report.extra.get("draws", 1))
+
+
+def _loss_reduction(report: Report) -> float:
+    return max(0.0, float(report.extra["loss_reduction"]))
+
+
+def _lorar(report: Report) -> float:
+    return _size(report) * _loss_reduction(report)
+
+
+WEIGHTINGS: dict[str, Callable[[Report], float]] = {
+    "size": _size,
+    "equal": _equal,
+    "loss_reduction": _loss_reduction,
+    "lorar": _lorar,
+}
+
+
+def normalised(name: str, reports: Sequence[Report]) -> list[float]:
+    """p_i = a_i / Σ a_j, with a_i = n_i (size), 1 (equal), ΔL_i (loss_reduction) or n_i ΔL_i (lorar).
+
+    size: FedAvg; Lorar, Eqn. 2. lorar: Lorar, Eqn. 6. loss_reduction: Lorar, section 6.3.
+    Under size-proportional sampling `equal` counts a client once per draw.
+    Returns one weight per report, in order, summing to 1, or [] for no reports. Guards, which the paper's code lacks:
+    a report with any non-finite number gets weight 0; a negative ΔL counts as 0; if all a_i are 0 (nothing was
+    learned) the training sizes are used, and that is logged.
+
+    Raises:
+        ValueError: no report has examples and finite numbers.
+    """
+    if not reports:
+        return []
+    raw = [WEIGHTINGS[name](report) if report.is_ok else 0.0 for report in reports]
+    if math.fsum(raw) == 0.0 and name != "size":
+        log.info("every client's %s weight is 0 in this round: using training sizes instead", name)
+        raw = [_size(report) if report.is_ok else 0.0 for report in reports]
+    total = math.fsum(raw)
+    if total == 0.0:
+        raise ValueError("no client with training examples and finite numbers to weigh")
+    return [value / total for value in raw]

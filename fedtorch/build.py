@@ -1,0 +1,139 @@
+"""From a config to everything a runner needs; every check that can be made before the ranks meet is made here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+import fedtorch
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.local import Local
+from fedtorch.client import Client
+from fedtorch.comm.topology import Topology
+from fedtorch.config import Config
+from fedtorch.errors import ConfigError, DataError
+from fedtorch.tasks.base import Merged, Task
+from fedtorch.train.engine import Engine
+from fedtorch.weights import Partition
+from fedtorch.yaml_config import digest
+
+# With more clients than this, a rank does not read all its clients' files before the first round.
+CHECKED_CLIENTS = 100
+
+
+@dataclass
+class Parts:
+    """What a config describes, built on one rank without talking to any other."""
+
+    config: Config
+    task: Task
+    training: Task
+    algorithm: Algorithm
+    clients: list[Client]
+    names: tuple[str, ...]
+    topology: Topology
+    engine: Engine
+
+    def facts(self) -> dict[str, str]:
+        """What must be the same on every rank, as text; compared before any group is made."""
+        return {
+            "config": digest(self.config, everything=True),
+            "seed": str(self.config.run.seed),
+            "code": code_digest(type(self.task), type(self.algorithm)),
+            "shared parameters": self.engine.shared.digest(),
+            "private parameters": self.engine.private.digest(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            **self.task.facts(),
+        }
+
+
+def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = None) -> Parts:
+    """Build and check everything; `engine` may be one of an earlier run with the same model and partition.
+
+    Raises:
+        ConfigError: settings that do not fit the task's clients, the model or the algorithm.
+        DataError: a file of a client at home on this rank is unusable.
+    """
+    task: Task = config.task
+    algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
+    training = Merged(task) if config.paradigm == "centralized" else task
+    clients = training_clients(training)
+    config.check_clients([client.name for client in clients])
+    for hp in {config.client_for(client.name) for client in clients}:
+        algorithm.check(hp)
+    names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
+    server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
+    topology = Topology(num_ranks, bool(server_works))
+    check_data(task, clients, topology, rank)
+    if engine is None:
+        engine = Engine(
+            task.build_model(config.run.seed),
+            _partition(config),
+            device(config.system.device),
+        )
+    if algorithm.exchanged and engine.shared.size == 0:
+        raise ConfigError(
+            "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
+        )
+    return Parts(config, task, training, algorithm, clients, names, topology, engine)
+
+
+def training_clients(task: Task) -> list[Client]:
+    """The clients with training examples, in the manifest's order.
+
+    Raises:
+        DataError: no client has any.
+    """
+    manifest = task.manifest()
+    clients = [
+        Client(name, index, dict(sizes)) for index, (name, sizes) in enumerate(manifest.items()) if sizes.get("train")
+    ]
+    if not clients:
+        raise DataError(f"none of the {len(manifest)} clients has a training example; prepare the data again")
+    return clients
+
+
+def check_data(task: Task, clients: Sequence[Client], topology: Topology, rank: int) -> None:
+    """Read the files of the clients that are at home here, so that a malformed line shows before the first round."""
+    homes = topology.homes({client.name: float(client.sizes["train"]) for client in clients})
+    mine = [name for name, worker in homes.items() if rank in topology.workers[worker]]
+    known = task.manifest()
+    for name in mine if len(mine) <= CHECKED_CLIENTS else []:
+        if name in known:
+            task.check(name)
+
+
+def device(choice: str) -> torch.device:
+    """The device of this rank: GPU number LOCAL_RANK modulo the GPUs there are, or the CPU."""
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("system.device is cuda but torch finds no GPU; set it to auto or cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+def code_digest(*classes: type) -> str:
+    """sha256 of the package's source files and of the files that define `classes` (a user's algorithm)."""
+    package = Path(fedtorch.__file__).parent
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    for cls in classes:
+        module = __import__(cls.__module__, fromlist=["_"])
+        if path := getattr(module, "__file__", None):
+            files.setdefault(f"{cls.__module__}:{cls.__qualname__}", Path(path))
+    hasher = hashlib.sha256()
+    for name in sorted(files):
+        hasher.update(name.encode() + b"\0" + files[name].read_bytes())
+    return hasher.hexdigest()[:16]
+
+
+def _partition(config: Config) -> Partition:
+    return Partition(config.partition.private, config.partition.frozen)

@@ -1,0 +1,137 @@
+"""Clients, what each keeps between rounds, and where that is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """One data holder. index: its place in the manifest's order; sizes: examples per split."""
+
+    name: str
+    index: int
+    sizes: dict[str, int] = field(default_factory=dict, hash=False)
+
+
+@dataclass
+class ClientState:
+    """All that outlives a round for one client: private weights, optimiser, control variate, data cursor."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, int | float] = field(default_factory=dict)
+
+    def copy(self) -> ClientState:
+        """Independent dictionaries and numbers; the tensors are shared and must be replaced, not changed in place."""
+        return ClientState(dict(self.tensors), dict(self.numbers))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+
+def file_stem(name: str) -> str:
+    """A safe file name for a client: its own letters, digits, `-`, `_`, and a hash against collisions."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in name)[:60]
+    return f"{safe}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+class ClientStore:
+    """The states of the clients at home on this rank.
+
+    1. `get` gives a client's committed state (an empty one if it never had any).
+    2. `stage` holds a new state back until the server has accepted the client's update.
+    3. `commit` makes the staged states of the accepted clients current; all other staged states are dropped,
+       so a client that failed, or whose update was refused, is where it was before the round.
+
+    At most `memory_bytes` of tensors stay in memory; the least recently used go to `folder` (safetensors and JSON)
+    and are read back when asked for. `dirty` names what changed since the last `mark_clean`.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self.folder, self.memory_bytes = folder, memory_bytes
+        self._current: dict[str, ClientState] = {}
+        self._staged: dict[str, ClientState] = {}
+        self._spilled: dict[tuple[str, bool], Path] = {}
+        self._dirty: set[str] = set()
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that died; what counts is in the checkpoint
+
+    def get(self, client: str) -> ClientState:
+        """A copy of the committed state (tensors shared: replace them, never change them in place)."""
+        state = self._current.get(client)
+        if state is None and (path := self._spilled.get((client, False))):
+            state = _read(path)
+        return state.copy() if state is not None else ClientState()
+
+    def put(self, client: str, state: ClientState) -> None:
+        """Set the committed state without a round (restore)."""
+        self._keep(client, state, staged=False)
+
+    def stage(self, client: str, state: ClientState) -> None:
+        """Hold `state` until `commit`."""
+        self._keep(client, state, staged=True)
+
+    def commit(self, accepted: Iterable[str]) -> None:
+        """Make the staged states of `accepted` clients current and drop all other staged ones."""
+        for client in accepted:
+            staged = self._staged.pop(client, None)
+            if staged is None and (path := self._spilled.pop((client, True), None)):
+                staged = _read(path)
+                _remove(path)
+            if staged is not None:
+                self._keep(client, staged, staged=False)
+                self._dirty.add(client)
+        self._staged.clear()
+        for key in [key for key in self._spilled if key[1]]:
+            _remove(self._spilled.pop(key))
+
+    def clients(self) -> list[str]:
+        """Names of all clients that have a committed state, sorted."""
+        return sorted({*self._current, *(name for name, staged in self._spilled if not staged)})
+
+    def dirty(self) -> list[str]:
+        """Names of the clients whose state changed since the last `mark_clean`, sorted."""
+        return sorted(self._dirty)
+
+    def mark_clean(self) -> None:
+        """Called when a checkpoint holds every dirty state."""
+        self._dirty.clear()
+
+    def _keep(self, client: str, state: ClientState, *, staged: bool) -> None:
+        pool = self._staged if staged else self._current
+        if path := self._spilled.pop((client, staged), None):
+            _remove(path)
+        pool.pop(client, None)
+        pool[client] = state
+        used = sum(s.num_bytes for s in (*self._current.values(), *self._staged.values()))
+        for victims, is_staged in ((self._current, False), (self._staged, True)):
+            for name in list(victims):
+                if used <= self.memory_bytes:
+                    return
+                used -= victims[name].num_bytes
+                self._spilled[(name, is_staged)] = self._write(name, victims.pop(name), is_staged)
+
+    def _write(self, client: str, state: ClientState, is_staged: bool) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{file_stem(client)}{'.staged' if is_staged else ''}.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, path)
+        path.with_suffix(".json").write_text(json.dumps(state.numbers))
+        return path
+
+
+def _read(path: Path) -> ClientState:
+    return ClientState(load_file(path), json.loads(path.with_suffix(".json").read_text()))
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.with_suffix(".json").unlink(missing_ok=True)

@@ -1,0 +1,176 @@
+"""What every communicator can do; the round loop is written against this alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.meter import Meter
+from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.wire import Message, message_to_report, report_to_message
+from fedtorch.errors import PreflightError
+from fedtorch.update import Report, UpdateBuffer
+
+
+class Updates(ABC):
+    """The accepted clients' updates, as the server sees them while it combines them; they stay where they are.
+
+    reports: of the accepted clients, in the order given to `aggregate`. size, dtype: of every update.
+    Valid only during `aggregate`; may be summed and iterated any number of times.
+    """
+
+    def __init__(self, reports: Sequence[Report], size: int, dtype: torch.dtype) -> None:
+        self.reports, self.size, self.dtype = tuple(reports), size, dtype
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+    def weighted_sum(self, weights: Sequence[float]) -> Tensor:
+        """Σ weights_i Δ_i as a new CPU vector, shape (size,): the same bits for any packing of clients onto ranks.
+
+        weights: one finite number per report, of any sign and sum. Clients of weight 0 are not asked for.
+        The `max_abs` in the reports must be true: they fix the scale of the integer sum.
+
+        Raises:
+            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite.
+        """
+        if len(weights) != len(self.reports):
+            raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
+        weights = [float(weight) for weight in weights]
+        scale = SumScale.of(weights, [report.max_abs for report in self.reports])
+        return self._sum(scale, [(r, w) for r, w in zip(self.reports, weights, strict=True) if w != 0])
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Tensor]:
+        """Each update in report order, shape (size,), on the CPU.
+
+        The tensor may be reused: it is valid until the next one is asked for, and is not to be changed.
+        """
+
+    @abstractmethod
+    def _sum(self, scale: SumScale, terms: list[tuple[Report, float]]) -> Tensor:
+        """The sum of weight · update at `scale`, over the clients with a weight other than 0."""
+
+
+Combine = Callable[[Updates], Tensor]
+
+
+class Communicator(ABC):
+    """Moves weights, updates and numbers between the server (rank 0) and all ranks.
+
+    Every method is called by every rank in the same order, except where it says otherwise; only `arrive` and
+    `preflight` may be waited in for long, so every phase begins with an `arrive`. Tensors are flat CPU vectors.
+    When a method raises DeadlineError, PreflightError or FedtorchError the communicator cannot be used any more;
+    leave it (`with` or `close`), which tells the other ranks at once, and end the process.
+
+    names: the clients in manifest order; messages carry a client's place in it.
+    """
+
+    rank: int
+    size: int
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.meter = Meter()
+        self._index = {name: place for place, name in enumerate(self.names)}
+        if len(self._index) != len(self.names):
+            raise ValueError(f"{len(self.names)} client names were given, {len(self._index)} of them distinct")
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank holds the global weights."""
+        return self.rank == 0
+
+    @abstractmethod
+    def preflight(self, facts: Mapping[str, str]) -> None:
+        """Compare `facts` (digests, versions, seed: nothing secret) on all ranks, before anything else is exchanged.
+
+        Raises:
+            PreflightError: on every rank, with field, rank and both values of each difference.
+            DeadlineError: a rank did not come within the timeout.
+        """
+
+    @abstractmethod
+    def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
+        """Wait until every rank has arrived, for hours if need be; True on all ranks if any of them said `stop`.
+
+        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`).
+
+        Raises:
+            DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it
+                was doing. On a worker also when the server is silent.
+            PreflightError: on every rank, if they arrived for different phases or rounds.
+        """
+
+    @abstractmethod
+    def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
+        """A sign of life, for this rank alone: to be called in every step of anything long. Cheap: mostly a clock."""
+
+    @abstractmethod
+    def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
+        """Copy the server's `flat` into every other rank's `flat`, which must have its length and dtype.
+
+        clients: how many clients this is for, for the meter's logical bytes; all of them by default.
+        """
+
+    @abstractmethod
+    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+        """On the server all ranks' messages by client index (those of `NO_CLIENT` first, by rank); elsewhere [].
+
+        Raises:
+            PreflightError: on the server, if a message is damaged or two are of the same client and kind.
+        """
+
+    @abstractmethod
+    def share(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+        """The server's `messages` on every rank; what other ranks pass is ignored."""
+
+    @abstractmethod
+    def aggregate(
+        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int
+    ) -> Tensor | None:
+        """Call `combine` with the accepted updates on the server and return its result there; elsewhere serve, None.
+
+        local: the updates of this rank's clients; the same length and dtype on all ranks.
+        accepted: on the server, some of the reports of the last `gather_reports`; ignored elsewhere.
+        If `combine` raises, so does this on every rank: the same error on the server, FedtorchError elsewhere.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave in good order, together with the other ranks; does nothing the second time."""
+
+    def gather_reports(self, reports: Sequence[Report], *, round: int) -> list[Report]:
+        """On the server all ranks' reports in manifest order; elsewhere []."""
+        messages = [report_to_message(report, self._index[report.client]) for report in reports]
+        return [message_to_report(message, self.names) for message in self.gather(messages, round=round)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sorted(self, messages: Sequence[Message]) -> list[Message]:
+        """By client, stable; no client may have sent two of a kind."""
+        seen: set[tuple[int, str]] = set()
+        for message in messages:
+            key = (message.client, message.kind)
+            if message.client >= 0 and key in seen:
+                raise PreflightError(
+                    f"client `{self.names[message.client]}` sent two {message.kind} messages; expected one: "
+                    f"two ranks believe that they host it"
+                )
+            seen.add(key)
+        return sorted(messages, key=lambda message: message.client)
+
+    def _count_updates(self, local: UpdateBuffer, accepted: Sequence[Report]) -> None:
+        size_bytes = local.size * local.dtype.itemsize
+        self.meter.count("up", "aggregate", logical=size_bytes * len(accepted), messages=len(accepted))

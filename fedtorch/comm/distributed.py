@@ -1,0 +1,228 @@
+"""The communicator of many processes: numbers and small decisions through the store, tensors through gloo."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import NoReturn, Self
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.base import Combine, Communicator
+from fedtorch.comm.group import Group, Op
+from fedtorch.comm.holder import Holder
+from fedtorch.comm.liveness import Liveness
+from fedtorch.comm.remote import Exchange, RemoteUpdates
+from fedtorch.comm.rendezvous import Rendezvous
+from fedtorch.comm.store import Store
+from fedtorch.comm.wire import MAX_BYTES, Message, decode_all, encode
+from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
+from fedtorch.update import Report, UpdateBuffer
+
+_GRACE_S = 3.0  # after a failed collective: for the living to say that they are; their sockets close within 0.1 s
+_FAREWELL_S = 10.0  # to wait for the others before the last sockets close
+
+
+class DistributedCommunicator(Communicator):
+    """One rank of a job that torchrun, srun or a test has started; made by `join`.
+
+    The group of the federation is an object of its own, beside torch's default group, and created at the first
+    collective, after `preflight`. Thread: all methods are for the thread that joined.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        store: Store,
+        rank: int,
+        size: int,
+        hosts_store: bool,
+        exchange: Exchange,
+    ) -> None:
+        super().__init__(names)
+        self.rank, self.size = rank, size
+        self._exchange: Exchange = exchange
+        self._store, self._hosts_store = store, hosts_store
+        self._liveness = Liveness(store, rank, size, store.timeout_s)
+        self._rendezvous = Rendezvous(store, self._liveness)
+        self._group = Group(store, self._liveness, self._blame)
+        self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
+        self._is_closed = False
+        self._liveness.beat()
+
+    @classmethod
+    def join(cls, names: Sequence[str], timeout_s: float = 600.0, exchange: Exchange = "auto") -> Self:
+        """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
+
+        timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
+
+        Raises:
+            PreflightError: the environment is incomplete, the port is taken, or there is no store.
+        """
+        store, rank, size, hosts_store = Store.join(os.environ, timeout_s)
+        return cls(names, store=store, rank=rank, size=size, hosts_store=hosts_store, exchange=exchange)
+
+    def preflight(self, facts: Mapping[str, str]) -> None:
+        """See the base class; through the store, before any process group exists."""
+        self._liveness.beat(phase="preflight")
+        self._rendezvous.preflight(facts)
+
+    def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
+        """See the base class; through the store, no collective is under way meanwhile."""
+        self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
+        return self._rendezvous.arrive(phase, round, stop)
+
+    def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
+        """See the base class; at most one write a second while phase and client stay the same."""
+        self._liveness.beat(phase=phase, round=round, client=client, step=step)
+
+    def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
+        """See the base class."""
+        self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
+        self._group.broadcast(flat)
+        copies = len(self.names) if clients is None else clients
+        self.meter.count(
+            "down",
+            "broadcast",
+            logical=flat.nbytes * copies if self.is_server else 0,
+            messages=copies if self.is_server else 0,
+            physical=flat.nbytes * (self.size - 1 if self.is_server else 1),
+        )
+
+    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+        """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""
+        data = self._encode(messages, round)
+        sizes = self._group.agree(Op.GATHER, round=round, num_bytes=len(data))
+        if not self.is_server:
+            if data:
+                self._group.wait(self._group.start_send(_to_tensor(data)))
+                self.meter.count("up", "gather", physical=len(data))
+            return []
+        buffers = [_to_tensor(data)]
+        buffers += [torch.zeros(_bounded(size, rank), dtype=torch.uint8) for rank, size in enumerate(sizes) if rank]
+        works = [self._group.start_receive(buffer, rank) for rank, buffer in enumerate(buffers) if rank and len(buffer)]
+        for work in works:
+            self._group.wait(work)
+        found = [(rank, message) for rank, buffer in enumerate(buffers) for message in self._decode(buffer, round)]
+        reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
+        self._places = reported or self._places
+        num_bytes = sum(map(len, buffers))
+        self.meter.count("up", "gather", logical=num_bytes, physical=num_bytes - len(data), messages=len(found))
+        return self._sorted([message for _, message in found])
+
+    def share(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+        """See the base class."""
+        data = self._encode(messages if self.is_server else (), round)
+        servers = self._group.agree(Op.SHARE, round=round, num_bytes=len(data))
+        num_bytes = _bounded(servers[0], 0)
+        buffer = _to_tensor(data) if self.is_server else torch.zeros(num_bytes, dtype=torch.uint8)
+        if num_bytes:
+            self._group.broadcast(buffer)
+        self.meter.count(
+            "down",
+            "share",
+            logical=num_bytes if self.is_server else 0,
+            messages=len(messages) if self.is_server else 0,
+            physical=num_bytes * (self.size - 1 if self.is_server else 1),
+        )
+        return self._decode(buffer, round)
+
+    def aggregate(
+        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int
+    ) -> Tensor | None:
+        """See the base class."""
+        self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
+        holder = Holder(self._group, local, self.names, self.meter, round=round)
+        if not self.is_server:
+            holder.serve()
+            return None
+        if unknown := [report.client for report in accepted if report.client not in self._places]:
+            holder.announce(Op.ABORT)
+            raise ValueError(f"client `{unknown[0]}` was accepted but was not in the last gather_reports")
+        self._count_updates(local, accepted)
+        updates = RemoteUpdates(accepted, holder, self._places, self._exchange)
+        try:
+            result = combine(updates)
+        except BaseException:
+            if not self._group.is_broken:
+                updates.finish(Op.ABORT)
+            raise
+        updates.finish(Op.DONE)
+        return result
+
+    def close(self) -> None:
+        """See the base class; waits at most 10 s for the others before the sockets close."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        everyone = {rank: f"bye/{rank}" for rank in range(self.size)}
+        try:
+            self._store.set(everyone[self.rank], "")
+            if not self._group.is_broken:
+                self._rendezvous.wait(everyone, limit_s=_FAREWELL_S)
+            self._group.drop()
+            # The host of the store leaves last: it is needed until everyone has read the others' goodbye.
+            gone = {rank: f"gone/{rank}" for rank in range(1, self.size)}
+            if self.rank:
+                self._store.set(gone[self.rank], "")
+            elif self._hosts_store:
+                self._rendezvous.wait(gone, limit_s=_FAREWELL_S)
+        except DeadlineError:
+            self._group.drop()  # somebody has left already, which is what closing is for
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._is_closed = True
+        self._group.drop()
+        try:
+            self._liveness.beat(left=kind.__name__)
+            if self._hosts_store:  # so that the others can read why
+                self._rendezvous.linger({r: f"gone/{r}" for r in range(1, self.size)}, _GRACE_S)
+            else:
+                self._store.set(f"gone/{self.rank}", "")
+        except FedtorchError:
+            pass  # the error that ends this rank is on its way already
+
+    def _encode(self, messages: Sequence[Message], round: int) -> bytes:
+        # agree() counts one further before it compares
+        return b"".join(encode(m, round=round, sequence=self._group.sequence + 1) for m in messages)
+
+    def _decode(self, buffer: Tensor, round: int) -> list[Message]:
+        data = buffer.numpy().tobytes()
+        return decode_all(data, round=round, sequence=self._group.sequence, num_clients=len(self.names))
+
+    def _blame(self, text: str) -> NoReturn:
+        """Find out who is to blame for a failed collective, and raise.
+
+        Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
+        dead, stopped, or still somewhere else.
+        """
+        give_up_at = time.monotonic() + _GRACE_S
+        try:
+            self._liveness.beat(failed=True)
+            while (suspects := self._liveness.unheard()) and time.monotonic() < give_up_at:
+                time.sleep(0.05)
+        except DeadlineError as error:
+            raise DeadlineError(f"{error}; the collective ended with: {text}") from None
+        names = "; ".join(self._liveness.describe(rank) for rank in self._liveness.left() or suspects)
+        raise DeadlineError(f"{names or 'every rank is alive, but a connection broke'} (gloo: {text})")
+
+
+def _to_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+
+
+def _bounded(num_bytes: int, rank: int) -> int:
+    """A length that another rank announced, if memory for it may be taken."""
+    limit = 16 * MAX_BYTES
+    if not 0 <= num_bytes <= limit:
+        raise PreflightError(f"rank {rank} announces {num_bytes} bytes of messages; the limit is {limit}")
+    return num_bytes

@@ -1,0 +1,193 @@
+"""The federation's gloo group: collectives that are agreed on before anything is sent, and errors that name a rank.
+
+gloo reads a message of another length or dtype as garbage with exit code 0, or aborts the process (*measured*, torch
+2.13). So every operation begins with a row of integers from each rank, compared by the server, and its verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedtorch.comm.liveness import Liveness
+from fedtorch.comm.store import Store
+from fedtorch.errors import FedtorchError, PreflightError
+
+_MAGIC = 0x6665_6474_6F72_6368  # "fedtorch"
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
+
+
+class Op(IntEnum):
+    """What an operation is."""
+
+    BROADCAST, GATHER, SHARE, AGGREGATE, REDUCE, SEND, ONE, DONE, ABORT = range(1, 10)
+
+
+class Problem(IntEnum):
+    """Why a rank cannot take part in an operation that it was asked for."""
+
+    NONE, MISSING, MISFIT, UNREADABLE = range(4)
+
+
+_COMPARED = ("magic", "operation", "sequence", "round", "length", "dtype", "problem")
+_WIDTH = len(_COMPARED) + 1
+
+
+class Group:
+    """Collectives over all ranks on CPU tensors; created at the first use, unusable after the first error.
+
+    on_error: called with gloo's text after a failed operation, must raise an error that says who is to blame.
+    At that time the group is already dropped: that closes its sockets, which frees ranks that wait for this one.
+    """
+
+    def __init__(self, store: Store, liveness: Liveness, on_error: Callable[[str], NoReturn]) -> None:
+        self.rank, self.size = liveness.rank, liveness.size
+        self.sequence = 0
+        self.is_broken = False
+        self._store, self._liveness, self._on_error = store, liveness, on_error
+        self._inner: Any = None  # a ProcessGroupGloo; its collectives are missing in torch 2.13's type stubs
+
+    def agree(
+        self,
+        op: Op,
+        *,
+        round: int,
+        length: int = 0,
+        dtype: torch.dtype = torch.float32,
+        problem: int = 0,
+        num_bytes: int = 0,
+    ) -> list[int]:
+        """Enter an operation: all ranks must be at the same one, for the same round, length and dtype.
+
+        problem: 0, or `Problem` and client index by `problem_of`; any rank's problem stops all ranks.
+        num_bytes: of the payload that this rank has; the one number that may differ.
+        Returns on the server every rank's `num_bytes`; elsewhere the server's alone.
+
+        Raises:
+            PreflightError: on all ranks; names the rank, what differs and both values.
+        """
+        self.sequence += 1
+        self._liveness.beat(phase=op.name.lower(), round=round, client="")
+        compared = (_MAGIC, op, self.sequence, round, length, DTYPES.index(dtype), problem)
+        mine = torch.tensor([*compared, num_bytes], dtype=torch.int64)
+        rows = self._gather_rows(mine)
+        verdict = torch.zeros(_WIDTH + 3, dtype=torch.int64)
+        if self.rank == 0:
+            verdict[:_WIDTH] = mine
+            verdict[_WIDTH:] = torch.tensor(_difference(rows))
+        self.broadcast(verdict)
+        servers, (rank, place, theirs) = verdict[:_WIDTH].tolist(), verdict[_WIDTH:].tolist()
+        if rank >= 0:
+            self.drop()
+            raise PreflightError(_describe(rank, place, theirs, servers))
+        return [row[-1] for row in (rows if self.rank == 0 else [servers])]
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Copy the server's tensor into all others; its length and dtype must be agreed on."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._run(lambda group: group.broadcast([tensor], options))
+
+    def start_reduce(self, tensor: Tensor) -> dist.Work:
+        """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""
+        options = dist.ReduceOptions()
+        options.rootRank = 0
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+        return self._start(lambda group: group.reduce([tensor], options))
+
+    def start_send(self, tensor: Tensor) -> dist.Work:
+        """Begin to send to the server."""
+        return self._start(lambda group: group.send([tensor], 0, 0))
+
+    def start_receive(self, tensor: Tensor, rank: int) -> dist.Work:
+        """Begin to receive what `rank` sends next; in the order of these calls."""
+        return self._start(lambda group: group.recv([tensor], rank, 0))
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for something that was started."""
+        self._guard(work.wait)
+
+    def drop(self) -> None:
+        """Close the group; operations raise from now on."""
+        self.is_broken = True
+        self._inner = None
+
+    def _gather_rows(self, mine: Tensor) -> list[list[int]]:
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        received = [[torch.zeros_like(mine) for _ in range(self.size)]] if self.rank == 0 else []
+        self._run(lambda group: group.gather(received, [mine], options))
+        return [row.tolist() for row in received[0]] if received else []
+
+    def _run(self, start: Callable[[Any], dist.Work]) -> None:
+        self.wait(self._start(start))
+
+    def _start(self, start: Callable[[Any], dist.Work]) -> dist.Work:
+        if self.is_broken:
+            raise FedtorchError("this communicator has failed or was closed; it cannot be used any more")
+        works: list[dist.Work] = []
+        self._guard(lambda: works.append(start(self._connected())))
+        return works[0]
+
+    def _connected(self) -> Any:
+        if self._inner is None:
+            store = dist.PrefixStore("federation", self._store.inner)
+            limit = timedelta(seconds=self._liveness.timeout_s)
+            self._inner = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
+        return self._inner
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+            return
+        except RuntimeError as error:
+            # The text, not the exception: a live traceback keeps the sockets open, and every other rank then waits
+            # out its timeout.
+            text = str(error).splitlines()[0]
+        self.drop()
+        self._on_error(text)
+
+
+def problem_of(problem: Problem, client: int) -> int:
+    """A problem with a client as one integer."""
+    return problem << 32 | client if problem else 0
+
+
+def _difference(rows: Sequence[Sequence[int]]) -> tuple[int, int, int]:
+    """(rank, place, value) of the first value that differs from the server's or is a problem; rank −1 if none."""
+    for rank, row in enumerate(rows):
+        for place, name in enumerate(_COMPARED):
+            if row[place] != (0 if name == "problem" else rows[0][place]):
+                return rank, place, row[place]
+    return -1, 0, 0
+
+
+def _describe(rank: int, place: int, theirs: int, servers: Sequence[int]) -> str:
+    row = dict(zip(_COMPARED, servers, strict=False))
+    step = f"in {_name('operation', row['operation'])} of round {row['round']} (operation {row['sequence']})"
+    field = _COMPARED[place]
+    if field == "problem":
+        what = {
+            Problem.MISSING: "does not hold the update of a client it reported",
+            Problem.MISFIT: "holds an update of another length or dtype than agreed",
+            Problem.UNREADABLE: "cannot read back the update of a client",
+        }[Problem(theirs >> 32)]
+        return f"{step} rank {rank} {what}: client index {theirs & 0xFFFFFFFF}"
+    return (
+        f"{step} rank {rank} has {field} {_name(field, theirs)}, the server has {field} {_name(field, row[field])}: "
+        f"the ranks do not run the same steps on the same model"
+    )
+
+
+def _name(field: str, value: int) -> str:
+    if field == "operation" and value in list(Op):
+        return Op(value).name.lower()
+    if field == "dtype" and 0 <= value < len(DTYPES):
+        return str(DTYPES[value])
+    return str(value)

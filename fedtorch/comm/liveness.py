@@ -1,0 +1,95 @@
+"""Signs of life in the store, and who has given none for too long."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from fedtorch.comm.store import Store
+from fedtorch.errors import DeadlineError
+
+EVERY_S = 1.0  # between two writes of the same phase and client
+
+
+@dataclass
+class _Seen:
+    """A rank's last heartbeat and when this rank first saw it, by its own monotonic clock."""
+
+    beat: dict[str, Any]
+    since: float
+
+
+class Liveness:
+    """Writes this rank's heartbeat and watches the others'.
+
+    A heartbeat is a counter, what the rank is doing, and, when it has left because of an error, the error's class
+    name (never its text, which could quote a client's). Clocks of different machines are never compared: a rank is
+    silent since the moment at which this rank first saw its present counter.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+        self._store = store
+        self._doing: dict[str, Any] = {"phase": "start", "round": 0, "client": "", "step": 0}
+        self._count, self._written_at = 0, 0.0
+        self._written: tuple[Any, ...] = ()
+        self._seen = {other: _Seen({}, time.monotonic()) for other in range(size) if other != rank}
+
+    def beat(self, *, left: str = "", failed: bool = False, **doing: Any) -> None:
+        """Note what this rank does (`phase`, `round`, `client`, `step`); written at once if phase or client is new.
+
+        left: class name of the error with which this rank leaves. failed: a collective has failed on this rank.
+        """
+        self._doing.update(doing)
+        now = time.monotonic()
+        what = (self._doing["phase"], self._doing["client"], left, failed)
+        if what == self._written and now - self._written_at < min(EVERY_S, self.timeout_s / 4):
+            return
+        self._count += 1
+        self._written, self._written_at = what, now
+        beat = {**self._doing, "count": self._count, "left": left, "failed": failed}
+        self._store.set(f"heartbeat/{self.rank}", json.dumps(beat))
+
+    def check(self, awaited: Collection[int]) -> None:
+        """Raise DeadlineError if an awaited rank has left or was silent for the timeout; names all such ranks."""
+        self.look()
+        now = time.monotonic()
+        gone = [r for r in self.left() if r in awaited]
+        silent = [r for r in awaited if now - self._seen[r].since > self.timeout_s]
+        if gone or silent:
+            raise DeadlineError("; ".join(self.describe(r) for r in (gone or silent)))
+
+    def look(self) -> None:
+        """Read every other rank's heartbeat."""
+        for other, seen in self._seen.items():
+            key = f"heartbeat/{other}"
+            if self._store.has([key]):
+                beat = json.loads(self._store.get(key))
+                if beat != seen.beat:
+                    self._seen[other] = _Seen(beat, time.monotonic())
+
+    def unheard(self) -> list[int]:
+        """After a failed collective: the ranks that did not say that it failed for them too, nor that they left."""
+        self.look()
+        return [other for other, seen in self._seen.items() if not (seen.beat.get("failed") or seen.beat.get("left"))]
+
+    def left(self) -> list[int]:
+        """Ranks that left because of an error."""
+        return [other for other, seen in self._seen.items() if seen.beat.get("left")]
+
+    def describe(self, other: int) -> str:
+        """One line on the rank: for how long it is silent and what it was doing then."""
+        seen = self._seen[other]
+        beat, silence = seen.beat, time.monotonic() - seen.since
+        role = f"rank {other}" + (" (the server)" if other == 0 else "")
+        if not beat:
+            return f"{role} was never there in {silence:.0f} s; look for its log or its machine"
+        doing = f"round {beat['round']}, phase {beat['phase']}, step {beat['step']}"
+        if beat["client"]:
+            doing = f"client `{beat['client']}`, {doing}"
+        if beat["left"]:
+            return f"{role} left the job with {beat['left']}: {doing}; its log has the reason"
+        return f"{role} gave no sign of life for {silence:.0f} s: {doing}"

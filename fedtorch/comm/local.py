@@ -1,0 +1,77 @@
+"""The communicator of a single process: the same results as with many, nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.base import Combine, Communicator, Updates
+from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.wire import Message, decode, encode
+from fedtorch.update import Report, UpdateBuffer
+
+
+class LocalUpdates(Updates):
+    """The updates in this process's buffer."""
+
+    def __init__(self, reports: Sequence[Report], local: UpdateBuffer) -> None:
+        super().__init__(reports, local.size, local.dtype)
+        self._local = local
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for report in self.reports:
+            yield self._local.get(report.client)
+
+    def _sum(self, scale: SumScale, terms: list[tuple[Report, float]]) -> Tensor:
+        out = torch.empty(self.size, dtype=self.dtype)
+        grads = [(self._local.get(report.client), weight) for report, weight in terms]
+        accumulator = Accumulator(min(self.size, WINDOW), self.dtype)
+        for start, stop in windows(self.size):
+            accumulator.reset(scale)
+            for grad, weight in grads:
+                accumulator.add(grad[start:stop], weight)
+            accumulator.result(out[start:stop])
+        return out
+
+
+class LocalCommunicator(Communicator):
+    """A federation of one rank, which serves and works."""
+
+    rank, size = 0, 1
+
+    def preflight(self, facts: Mapping[str, str]) -> None:
+        """Nothing to compare with."""
+
+    def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
+        """`stop`."""
+        return stop
+
+    def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
+        """Nobody watches."""
+
+    def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
+        """`flat` stays as it is."""
+        clients = len(self.names) if clients is None else clients
+        self.meter.count("down", "broadcast", logical=flat.nbytes * clients, messages=clients)
+
+    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+        """The messages by client index, encoded and decoded, so that what cannot travel fails here too."""
+        packed = [encode(message, round=round, sequence=0) for message in messages]
+        self.meter.count("up", "gather", logical=sum(map(len, packed)), messages=len(packed))
+        return self._sorted([decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed])
+
+    def share(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+        """The same messages, encoded and decoded."""
+        packed = [encode(message, round=round, sequence=0) for message in messages]
+        self.meter.count("down", "share", logical=sum(map(len, packed)), messages=len(packed))
+        return [decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed]
+
+    def aggregate(self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int) -> Tensor:
+        """`combine` of the accepted updates, through the same integer sum as with many ranks."""
+        self._count_updates(local, accepted)
+        return combine(LocalUpdates(accepted, local))
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,118 @@
+"""The launcher's key-value store: found or hosted from the environment, and never waited on without a limit."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+import torch.distributed as dist
+
+from fedtorch.errors import DeadlineError, PreflightError
+
+_Answer = tuple[Any, str]  # value, or what went wrong
+
+
+class Store:
+    """Strings by key, shared by all ranks; every call is limited to `timeout_s`.
+
+    torch's own store has no time limit on an answer: with a host that is stopped but alive, or a port that belongs to
+    another program, its client waits for ever (*measured*, torch 2.13). So one thread of this class talks to it.
+    Calls raise DeadlineError if there was no answer or the host is gone.
+    """
+
+    def __init__(self, connect: Callable[[], dist.Store], timeout_s: float, where: str) -> None:
+        self.timeout_s, self.where = timeout_s, where
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[_Answer]]] = queue.SimpleQueue()
+        self._is_dead = False
+        threading.Thread(target=self._serve, name="fedtorch-store", daemon=True).start()
+        self.inner: dist.Store = self._call(connect)
+
+    @classmethod
+    def join(cls, environ: Mapping[str, str], timeout_s: float) -> tuple[Self, int, int, bool]:
+        """(store, rank, number of ranks, whether this rank hosts the store) from the environment of torchrun or srun.
+
+        A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
+        Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
+        dead addresses of the first and hangs. (The attempt is counted by each launcher for itself, so with several
+        machines a restart needs a launcher that restarts all of them.)
+
+        Raises:
+            PreflightError: a variable is missing or not a number, the port is taken, or no store answers there.
+        """
+        rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+        port, host = _number(environ, "MASTER_PORT"), environ.get("MASTER_ADDR", "")
+        if not host or not 0 <= rank < size:
+            raise PreflightError(f"MASTER_ADDR={host!r} RANK={rank} WORLD_SIZE={size}; start with torchrun or srun")
+        hosts = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        limit = timedelta(seconds=timeout_s)
+
+        def connect() -> dist.Store:
+            store = dist.TCPStore(host, port, is_master=hosts, timeout=limit, wait_for_workers=False)
+            run = environ.get("TORCHELASTIC_RUN_ID", "none")
+            return dist.PrefixStore(f"fedtorch/{run}/attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+        try:
+            return cls(connect, timeout_s, f"{host}:{port}"), rank, size, hosts
+        except DeadlineError as error:
+            text = str(error)
+        if "EADDRINUSE" in text:
+            raise PreflightError(
+                f"port {port} of {host} is taken by another program; set MASTER_PORT (torchrun: --master-port) to a "
+                f"free one"
+            )
+        raise PreflightError(
+            f"rank {rank} found no store at MASTER_ADDR={host} MASTER_PORT={port} within {timeout_s:g} s; is rank 0 "
+            f"running, and is the port its own? ({text})"
+        )
+
+    def set(self, key: str, value: str) -> None:
+        """Write."""
+        self._call(lambda: self.inner.set(key, value))
+
+    def get(self, key: str) -> str:
+        """Read; the key must exist."""
+        return self._call(lambda: self.inner.get(key)).decode("utf-8", "replace")
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Whether every key exists."""
+        return not keys or self._call(lambda: self.inner.check(list(keys)))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Forget the keys."""
+        self._call(lambda: [self.inner.delete_key(key) for key in keys])
+
+    def _call(self, job: Callable[[], Any]) -> Any:
+        if self._is_dead:
+            raise DeadlineError(f"the store at {self.where} is gone, and rank 0 or the launcher with it")
+        answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()  # of this call: one cut short answers nobody else
+        self._jobs.put((job, answers))
+        try:
+            value, problem = answers.get(timeout=self.timeout_s)
+        except queue.Empty:
+            self._is_dead = True
+            raise DeadlineError(
+                f"the store at {self.where} gave no answer for {self.timeout_s:g} s; its host (rank 0 or the "
+                f"launcher) is stopped or unreachable"
+            ) from None
+        if problem:
+            self._is_dead = True
+            raise DeadlineError(f"the store at {self.where} is gone, and rank 0 or the launcher with it: {problem}")
+        return value
+
+    def _serve(self) -> None:
+        while True:
+            job, answers = self._jobs.get()
+            try:
+                answers.put((job(), ""))
+            except Exception as error:  # for the caller; the text only, a live traceback keeps sockets open
+                answers.put((None, (str(error) or repr(error)).splitlines()[0]))
+
+
+def _number(environ: Mapping[str, str], key: str) -> int:
+    text = environ.get(key, "")
+    if not text.isdecimal():
+        raise PreflightError(f"environment variable {key} is {text!r}, expected a number; start with torchrun or srun")
+    return int(text)

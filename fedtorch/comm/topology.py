@@ -1,0 +1,100 @@
+"""Which ranks form which worker, and which worker trains which client: computed on every rank, never sent."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One worker's row of the placement table that `--dry-run` prints."""
+
+    worker: int
+    ranks: tuple[int, ...]
+    clients: tuple[str, ...]
+    cost: float
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The workers of a job.
+
+    num_ranks: all ranks, the server's rank 0 included.
+    server_works: rank 0 also trains clients; always so when it is the only rank.
+    ranks_per_worker: ranks that train one client together; they follow one another.
+    """
+
+    num_ranks: int
+    server_works: bool = False
+    ranks_per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        free = self.num_ranks - self._first
+        if self.num_ranks < 1 or self.ranks_per_worker < 1 or free % self.ranks_per_worker:
+            raise ValueError(
+                f"{free} of {self.num_ranks} ranks train, which cannot be shared out by {self.ranks_per_worker} "
+                f"per worker; start {self._first} + a multiple of {self.ranks_per_worker} ranks"
+            )
+
+    @property
+    def _first(self) -> int:
+        return 1 if self.num_ranks >= 2 and not self.server_works else 0
+
+    @property
+    def workers(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each worker, in order; the first rank of a worker leads it."""
+        width = self.ranks_per_worker
+        return tuple(tuple(range(start, start + width)) for start in range(self._first, self.num_ranks, width))
+
+    def worker_of(self, rank: int) -> int | None:
+        """The index of the worker that `rank` belongs to; None for a server that does not train."""
+        return (rank - self._first) // self.ranks_per_worker if rank >= self._first else None
+
+    def homes(self, costs: Mapping[str, float]) -> dict[str, int]:
+        """The worker that keeps each client: the costliest client first, each to the least loaded worker.
+
+        Ties go by name, then to the worker with fewer clients, then to the lower index, so the result depends on
+        names and costs only, not on the order of `costs`. Workers beyond the number of clients stay idle.
+        The result has the order of `costs`.
+
+        Raises:
+            ValueError: a cost is negative or not finite.
+        """
+        for name, cost in costs.items():
+            if not math.isfinite(cost) or cost < 0:
+                raise ValueError(f"the cost of client `{name}` is {cost}; expected a finite number, at least 0")
+        heap = [(0.0, 0, worker) for worker in range(len(self.workers))]
+        placed: dict[str, int] = {}
+        for name in sorted(costs, key=lambda name: (-costs[name], name)):
+            load, count, worker = heap[0]
+            heapq.heapreplace(heap, (load + costs[name], count + 1, worker))
+            placed[name] = worker
+        return {name: placed[name] for name in costs}
+
+    def assign(self, costs: Mapping[str, float], homes: Mapping[str, int] | None) -> dict[str, int]:
+        """The worker that trains each client of a cohort this round.
+
+        costs: of the cohort's clients. homes: of all clients, if clients keep state (each then goes home);
+        None if they do not (the cohort is balanced afresh, as by `homes`).
+
+        Raises:
+            ValueError: a client of the cohort has no home.
+        """
+        if homes is None:
+            return self.homes(costs)
+        if missing := [name for name in costs if name not in homes]:
+            raise ValueError(f"client `{missing[0]}` has no home worker; homes are known for {len(homes)} clients")
+        return {name: homes[name] for name in costs}
+
+    def describe(self, costs: Mapping[str, float], assigned: Mapping[str, int]) -> list[Placement]:
+        """One row per worker, idle ones included: its ranks, its clients in the order of `costs`, their total cost."""
+        clients: list[list[str]] = [[] for _ in self.workers]
+        for name in costs:
+            clients[assigned[name]].append(name)
+        return [
+            Placement(worker, ranks, tuple(clients[worker]), math.fsum(costs[name] for name in clients[worker]))
+            for worker, ranks in enumerate(self.workers)
+        ]

@@ -1,0 +1,368 @@
+"""The configuration of a run: one frozen dataclass per section of the YAML file.
+
+Every field is a key of the file; the line under a field explains it. Reading, merging and checking of files is in
+`yaml_config.py`. Checks that involve two keys are in `__post_init__`, so they also hold for configs built in Python;
+ranges of single values are checked when a file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedtorch.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _refuse_unused(section: str, config: Any, used_by: dict[str, tuple[str, ...]]) -> None:
+    """A value that would have no effect under the chosen optimiser is an error."""
+    for known in fields(config):
+        users = used_by.get(known.name)
+        value = getattr(config, known.name)
+        if users and config.optimizer not in users and value != known.default:
+            raise ConfigError(
+                f"{section}.{known.name} is {value} but {section}.optimizer is {config.optimizer}, which does not use "
+                f"it; remove {section}.{known.name} or set {section}.optimizer to {' or '.join(users)}"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """`run`: what the run is called, where it is kept, and its seed."""
+
+    name: str = "run"
+    """Name of the run; the config file's name without `.yaml` when the file does not give one."""
+    dir: str | None = None
+    """Run folder, with everything the run writes; null: `runs/<name>`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """All randomness is derived from this number."""
+
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or any(c in self.name for c in "/\\\0") or len(self.name) > 200:
+            raise ConfigError(
+                f"run.name is {self.name[:40]!r} but it names a folder; use 1 to 200 characters other than / and \\"
+            )
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """`server`: the optimiser that applies the combined update (the FedOPT family)."""
+
+    optimizer: Literal["none", "sgd", "adam", "yogi", "adagrad"] = "none"
+    """none: add the combined update (FedAvg); the others take a step along it (FedAvgM, FedAdam, ...)."""
+    lr: NotNegative | None = None
+    """Server learning rate; null: 1.0 for sgd. The adaptive ones need a number."""
+    momentum: BelowOne = 0.0
+    """Of sgd: b <- momentum b + g, without dampening."""
+    beta1: BelowOne | None = None
+    """Of adam, yogi, adagrad: decay of the first moment; null: 0.9, for adagrad 0."""
+    beta2: BelowOne = 0.99
+    """Of adam and yogi: decay of the second moment."""
+    tau: Positive = 1e-3
+    """Of the adaptive ones: added to the root of the second moment, which starts at tau squared."""
+    bias_correction: bool = False
+    """Of the adaptive ones: correct both moments for their start; the second moment then starts at 0."""
+
+    def __post_init__(self) -> None:
+        adaptive = ("adam", "yogi", "adagrad")
+        used_by = {
+            "lr": ("sgd", *adaptive),
+            "momentum": ("sgd",),
+            "beta1": adaptive,
+            "beta2": ("adam", "yogi"),
+            "tau": adaptive,
+            "bias_correction": adaptive,
+        }
+        _refuse_unused("server", self, used_by)
+        if self.optimizer in adaptive and self.lr is None:
+            raise ConfigError(
+                f"server.lr is null but server.optimizer is {self.optimizer}; set it, for example to 0.01"
+            )
+
+    def resolved(self) -> ServerConfig:
+        """The same with null replaced by the number it stands for (with `optimizer: none` both stay null)."""
+        if self.optimizer == "none":
+            return self
+        if self.optimizer == "sgd":
+            return replace(self, lr=1.0 if self.lr is None else self.lr)
+        default = 0.0 if self.optimizer == "adagrad" else 0.9
+        return replace(self, beta1=default if self.beta1 is None else self.beta1)
+
+
+@dataclass(frozen=True)
+class ClientsConfig:
+    """`clients`: who takes part in a round and what happens when one fails."""
+
+    per_round: Literal["all"] | Count = "all"
+    """Clients drawn for each round."""
+    sampling: Literal["uniform", "size_proportional", "numpy_round_seed"] = "uniform"
+    """uniform: without replacement; size_proportional: with replacement, by training size (FedProx);
+    numpy_round_seed: legacy numpy generator seeded with the round (FedML)."""
+    min: Count = 1
+    """With fewer accepted updates than this the server takes no step in that round."""
+    on_failure: Literal["skip", "stop"] = "skip"
+    """A client whose training fails or whose update is not finite: go on without it, or end the run."""
+    max_update_norm: Positive | None = None
+    """Updates with a larger L2 norm are treated as failed; null: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.per_round != "all" and self.min > self.per_round:
+            raise ConfigError(
+                f"clients.min is {self.min} but clients.per_round is {self.per_round}, so no round could count; "
+                f"set clients.min to at most {self.per_round}"
+            )
+        if self.per_round == "all" and self.sampling == "size_proportional":
+            raise ConfigError(
+                "clients.sampling is size_proportional but clients.per_round is all; set clients.per_round to a number"
+            )
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """`client`: local training, for every client; `per_client` changes single fields for single clients."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "adafactor"] = "adamw"
+    """Local optimiser; adafactor is the one of transformers."""
+    lr: NotNegative = 1e-3
+    """Learning rate at its highest point. No effect with `relative_step`."""
+    weight_decay: NotNegative = 0.0
+    """Of all optimisers; decoupled for adamw and adafactor, added to the gradient for sgd and adam."""
+    momentum: BelowOne = 0.0
+    """Of sgd."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Of adam and adamw: decay of the two moments."""
+    eps: Positive = 1e-8
+    """Of adam and adamw: added to the root of the second moment."""
+    adafactor_eps: tuple[Positive, Positive] = (1e-30, 1e-3)
+    """Of adafactor: added to the squared gradient; lower bound of the parameter scale."""
+    clip_threshold: Positive = 1.0
+    """Of adafactor: largest root mean square of an update."""
+    decay_rate: Annotated[float, Field(lt=0)] = -0.8
+    """Of adafactor: the second moment of step k decays with 1 - k^decay_rate."""
+    scale_parameter: bool = False
+    """Of adafactor: multiply the rate by the parameter's root mean square."""
+    relative_step: bool = False
+    """Of adafactor: its own rate, falling with the step, in place of `lr`; needs `schedule: constant`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The rate within a round: constant, or falling to 0 over the round's steps."""
+    warmup_steps: Whole = 0
+    """Steps at the start of a round in which the rate rises from 0."""
+    max_grad_norm: Positive | None = None
+    """Gradients with a larger L2 norm are scaled down to it before each step; null: no limit."""
+    batch_size: Count = 8
+    """Examples per forward pass (micro-batch)."""
+    accumulation: Count = 1
+    """Micro-batches per optimiser step."""
+    accumulation_rule: Literal["exact", "spill"] = "exact"
+    """The last, incomplete group of an epoch. exact: a step with the mean of what there is;
+    spill: its gradient and loss go into the next epoch's first step (Lorar's code)."""
+    epochs: Count | None = None
+    """Passes over the training set per round; 1 when neither `epochs` nor `steps` is given."""
+    steps: Count | None = None
+    """Optimiser steps per round in place of `epochs`; the next round goes on where this one stopped in the data."""
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    """The optimiser's state at the start of a round: fresh, or as the client left it."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError(
+                f"client.epochs is {self.epochs} and client.steps is {self.steps} but only one of them can be set; "
+                f"set the other to null"
+            )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        adam, adafactor = ("adam", "adamw"), ("adafactor",)
+        used_by = {"momentum": ("sgd",), "betas": adam, "eps": adam}
+        used_by |= dict.fromkeys(
+            ("adafactor_eps", "clip_threshold", "decay_rate", "scale_parameter", "relative_step"), adafactor
+        )
+        _refuse_unused("client", self, used_by)
+        if self.relative_step and self.schedule != "constant":
+            raise ConfigError(
+                f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"
+            )
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """`partition`: which parameters do not travel, by shell patterns over their names (`encoder.block.0.*`)."""
+
+    private: tuple[str, ...] = ()
+    """Trained by each client for itself and never sent."""
+    frozen: tuple[str, ...] = ()
+    """Never trained and never sent."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """`eval`: when and on what the models are judged, and which one is kept as the best."""
+
+    every: Whole = 1
+    """Rounds between evaluations, counted from the first; 0: none during training."""
+    split: str = "dev"
+    """Split judged during training, by which the best model is chosen."""
+    final_split: str = "test"
+    """Split the best model is judged on at the end."""
+    select_by: str | None = None
+    """Metric that chooses the best model; null: the task's main metric."""
+    batch_size: Count = 64
+    """Examples per prediction step."""
+    patience: Count | None = None
+    """Evaluations without gain before training stops (paradigm local: for each client by itself); null: never."""
+    merge: bool = True
+    """Choose by all clients' examples together (micro average); false: by the mean over clients (macro average)."""
+    on_start: bool = False
+    """Evaluate also before the first round."""
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.every == 0:
+            raise ConfigError(
+                f"eval.patience is {self.patience} but eval.every is 0 (no evaluations); "
+                f"set eval.every to at least 1 or eval.patience to null"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """`checkpoint`: how often the state is saved for a resume."""
+
+    every: Count = 1
+    """Rounds between checkpoints; one is also written at the end and on a signal."""
+    keep: Count = 2
+    """Checkpoints kept, the newest ones; the best model is kept apart."""
+    save_retries: Whole = 3
+    """Rounds in a row in which saving may fail (disk full) before the run ends."""
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """`track`: what is shown and logged while the run goes on."""
+
+    tensorboard: bool = True
+    """Write event files, one folder per client."""
+    step_curves: bool = True
+    """Log every client's training loss over its steps."""
+    progress: Literal["auto", "bar", "lines", "off"] = "auto"
+    """On the terminal: a bar, one line per round, or nothing; auto: a bar on a terminal, else lines."""
+    client_limit: Whole = 50
+    """With more clients than this: quantiles and the worst ten in place of one curve per client."""
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """`system`: how the work is done; `device` and `threads` can change the last bits of the result."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    threads: Count = 1
+    """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
+    timeout: Positive = 600.0
+    """Seconds without a sign of life from a rank before the run ends with its name."""
+    server_works: Literal["auto"] | bool = "auto"
+    """Does rank 0 train clients too; auto: only when it is the only rank."""
+    exchange: Literal["auto", "reduce", "send"] = "auto"
+    """How updates are summed: one reduce per round, or sent one by one; same result, auto: the one with fewer bytes."""
+    update_memory_mb: Count = 1024
+    """Memory per rank for updates that wait to be sent."""
+    state_memory_mb: Count = 2048
+    """Memory per rank for the states of its clients; more is kept on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run. Read one with `fedtorch.yaml_config.load`."""
+
+    run: RunConfig = RunConfig()
+    """Name, folder, seed."""
+    paradigm: Literal["federated", "centralized", "local"] = "federated"
+    """federated; centralized: one client that owns all data; local: every client by itself, nothing is sent."""
+    rounds: Count = 10
+    """Rounds to train; for centralized and local the upper limit of stretches between evaluations."""
+    task: Any
+    """Data, model, loss and score: `name` (or `module:Class`) and the fields of that task's dataclass."""
+    algorithm: Any
+    """What clients compute and how it is combined: `name` (or `module:Class`) and that dataclass's fields."""
+    server: ServerConfig = ServerConfig()
+    """The server's optimiser."""
+    clients: ClientsConfig = ClientsConfig()
+    """Who takes part."""
+    client: ClientConfig = ClientConfig()
+    """Local training."""
+    per_client: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Client name -> the fields of `client` that differ for it."""
+    partition: PartitionConfig = PartitionConfig()
+    """Private and frozen parameters."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation and choice of the best model."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving for a resume."""
+    track: TrackConfig = TrackConfig()
+    """Logs and curves."""
+    system: SystemConfig = SystemConfig()
+    """Devices, threads, memory, transport."""
+    compare: dict[str, Any] | None = None
+    """Changes that make a second run, trained after this one and shown beside it, such as `{paradigm: local}`."""
+    task_name: str = field(default="", metadata={"hidden": True})
+    """Not a key of the file: the `name` under `task`."""
+    algorithm_name: str = field(default="", metadata={"hidden": True})
+    """Not a key of the file: the `name` under `algorithm`."""
+
+    def __post_init__(self) -> None:
+        if self.paradigm == "centralized" and self.per_client:
+            raise ConfigError(
+                f"per_client has entries ({', '.join(list(self.per_client)[:3])}) but paradigm is centralized, which "
+                f"has one client that owns all data; set per_client to null"
+            )
+        if self.algorithm_name == "fedopt" and self.paradigm == "federated" and self.server.optimizer == "none":
+            raise ConfigError(
+                "server.optimizer is none but algorithm.name is fedopt; set server.optimizer, for example to sgd, "
+                "or algorithm.name to fedavg"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The run folder: `run.dir`, or `runs/<run.name>`."""
+        return Path(self.run.dir) if self.run.dir is not None else Path("runs") / self.run.name
+
+    def client_for(self, name: str) -> ClientConfig:
+        """The local training of one client: `client` with the fields of `per_client.<name>` in place."""
+        changes = self.per_client.get(name)
+        return replace(self.client, **changes) if changes else self.client
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """To be called once the task's clients are known.
+
+        Raises:
+            ConfigError: `per_client` names a client the task does not have, or a round wants more clients than exist.
+        """
+        for name in self.per_client:
+            if name not in names and self.paradigm != "centralized":
+                near = get_close_matches(name, names, 1)
+                raise ConfigError(
+                    f"per_client.{name} is set but the task `{self.task_name}` has no client `{name}`; "
+                    + (f"did you mean `{near[0]}`?" if near else f"its clients are {', '.join(list(names)[:10])}")
+                )
+        for key in ("per_round", "min"):
+            value = getattr(self.clients, key)
+            if value != "all" and value > len(names) and self.paradigm == "federated":
+                advice = "`all` or at most" if key == "per_round" else "at most"
+                raise ConfigError(
+                    f"clients.{key} is {value} but the task `{self.task_name}` has {len(names)} clients; "
+                    f"set it to {advice} {len(names)}"
+                )
+
+    def companion(self) -> Config | None:
+        """The run described by `compare`: this one with its changes, in the folder `compare` of this one's."""
+        from fedtorch.yaml_config import companion  # which needs this module's classes
+
+        return companion(self)

@@ -1,0 +1,113 @@
+"""What a person sees while a run goes on: a bar on a terminal, one line per round elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+Progress = Literal["auto", "bar", "lines", "off"]
+
+REDRAW_S = 0.25  # between two looks of the bar
+HEARTBEAT_S = 30.0  # between two lines about what goes on inside a long round
+
+
+class Console:
+    """Shows a run of `rounds` rounds, `done` of which an earlier process did; used by the server only.
+
+    The bar goes to stderr, lines go to stdout. `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self, progress: Progress, rounds: int, done: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if progress == "auto":
+            progress = "bar" if sys.stderr.isatty() and sys.stdout.isatty() else "lines"
+        self.progress, self.rounds, self.done, self.clock = progress, rounds, done, clock
+        self._started = self._last_round = self._last_shown = clock()
+        self._done_before = done
+        self._facts = self._text = ""
+        self._bar: tqdm[Any] | None = None
+        if progress == "bar":
+            self._bar = tqdm(
+                total=rounds,
+                initial=done,
+                file=sys.stderr,
+                dynamic_ncols=True,
+                leave=False,
+                bar_format="round {n_fmt}/{total_fmt} |{bar:20}|{postfix}",
+            )
+
+    def round(self, done: int, facts: Sequence[tuple[str, str]]) -> str:
+        """Show that `done` rounds are done; returns the line, also if it is not shown."""
+        now = self.clock()
+        elapsed, here = now - self._started, max(1, done - self._done_before)
+        left = elapsed / here * max(0, self.rounds - done)
+        self.done = done
+        width = len(str(self.rounds))
+        shown = [*facts, ("", f"{now - self._last_round:.1f}s".rjust(6)), ("left", duration(left))]
+        text = "  ".join(f"{key} {value}" if key else value for key, value in shown)
+        line = f"round {done:>{width}}/{self.rounds}  {text}"
+        self._last_round = now
+        self._facts, self._text = text, ""
+        if self._bar is not None:
+            self._bar.n = done
+            self._draw(now)
+        else:
+            self.say(line)
+        return line
+
+    def working(self, text: str) -> None:
+        """Show what is being trained; cheap enough for every step."""
+        now = self.clock()
+        if self._bar is not None and now - self._last_shown >= REDRAW_S:
+            self._text = text
+            self._draw(now)
+        elif self.progress == "lines" and now - self._last_shown >= HEARTBEAT_S:
+            width = len(str(self.rounds))
+            self.say(f"round {self.done + 1:>{width}}/{self.rounds}  {now - self._last_round:.0f}s  {text}")
+
+    def say(self, line: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self.progress == "off":
+            return
+        self._last_shown = self.clock()
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stdout)
+        else:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away; its last state stays as a line."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+            print(f"round {self.done}/{self.rounds}  {self._facts}", flush=True)
+
+    def _draw(self, now: float) -> None:
+        assert self._bar is not None
+        self._last_shown = now
+        self._bar.set_postfix_str("  ".join(filter(None, (self._facts, self._text))), refresh=True)
+
+
+class TerminalHandler(logging.Handler):
+    """Log lines on the terminal that do not tear the bar apart; for stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print above whatever bar is on the screen."""
+        try:
+            tqdm.write(self.format(record), file=sys.stderr)
+        except Exception:  # as every handler of the standard library does: logging must not end a program
+            self.handleError(record)
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 45s, 12m, 3h20m."""
+    if seconds < 90:
+        return f"{seconds:.0f}s"
+    minutes = round(seconds / 60)
+    return f"{minutes}m" if minutes < 90 else f"{minutes // 60}h{minutes % 60:02d}m"

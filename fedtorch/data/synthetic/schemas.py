@@ -1,0 +1,255 @@
+"""The eight relational schemas of the synthetic silos, their rows, and a SQLite database made from them."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fedtorch.errors import DataError
+from fedtorch.seeds import generator_for
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; `values` are all the values that its rows, and questions about it, may have.
+
+    A `label` names its row (`book_7` in the seventh book) and is asked for, never asked about; a `key` links
+    two tables and does not occur in questions.
+    """
+
+    name: str
+    kind: Literal["label", "text", "number", "key"]
+    values: tuple[str, ...] | tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: a plural English name, its columns, and how many rows it gets."""
+
+    name: str
+    columns: tuple[Column, ...]
+    num_rows: int
+
+    def named(self, *kinds: str) -> list[Column]:
+        """The columns of the given kinds, in table order."""
+        return [column for column in self.columns if column.kind in kinds]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """One client's database. Column names other than keys are unique in it, so `natural join` joins on keys only."""
+
+    client: str
+    tables: tuple[Table, ...]
+
+    def text(self) -> str:
+        """The schema as it stands in the model's input: `| books : title , year | authors : ...`."""
+        return " ".join(f"| {t.name} : {' , '.join(column.name for column in t.columns)}" for t in self.tables)
+
+    def values(self) -> set[str | int]:
+        """All values that questions about this schema may mention."""
+        return {value for table in self.tables for column in table.columns for value in column.values}
+
+    def links(self) -> list[tuple[Table, Table]]:
+        """(child, parent) for every key: the parent is the table that has the key as its first column."""
+        return [
+            (child, parent)
+            for parent in self.tables
+            for child in self.tables
+            if child is not parent and parent.columns[0].kind == "key" and parent.columns[0] in child.columns[1:]
+        ]
+
+
+_CITIES = ("paris", "london", "rome", "berlin", "madrid", "vienna", "oslo", "lisbon")
+_COUNTRIES = ("france", "england", "italy", "germany", "spain", "austria", "norway", "portugal")
+_NAMES = ("smith", "jones", "brown", "taylor", "wilson", "evans", "walker", "clark")
+_YEARS = (1950, 1960, 1970, 1980, 1990, 2000, 2010, 2020)
+_TENS = (20, 25, 30, 35, 40, 45, 50, 60)
+_HUNDREDS = (100, 150, 200, 250, 300, 400, 500, 600)
+_GENRES = ("crime", "comedy", "drama", "romance", "horror", "history")
+
+_TITLE, _YEAR, _AGE = Column("title", "label"), Column("year", "number", _YEARS), Column("age", "number", _TENS)
+_PRICE = Column("price", "number", _TENS)
+_CITY, _COUNTRY = Column("city", "text", _CITIES), Column("country", "text", _COUNTRIES)
+_NAME, _GENRE = Column("name", "text", _NAMES), Column("genre", "text", _GENRES)
+_FOUNDED = Column("founded", "number", _YEARS)
+
+
+def _key(name: str) -> Column:
+    return Column(name, "key")
+
+
+# Ordered from the largest silo to the smallest. Silos share many words (cities, years, `name`, `title`) but each
+# has tables, columns and values that no other has, and no two ask for the same database.
+SCHEMAS: tuple[Schema, ...] = (
+    Schema(
+        "library",
+        (
+            Table("books", (_TITLE, _GENRE, _YEAR, Column("pages", "number", _HUNDREDS), _key("authorid")), 48),
+            Table("authors", (_key("authorid"), _NAME, _COUNTRY, _AGE), 16),
+            Table("branches", (Column("branch", "label"), _CITY, Column("seats", "number", _HUNDREDS)), 16),
+        ),
+    ),
+    Schema(
+        "airline",
+        (
+            Table(
+                "flights",
+                (
+                    Column("flight", "label"),
+                    Column("origin", "text", _CITIES),
+                    Column("destination", "text", _CITIES),
+                    _PRICE,
+                    _key("airlineid"),
+                ),
+                64,
+            ),
+            Table("airlines", (_key("airlineid"), Column("airline", "label"), _COUNTRY, _FOUNDED), 16),
+            Table("pilots", (_NAME, _AGE, Column("hours", "number", _HUNDREDS), _key("airlineid")), 32),
+        ),
+    ),
+    Schema(
+        "hospital",
+        (
+            Table(
+                "patients",
+                (Column("patient", "label"), _CITY, _AGE, Column("weight", "number", _TENS), _key("doctorid")),
+                48,
+            ),
+            Table(
+                "doctors",
+                (
+                    _key("doctorid"),
+                    _NAME,
+                    Column("specialty", "text", ("surgery", "heart", "skin", "children", "brain", "teeth")),
+                    Column("salary", "number", _HUNDREDS),
+                ),
+                16,
+            ),
+        ),
+    ),
+    Schema(
+        "shop",
+        (
+            Table(
+                "products",
+                (
+                    Column("product", "label"),
+                    Column("color", "text", ("red", "blue", "green", "black", "white", "yellow")),
+                    _PRICE,
+                    Column("stock", "number", _HUNDREDS),
+                    _key("brandid"),
+                ),
+                48,
+            ),
+            Table("brands", (_key("brandid"), Column("brand", "label"), _COUNTRY, _FOUNDED), 16),
+        ),
+    ),
+    Schema(
+        "football",
+        (
+            Table(
+                "players",
+                (
+                    _NAME,
+                    Column("position", "text", ("goalkeeper", "defender", "midfielder", "forward")),
+                    Column("goals", "number", _TENS),
+                    _AGE,
+                    _key("clubid"),
+                ),
+                48,
+            ),
+            Table("clubs", (_key("clubid"), Column("club", "label"), _CITY, _FOUNDED), 16),
+        ),
+    ),
+    Schema(
+        "museum",
+        (
+            Table(
+                "paintings",
+                (_TITLE, Column("style", "text", ("modern", "baroque", "gothic", "realism")), _YEAR, _key("museumid")),
+                48,
+            ),
+            Table(
+                "museums",
+                (_key("museumid"), Column("museum", "label"), _CITY, Column("visitors", "number", _HUNDREDS)),
+                16,
+            ),
+        ),
+    ),
+    Schema(
+        "college",
+        (
+            Table(
+                "courses",
+                (
+                    Column("course", "label"),
+                    Column("subject", "text", ("physics", "music", "law", "biology")),
+                    Column("credits", "number", _TENS),
+                    _key("teacherid"),
+                ),
+                32,
+            ),
+            Table("teachers", (_key("teacherid"), _NAME, _CITY, _AGE), 16),
+        ),
+    ),
+    Schema(
+        "cinema",
+        (
+            Table("movies", (_TITLE, _GENRE, _YEAR, Column("minutes", "number", _HUNDREDS), _key("directorid")), 48),
+            Table("directors", (_key("directorid"), _NAME, _COUNTRY, _AGE), 16),
+        ),
+    ),
+)
+
+
+def rows(schema: Schema, table: Table, *, seed: int = 0) -> list[tuple[str | int, ...]]:
+    """The table's rows, a function of the seed and the names alone.
+
+    A parent's key counts 1, 2, ...; a child's key is drawn from its parent's rows. Every value of a text or number
+    column occurs at least once when the table has as many rows: the pool is repeated and shuffled, so questions
+    about a value find rows.
+    """
+    parents = {parent.columns[0].name: parent for _, parent in schema.links()}
+    columns: list[list[str | int]] = []
+    for place, column in enumerate(table.columns):
+        if column.kind == "label":
+            columns.append([f"{column.name}_{row}" for row in range(1, table.num_rows + 1)])
+            continue
+        if column.kind == "key" and place == 0:
+            columns.append(list(range(1, table.num_rows + 1)))
+            continue
+        pool: list[str | int] = (
+            list(range(1, parents[column.name].num_rows + 1)) if column.kind == "key" else list(column.values)
+        )
+        generator = generator_for(seed, "synthetic rows", schema.client, table.name, column.name)
+        order = torch.randperm(table.num_rows, generator=generator).tolist()
+        columns.append([pool[index % len(pool)] for index in order])
+    return list(zip(*columns, strict=True))
+
+
+def build_database(schema: Schema, path: Path, *, seed: int = 0) -> None:
+    """Write the schema's tables and rows as a SQLite file; the gold queries run on it.
+
+    Raises:
+        DataError: the file exists already; it is not overwritten.
+    """
+    if path.exists():
+        raise DataError(f"{path} exists; expected a new file for the database of client {schema.client}; delete it")
+    connection = sqlite3.connect(path)
+    try:
+        with connection:
+            for table in schema.tables:
+                columns = ", ".join(
+                    f"{column.name} {'integer' if column.kind in ('key', 'number') else 'text'}"
+                    for column in table.columns
+                )
+                connection.execute(f"create table {table.name} ({columns})")
+                places = ", ".join("?" * len(table.columns))
+                connection.executemany(f"insert into {table.name} values ({places})", rows(schema, table, seed=seed))
+    finally:
+        connection.close()

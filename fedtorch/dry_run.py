@@ -1,0 +1,70 @@
+"""What a run would do, without training: resolved config, placement, bytes per round, memory per rank."""
+
+from __future__ import annotations
+
+from fedtorch import yaml_config
+from fedtorch.build import Parts
+from fedtorch.config import ClientConfig
+
+# Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
+_STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
+_MOST_SHOWN = 20
+
+
+def describe(parts: Parts, *, num_ranks: int) -> str:
+    """The text of `--dry-run`."""
+    blocks = [yaml_config.to_yaml(parts.config).rstrip(), _placement(parts), _traffic(parts, num_ranks), _memory(parts)]
+    return "\n\n".join(blocks)
+
+
+def _placement(parts: Parts) -> str:
+    costs = {
+        client.name: client.sizes["train"] * parts.training.cost(client.name) * _passes(parts, client.name)
+        for client in parts.clients
+    }
+    homes = parts.topology.homes(costs)
+    total = sum(costs.values())
+    lines = [f"placement: {len(parts.clients)} clients on {len(parts.topology.workers)} workers (share of the work)"]
+    for worker, ranks in enumerate(parts.topology.workers):
+        mine = [name for name, home in homes.items() if home == worker]
+        share = sum(costs[name] for name in mine) / total
+        shown = ", ".join(mine[:_MOST_SHOWN]) + (
+            f" and {len(mine) - _MOST_SHOWN} more" if len(mine) > _MOST_SHOWN else ""
+        )
+        lines.append(f"  rank {ranks[0]:<3} {share:6.1%}  {shown or '(idle)'}")
+    return "\n".join(lines)
+
+
+def _passes(parts: Parts, client: str) -> float:
+    return float(parts.config.client_for(client).epochs or 1)
+
+
+def _traffic(parts: Parts, num_ranks: int) -> str:
+    config, planes = parts.config, len(parts.algorithm.exchanged)
+    size = parts.engine.shared.size * planes
+    cohort = len(parts.clients) if config.clients.per_round == "all" else config.clients.per_round
+    down = 4 * size * (num_ranks - 1)
+    up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
+    count = f"{parts.engine.shared.size:,} shared and {parts.engine.private.size:,} private numbers"
+    return f"traffic: {count}; per round at most {down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up, {cohort} clients"
+
+
+def _memory(parts: Parts) -> str:
+    config, engine = parts.config, parts.engine
+    total = engine.shared.size + engine.private.size
+    planes = len(parts.algorithm.exchanged)
+    width = engine.shared.dtype.itemsize
+    state = max(_STATE.get(hp.optimizer, 2.0) + bool(hp.momentum) for hp in {config.client, *_client_settings(parts)})
+    model = total * width * 2  # the weights and the initial ones
+    training = total * width * (1 + state)  # gradients, optimiser
+    exchange = engine.shared.size * planes * width * 2 + min(
+        config.system.update_memory_mb << 20, engine.shared.size * planes * width * len(parts.clients)
+    )
+    server = engine.shared.size * planes * (8 + 2 * width)
+    rows = [("weights", model), ("gradients and optimiser", training), ("updates", exchange), ("server only", server)]
+    text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
+    return f"memory per rank, without activations and libraries: {text}"
+
+
+def _client_settings(parts: Parts) -> list[ClientConfig]:
+    return [parts.config.client_for(client.name) for client in parts.clients]

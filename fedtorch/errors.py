@@ -1,0 +1,63 @@
+"""Errors that end a run, each with the exit code a launcher can act on."""
+
+from __future__ import annotations
+
+
+class FedtorchError(Exception):
+    """Base of every error that a user can cause or fix; `exit_code` is the process's exit status."""
+
+    exit_code = 1
+
+
+class ConfigError(FedtorchError, ValueError):
+    """A config file, key or value is wrong."""
+
+    exit_code = 2
+
+
+class DataError(FedtorchError, ValueError):
+    """A data file is missing, malformed or empty; the message names file and line."""
+
+    exit_code = 3
+
+
+class PreflightError(FedtorchError, RuntimeError):
+    """The ranks cannot form one job: different configs or code, a taken port, a message that does not fit."""
+
+    exit_code = 4
+
+
+class QuorumError(FedtorchError, RuntimeError):
+    """Too few clients delivered a usable update for too long."""
+
+    exit_code = 5
+
+
+class NonFiniteError(FedtorchError, RuntimeError):
+    """A client sent NaN or infinity and `clients.on_failure` is `stop`."""
+
+    exit_code = 6
+
+
+class DeadlineError(FedtorchError, RuntimeError):
+    """A rank showed no sign of life for `system.timeout` seconds; the message names it."""
+
+    exit_code = 7
+
+
+class CheckpointError(FedtorchError, RuntimeError):
+    """A checkpoint could not be written, or none that fits this run could be read."""
+
+    exit_code = 8
+
+
+class RestartsError(FedtorchError, RuntimeError):
+    """The launcher has used up its restarts."""
+
+    exit_code = 9
+
+
+class Interrupted(FedtorchError, RuntimeError):
+    """A signal asked the run to stop; everything computed is saved and the run can be resumed."""
+
+    exit_code = 75

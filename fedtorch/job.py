@@ -1,0 +1,132 @@
+"""One client's work in one round, as an algorithm sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedtorch.client import Client, ClientState
+from fedtorch.seeds import seed_for
+from fedtorch.train.batches import Batching, StepPlan
+from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.loop import LossCurve, Step, train
+from fedtorch.train.optim import LocalTraining
+
+
+class Trainable(Protocol):
+    """The part of a task that local training needs."""
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any: ...
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]: ...
+
+
+@dataclass
+class ClientJob:
+    """Everything an algorithm needs to train `client` in round `round` (0-based).
+
+    received: what the server broadcast, flat CPU vectors by name (`Algorithm.exchanged`); read only.
+    state: what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused.
+    outgoing: flat CPU vectors to fill with what the client sends, by name; empty if nothing is exchanged.
+    hp: the client's local training settings. examples: its training data, which never leaves this rank.
+    on_step(n): called after every optimiser step (heartbeat, progress, interruption).
+    """
+
+    client: Client
+    round: int
+    run_seed: int
+    received: Mapping[str, Tensor]
+    state: ClientState
+    outgoing: Mapping[str, Tensor]
+    engine: Engine
+    task: Trainable
+    hp: LocalTraining
+    examples: Sequence[Any]
+    on_step: Callable[[int], None]
+
+    def seed(self, purpose: str) -> int:
+        """The seed for one purpose of this client in this round."""
+        return seed_for(self.run_seed, purpose, self.client.name, self.round)
+
+    @property
+    def initial(self) -> Tensor:
+        """w^0, the shared weights that the run started from; flat, on the CPU, not to be changed."""
+        return self.engine.initial_shared
+
+    @property
+    def private(self) -> Tensor | None:
+        """The client's private weights, flat over the engine's private layout; None before its first round."""
+        return self.state.tensors.get("private")
+
+    def plans(self, num_examples: int, *, purpose: str, epochs: int | None = None) -> list[StepPlan]:
+        """The round's optimiser steps over `num_examples` examples: `epochs` or else what `hp` says."""
+        batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
+        seed, name = seed_for(self.run_seed, purpose), self.client.name
+        if epochs is None and self.hp.steps is not None:
+            cursor = int(self.state.numbers.get(f"{purpose}/cursor", 0))
+            self.state.numbers[f"{purpose}/cursor"] = cursor + self.hp.steps
+            return list(batching.steps(num_examples, cursor=cursor, count=self.hp.steps, seed=seed, client=name))
+        count = epochs or self.hp.epochs or 1
+        # numbered through the run, so that 10 rounds of 1 epoch see the data in the same order as 1 round of 10
+        return list(batching.epochs(num_examples, first=self.round * count, count=count, seed=seed, client=name))
+
+    def train(
+        self,
+        weights: Tensor,
+        *,
+        purpose: str = "train",
+        before_step: GradientHook | None = None,
+        epochs: int | None = None,
+        data: Sequence[Any] | None = None,
+        hp: LocalTraining | None = None,
+    ) -> LossCurve:
+        """Train from `weights` (flat, shared) and the client's private ones; the result is in `engine`.
+
+        purpose: tells apart several trainings in one round: their seeds, optimiser states and cursors.
+        data: other examples than the client's own (pseudo data). Keeps the private weights, and the optimiser's
+        state where `hp.optimizer_state` is `keep`, in `state`.
+        """
+        settings = hp or self.hp
+        examples = self.examples if data is None else data
+        plans = self.plans(len(examples), purpose=purpose, epochs=epochs)
+        self.engine.start(
+            weights,
+            self.private,
+            settings,
+            steps=len(plans),
+            seed=self.seed(f"{purpose}/dropout"),
+            optimizer_state=self._kept_optimizer(purpose) if settings.optimizer_state == "keep" else None,
+        )
+        curve = train(
+            self.engine,
+            self.collated(plans, examples),
+            self.task.loss,
+            before_step=before_step,
+            after_step=self.on_step,
+        )
+        if settings.optimizer_state == "keep":
+            tensors, numbers = self.engine.optimizer_state()
+            self.state.tensors.update({f"{purpose}/optimizer/{key}": value for key, value in tensors.items()})
+            self.state.numbers.update({f"{purpose}/optimizer/{key}": value for key, value in numbers.items()})
+        if self.engine.private.size:
+            self.state.tensors["private"] = self.engine.flat_private.detach().cpu().clone()
+        return curve
+
+    def send_difference(self, received: Tensor) -> None:
+        """Put `received` − trained weights into `outgoing["weights"]`: the pseudo-gradient."""
+        torch.sub(received, self.engine.flat.detach().to(received.device), out=self.outgoing["weights"])
+
+    def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
+        """The planned steps with their batches, collated one step at a time."""
+        for plan in plans:
+            batches = [self.task.collate([examples[i] for i in micro], True) for micro in plan.micro_batches]
+            yield Step(batches, plan.divisor, plan.epoch)
+
+    def _kept_optimizer(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, int | float]]:
+        prefix = f"{purpose}/optimizer/"
+        tensors = {k.removeprefix(prefix): v for k, v in self.state.tensors.items() if k.startswith(prefix)}
+        numbers = {k.removeprefix(prefix): v for k, v in self.state.numbers.items() if k.startswith(prefix)}
+        return tensors, numbers

@@ -1,0 +1,136 @@
+"""T5 for any task: a pretrained folder, a hub name, or random weights of a given size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
+
+from fedtorch.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1)]
+RANDOM = "t5-random"
+
+
+@dataclass(frozen=True)
+class T5Model:
+    """Which T5. With `name: t5-random` the other fields give its size; else they are ignored but `dropout`."""
+
+    name: str = RANDOM
+    """a folder written by `save_pretrained`, a hub name such as t5-base, or `t5-random`"""
+    d_model: Count = 128
+    """width"""
+    d_ff: Count = 512
+    """width of the feed-forward layers"""
+    d_kv: Count = 32
+    """width of an attention head"""
+    num_heads: Count = 4
+    """attention heads"""
+    num_layers: Count = 2
+    """layers of the encoder"""
+    num_decoder_layers: Count | None = None
+    """layers of the decoder; null: as many as the encoder's"""
+    feed_forward: Literal["relu", "gated-gelu"] = "relu"
+    """kind of feed-forward layer"""
+    tie_embeddings: bool = True
+    """share the output matrix with the embeddings (T5 1.0 does, 1.1 does not)"""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """dropout rate, 0.1 in T5"""
+    relative_positions: Count = 32
+    """buckets of relative positions"""
+
+    def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
+        """The model in fp32, its embedding as large as the tokenizer.
+
+        Raises:
+            ConfigError: the folder is missing or holds no T5.
+        """
+        torch.manual_seed(seed)
+        if self.name != RANDOM:
+            return self._load(tokenizer)
+        config = T5Config(
+            vocab_size=len(tokenizer),
+            d_model=self.d_model,
+            d_ff=self.d_ff,
+            d_kv=self.d_kv,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+            num_decoder_layers=self.num_decoder_layers or self.num_layers,
+            feed_forward_proj=self.feed_forward,
+            tie_word_embeddings=self.tie_embeddings,
+            dropout_rate=self.dropout,
+            relative_attention_num_buckets=self.relative_positions,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.pad_token_id,  # not set by default since transformers 5
+        )
+        return T5ForConditionalGeneration(config)
+
+    def _load(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
+        try:
+            model = T5ForConditionalGeneration.from_pretrained(
+                self.name, dtype=torch.float32, dropout_rate=self.dropout
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"task.model.name is {self.name!r}, from which no T5 could be loaded "
+                f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder written by "
+                f"save_pretrained, the name of a model in the local hub cache, or `{RANDOM}`"
+            ) from error
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
+        return model
+
+
+def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write model and tokenizer so that `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer` load them.
+
+    The engine's parameters are views of one buffer, which safetensors would take for shared tensors; so each is
+    cloned once, and tied tensors stay tied.
+    """
+    clones: dict[tuple[int, torch.Size], Tensor] = {}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape)
+        state[name] = clones.setdefault(key, tensor.detach().cpu().clone())
+    model.save_pretrained(folder, state_dict=state)
+    tokenizer.save_pretrained(folder)
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """int64 tensor of shape (rows, longest row), padded on the right with `value`."""
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
+
+
+@torch.inference_mode()
+def generate_greedily(
+    model: Any, sources: Sequence[Sequence[int]], *, batch_size: int, max_length: int
+) -> list[list[int]]:
+    """Greedy decoding of every source, with cached keys and values; token ids without padding, in the given order.
+
+    Sources of similar length share a batch, so little is computed on padding. At most `max_length` new tokens each.
+    """
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
+    outputs: list[list[int]] = [[] for _ in sources]
+    pad_id = model.config.pad_token_id
+    for start in range(0, len(order), batch_size):
+        picked = order[start : start + batch_size]
+        ids = pad([sources[i] for i in picked], pad_id).to(model.device)
+        generated = model.generate(
+            input_ids=ids,
+            attention_mask=(ids != pad_id).long(),
+            max_new_tokens=max_length,
+            num_beams=1,
+            do_sample=False,
+            use_cache=True,
+        )
+        for index, row in zip(picked, generated.tolist(), strict=True):
+            outputs[index] = [token for token in row[1:] if token != pad_id]
+    return outputs

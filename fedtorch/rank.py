@@ -1,0 +1,167 @@
+"""What the round loop, evaluation and saving share on one rank: the parts of the run and its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.checkpoint import Checkpoints
+from fedtorch.client import Client, ClientStore
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.topology import Topology
+from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.config import Config, ServerConfig
+from fedtorch.server import ServerOptimizer, ServerState
+from fedtorch.tasks.base import Task
+from fedtorch.track import Tracker
+from fedtorch.train.engine import Engine
+from fedtorch.update import UpdateBuffer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is made of, the same on every rank but for `tracker`; see `build`.
+
+    task: evaluation data and model. training: what clients train on (`task`, or one merged client).
+    clients: the training clients. config_record, facts: kept in checkpoints. stop: was the run asked to stop?
+    tracker: on the server only.
+    """
+
+    config: Config
+    task: Task
+    training: Task
+    algorithm: Algorithm
+    clients: Sequence[Client]
+    engine: Engine
+    comm: Communicator
+    topology: Topology
+    checkpoints: Checkpoints
+    config_record: Mapping[str, object]
+    facts: Mapping[str, str]
+    stop: Callable[[], bool]
+    tracker: Tracker | None = None
+
+
+class Stopped(Exception):
+    """A signal asked to stop; the round under way is abandoned on all ranks."""
+
+
+class Rank:
+    """One rank's share of a run.
+
+    received: the server's vectors, end to end in the order of `Algorithm.exchanged`; on the server `server.tensors`
+    are views of it, so nothing is copied before a broadcast. is_fresh: do all ranks hold what the server has?
+    homes: training client -> worker; judges: evaluated client -> worker. round: rounds done.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        config, engine = setting.config, setting.engine
+        self.setting, self.config, self.comm, self.algorithm = setting, config, setting.comm, setting.algorithm
+        self.is_stateful = setting.algorithm.stateful(engine.private)
+        self.homes = setting.topology.homes({client.name: self.cost(client) for client in setting.clients})
+        judged = {name: float(sum(sizes.values())) for name, sizes in setting.task.manifest().items()}
+        # a client is judged at its home; where clients are merged, or have no training data, homes do not cover them
+        self.judges = self.homes if set(self.homes) >= set(judged) else setting.topology.homes(judged)
+        spill = config.folder / "spill" / f"rank{self.comm.rank}"
+        self.store = ClientStore(spill / "states", config.system.state_memory_mb << 20)
+        self.received = torch.zeros(engine.shared.size * len(self.algorithm.exchanged), dtype=engine.shared.dtype)
+        self.updates = UpdateBuffer(
+            len(self.received), engine.shared.dtype, spill / "updates", config.system.update_memory_mb << 20
+        )
+        rule = server_rule(config.server)
+        self.server = ServerState(self.planes(self.received), num_clients=len(setting.clients), optimizer=rule)
+        self.round = 0
+        self.is_fresh = False
+        self.seconds: dict[str, float] = {}
+        self._indices = {name: index for index, name in enumerate(self.comm.names)}
+
+    @property
+    def shared(self) -> Tensor:
+        """The shared weights this rank received last (on the server: the current ones), flat."""
+        if not self.algorithm.exchanged:
+            return self.setting.engine.initial_shared
+        return self.received[: self.setting.engine.shared.size]
+
+    def planes(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of `flat` by the names of `Algorithm.exchanged`."""
+        names = self.algorithm.exchanged
+        return dict(zip(names, flat.chunk(len(names)), strict=True)) if names else {}
+
+    def cost(self, client: Client) -> float:
+        """Relative cost of this client's local training in a round."""
+        hp = self.config.client_for(client.name)
+        steps = hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0
+        examples = steps or client.sizes["train"] * (hp.epochs or 1)
+        return examples * self.setting.training.cost(client.name)
+
+    def hosts(self, worker: int) -> bool:
+        """Does this rank belong to that worker?"""
+        return self.comm.rank in self.setting.topology.workers[worker]
+
+    def message(
+        self,
+        kind: str,
+        client: str | None = None,
+        *,
+        status: str = "ok",
+        numbers: Mapping[str, int | float] | None = None,
+        lists: Mapping[str, tuple[float, ...]] | None = None,
+    ) -> Message:
+        """A message about `client`, or about the run."""
+        index = NO_CLIENT if client is None else self._indices[client]
+        return Message(index, kind, status, dict(numbers or {}), dict(lists or {}))
+
+    def name(self, message: Message) -> str:
+        """The client a message is about."""
+        return self.comm.names[message.client]
+
+    def arrive(self, phase: str, *, may_stop: bool = True) -> None:
+        """Wait for all ranks.
+
+        Raises:
+            Stopped: on all ranks, if any of them was asked to stop.
+        """
+        wants_stop = may_stop and self.setting.stop()
+        if self.comm.arrive(phase, round=self.round, stop=wants_stop) and may_stop:
+            raise Stopped
+
+    def broadcast(self) -> None:
+        """The server's vectors to all ranks, unless they have them already."""
+        with self.timed("broadcast"):
+            self.arrive("broadcast")
+            if self.algorithm.exchanged and not self.is_fresh:
+                self.comm.broadcast(self.received)
+                self.is_fresh = True
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Adds the block's seconds to `seconds[phase]`, and shows the phase in the heartbeat."""
+        self.comm.heartbeat(phase=phase, round=self.round)
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+
+    def working(self, text: str) -> None:
+        """Show what is being done, where there is someone to show it to."""
+        if self.setting.tracker is not None:
+            self.setting.tracker.working(text)
+
+
+def server_rule(config: ServerConfig) -> ServerOptimizer:
+    """The server's rule with every null replaced by the number it stands for."""
+    resolved = config.resolved()
+    return ServerOptimizer(
+        optimizer=resolved.optimizer,
+        lr=1.0 if resolved.lr is None else resolved.lr,
+        momentum=resolved.momentum,
+        beta1=0.9 if resolved.beta1 is None else resolved.beta1,
+        beta2=resolved.beta2,
+        tau=resolved.tau,
+        bias_correction=resolved.bias_correction,
+    )

@@ -1,0 +1,111 @@
+"""metrics.jsonl: one JSON object a line, the only source of curves, tables and reports.
+
+kinds: `run` (clients, rounds), `resume`, `client` and `steps` (one per client and round), `round` (after its clients:
+a round without it is incomplete), `eval` (one per client), `eval_total`, `result`. Rounds count from 1, an evaluation
+before the first round has 0. A number that is not finite is null.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from io import FileIO
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+NAME = "metrics.jsonl"
+Record = dict[str, Any]
+Scores = Mapping[str, Mapping[str, tuple[float, int]]]
+"""client -> metric -> (sum over examples, number of examples)."""
+
+
+class Log:
+    """Appends records to a file. A disk that refuses costs records and one warning, never the run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: FileIO | None = None
+        self._is_torn = self._is_warned = False
+
+    def append(self, record: Record) -> None:
+        """Write one line; when this returns, a killed process no longer loses it."""
+        line = json.dumps(plain(record), separators=(",", ":")) + "\n"
+        data = (b"\n" if self._is_torn else b"") + line.encode()
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("ab", buffering=0)
+            self._is_torn = True
+            while data:
+                data = data[self._file.write(data) :]
+            self._is_torn = False
+        except OSError as error:
+            if not self._is_warned:
+                logger.warning("records are lost: could not write %s: %s", self.path, error)
+            self._is_warned = True
+
+    def close(self) -> None:
+        """Close the file; a later `append` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a file; lines that are not whole JSON objects (a process died in them) are left out."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:  # malformed, or not UTF-8
+                continue
+            if isinstance(record, dict) and "kind" in record:
+                yield record
+
+
+def trim(path: Path, last_round: int) -> list[Record]:
+    """Drop what is later than `last_round`, results and torn lines from the file; what is kept is returned."""
+    if not path.exists():
+        return []
+    kept = [r for r in read(path) if r["kind"] != "result" and r.get("round", 0) <= last_round]
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in kept))
+    os.replace(partial, path)
+    return kept
+
+
+def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:
+    """metric -> macro (mean of the clients' means), micro (mean over all examples), count (examples).
+
+    Clients without examples do not count; macro and micro are None if no client has any.
+    """
+    names = list(dict.fromkeys(metric for metrics in scores.values() for metric in metrics))
+    result: dict[str, dict[str, float | int | None]] = {}
+    for name in names:
+        pairs = [metrics[name] for metrics in scores.values() if name in metrics and metrics[name][1]]
+        count = sum(n for _, n in pairs)
+        result[name] = {
+            "macro": fmean(s / n for s, n in pairs) if pairs else None,
+            "micro": math.fsum(s for s, _ in pairs) / count if pairs else None,
+            "count": count,
+        }
+    return result
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: numpy's and torch's numbers as plain ones, non-finite numbers as None."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (int, str)) else str(value)

@@ -1,0 +1,265 @@
+"""The round loop. Every rank runs it; it names no algorithm, task or model.
+
+Who trains which client in which round is computed from (seed, round, topology) on every rank, never sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedtorch.algorithms.base import Updates
+from fedtorch.client import Client
+from fedtorch.errors import FedtorchError, Interrupted, NonFiniteError, QuorumError
+from fedtorch.evaluate import CACHED_CLIENTS, Evaluation
+from fedtorch.job import ClientJob
+from fedtorch.rank import Rank, Setting, Stopped
+from fedtorch.sampling import cohort
+from fedtorch.saving import digest, restore, save
+from fedtorch.tasks.base import Scores
+from fedtorch.update import Report
+
+log = logging.getLogger(__name__)
+
+# Rounds in a row without `clients.min` usable updates after which a run is given up: what failed will fail again.
+QUORUM_PATIENCE = 3
+
+
+@dataclass
+class Result:
+    """What a run came to; complete on the server.
+
+    scores: per client on the final split, with the best model. reports, weights: each client's last ones.
+    digest: sha256 over the final global weights and every client's state, equal exactly when all bits are.
+    """
+
+    rounds: int = 0
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+    reports: dict[str, Report] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    digest: str = ""
+    best_round: int | None = None
+
+
+class Runner:
+    """Trains, evaluates, saves. An error on any rank ends the run on all, through the launcher or a deadline."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.rank = Rank(setting)
+        self.evaluation = Evaluation(self.rank)
+        self.result = Result()
+        self.outgoing = torch.zeros_like(self.rank.received)
+        self.load = lru_cache(maxsize=CACHED_CLIENTS)(setting.training.load)
+
+    def run(self, resume: int | None = None) -> Result:
+        """Train from the start, or from the checkpoint after `resume` rounds; all ranks call it alike.
+
+        Raises:
+            Interrupted: a signal came; the last complete round is saved.
+            FedtorchError: see `errors`.
+        """
+        rank, config = self.rank, self.setting.config
+        try:
+            self._share_initial_weights()
+            if resume is not None:
+                restore(rank, resume)
+            elif config.eval.on_start:
+                self._track_scores(self.evaluation.during_training())
+            while rank.round < config.rounds and not rank.server.numbers.get("stopped"):
+                self._one_round()
+            return self._finish()
+        except Stopped:
+            save(rank, is_last=True)
+            raise Interrupted(f"stopped by a signal after round {rank.round}; everything is saved") from None
+
+    def _one_round(self) -> None:
+        rank, config, tracker = self.rank, self.setting.config, self.setting.tracker
+        rank.seconds = {}
+        with rank.timed("server_train"):
+            if rank.comm.is_server:
+                self.setting.algorithm.server_train(rank.server)
+        rank.broadcast()
+        with rank.timed("train"):
+            reports = self._train_own_clients()
+            rank.arrive("gather")
+        with rank.timed("aggregate"):
+            reports = rank.comm.gather_reports(reports, round=rank.round)
+            accepted = self._decide(reports)
+            if accepted and rank.algorithm.exchanged:
+                self._step(accepted)
+            rank.store.commit([report.client for report in accepted])
+            rank.updates.clear()
+        rank.round += 1
+        is_end = rank.round == config.rounds
+        scores = {}
+        if config.eval.every and (rank.round % config.eval.every == 0 or is_end):
+            scores = self.evaluation.during_training()
+        if not rank.algorithm.exchanged and rank.comm.is_server and reports and not any(r.steps for r in reports):
+            rank.server.numbers["stopped"] = 1  # every client has stopped for itself
+        if rank.round % config.checkpoint.every == 0 or is_end:
+            save(rank)
+        if tracker is not None:
+            self.result.reports.update({report.client: report for report in reports})
+            tracker.round(rank.round - 1, reports, self.result.weights, rank.seconds, rank.comm.meter.take(), {})
+            self._track_scores(scores)
+
+    def _share_initial_weights(self) -> None:
+        """Every rank starts from the server's model, all of it: rows added to an embedding are drawn at random."""
+        rank, engine = self.rank, self.setting.engine
+        rank.arrive("init")
+        for part in (engine.initial_shared, engine.initial_private):
+            if part.numel():
+                rank.comm.broadcast(part)
+        engine.load(engine.initial_shared)
+        if rank.algorithm.exchanged:
+            rank.shared.copy_(engine.initial_shared)
+            rank.is_fresh = True
+
+    def _train_own_clients(self) -> list[Report]:
+        """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
+        rank, setting, clients = self.rank, self.setting, self.setting.config.clients
+        per_round = len(setting.clients) if clients.per_round == "all" else clients.per_round
+        drawn = cohort(setting.clients, per_round, clients.sampling, seed=rank.config.run.seed, round=rank.round)
+        costs = {client.name: rank.cost(client) for client, _ in drawn}
+        placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
+        return [self._train(client, draws) for client, draws in drawn if rank.hosts(placed[client.name])]
+
+    def _train(self, client: Client, draws: int) -> Report:
+        """One client's round: its report; its update and new state wait for the server's decision."""
+        rank, setting = self.rank, self.setting
+        started = time.monotonic()
+
+        def on_step(n: int) -> None:
+            rank.comm.heartbeat(phase="train", round=rank.round, client=client.name, step=n)
+            rank.working(f"{client.name} step {n}")
+            if setting.stop():
+                raise Stopped
+
+        try:
+            on_step(0)
+            job = ClientJob(
+                client=client,
+                round=rank.round,
+                run_seed=rank.config.run.seed,
+                received=rank.planes(rank.received),
+                state=rank.store.get(client.name),
+                outgoing=rank.planes(self.outgoing),
+                engine=setting.engine,
+                task=setting.training,
+                hp=rank.config.client_for(client.name),
+                examples=self.load(client.name, "train"),
+                on_step=on_step,
+            )
+            update = setting.algorithm.client_update(job)
+            report = update.report
+            if update.grad is not None:
+                # a norm is finite exactly when every element is
+                norm, largest = (torch.linalg.vector_norm(self.outgoing, p).item() for p in (2, torch.inf))
+                report = replace(report, norm=norm, max_abs=largest)
+                rank.updates.put(client.name, self.outgoing)
+            rank.store.stage(client.name, job.state)
+        except (Stopped, FedtorchError):
+            raise
+        except Exception as error:  # goes into the report as a name; the text may quote the client's data
+            kind = type(error).__name__
+            log.warning("client %s failed in round %d: %s", client.name, rank.round + 1, kind)
+            log.debug("client %s, round %d", client.name, rank.round + 1, exc_info=error)
+            return Report(client.name, status=f"failed:{kind}", seconds=time.monotonic() - started)
+        extra = {**report.extra, "draws": draws} if draws > 1 else report.extra
+        return replace(report, extra=extra, seconds=time.monotonic() - started)
+
+    def _decide(self, reports: Sequence[Report]) -> list[Report]:
+        """The updates that count, none if they are too few; decided by the server (elsewhere only names come back).
+
+        Raises:
+            NonFiniteError, QuorumError: on all ranks, when the server decides that the run must end.
+        """
+        rank, config = self.rank, self.setting.config.clients
+        messages = []
+        if rank.comm.is_server:
+            accepted, refused = sift(reports, config.max_update_norm)
+            for report, reason in refused:
+                log.warning("round %d: client %s is left out: %s", rank.round + 1, report.client, reason)
+            numbers = rank.server.numbers
+            numbers["void_rounds"] = 0 if len(accepted) >= config.min else numbers.get("void_rounds", 0) + 1
+            if numbers["void_rounds"]:
+                log.warning(
+                    "round %d: %d usable updates, clients.min is %d: the server takes no step",
+                    rank.round + 1,
+                    len(accepted),
+                    config.min,
+                )
+                accepted, self.result.weights = [], {}
+            ends = {"NonFiniteError": refused and config.on_failure == "stop"}
+            ends["QuorumError"] = numbers["void_rounds"] >= QUORUM_PATIENCE
+            verdict = next((name for name, is_so in ends.items() if is_so), "ok")
+            messages = [rank.message("decision", status=verdict)]
+            messages += [rank.message("decision", report.client) for report in accepted]
+        verdict_message, *names = rank.comm.share(messages, round=rank.round)
+        if verdict_message.status == "NonFiniteError":
+            raise NonFiniteError(
+                f"round {rank.round + 1}: a client failed or sent NaN or infinity and clients.on_failure is stop"
+            )
+        if verdict_message.status == "QuorumError":
+            raise QuorumError(
+                f"round {rank.round + 1}: fewer than clients.min = {config.min} usable updates in {QUORUM_PATIENCE} "
+                "rounds in a row; the log names each client's reason"
+            )
+        return accepted if rank.comm.is_server else [Report(rank.name(message)) for message in names]
+
+    def _step(self, accepted: Sequence[Report]) -> None:
+        """Weigh and combine the accepted updates; the server takes its step."""
+        rank, algorithm = self.rank, self.setting.algorithm
+
+        def combine(updates: Updates) -> Tensor:
+            weights = algorithm.weigh(updates.reports)
+            self.result.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
+            return algorithm.aggregate(updates, weights)
+
+        grad = rank.comm.aggregate(rank.updates, accepted, combine, round=rank.round)
+        if rank.comm.is_server:
+            assert grad is not None
+            rank.server.accepted = list(accepted)
+            algorithm.server_update(rank.server, grad)
+        rank.is_fresh = rank.comm.size == 1
+
+    def _finish(self) -> Result:
+        """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
+        rank, result = self.rank, self.result
+        result.rounds, result.digest = rank.round, digest(rank)
+        result.scores = self.evaluation.at_the_end()
+        best_round = rank.server.numbers.get("best_round")
+        result.best_round = None if best_round is None else int(best_round)
+        self._track_scores(result.scores, final=True)
+        self.setting.engine.load(rank.shared)
+        return result
+
+    def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
+        config = self.setting.config.eval
+        if self.setting.tracker is not None and scores:
+            split = config.final_split if final else config.split
+            label = "final" if final else "training"
+            self.setting.tracker.evaluation(max(0, self.rank.round - 1), split, scores, label=label)
+
+
+def sift(reports: Sequence[Report], max_norm: float | None) -> tuple[list[Report], list[tuple[Report, str]]]:
+    """(accepted reports, refused ones with the reason), each in the given order."""
+    accepted: list[Report] = []
+    refused: list[tuple[Report, str]] = []
+    for report in reports:
+        if report.status != "ok":
+            refused.append((report, report.status))
+        elif not report.is_ok:
+            refused.append((report, "its update or its loss is not finite"))
+        elif max_norm is not None and report.norm > max_norm:
+            refused.append((report, f"its update's norm {report.norm:.3g} is above clients.max_update_norm {max_norm}"))
+        else:
+            accepted.append(report)
+    return accepted, refused

@@ -1,0 +1,100 @@
+"""Saving a run so that it continues to the same bits, on any number of ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from fedtorch.checkpoint import FileEntry
+from fedtorch.comm.wire import Message
+from fedtorch.errors import CheckpointError
+from fedtorch.rank import Rank
+from fedtorch.weights import digest_of
+
+log = logging.getLogger(__name__)
+
+
+def save(rank: Rank, *, is_last: bool = False) -> None:
+    """Write a checkpoint of the state after `rank.round` rounds; every rank writes its own changed clients.
+
+    If the disk refuses, the run goes on and tries again next round, `checkpoint.save_retries` rounds in a row.
+
+    Raises:
+        CheckpointError: on all ranks, when the retries are used up or this was the last chance (`is_last`).
+    """
+    with rank.timed("checkpoint"):
+        rank.arrive("checkpoint", may_stop=False)
+        gathered = rank.comm.gather([_write_client(rank, name) for name in rank.store.dirty()], round=rank.round)
+        answer = [rank.message("decision", status=_write(rank, gathered, is_last))] if rank.comm.is_server else []
+        (answered,) = rank.comm.share(answer, round=rank.round)
+        if answered.status == "failed":
+            raise CheckpointError(f"the state after round {rank.round} could not be saved; see the errors above")
+        if answered.status == "ok":
+            rank.store.mark_clean()
+
+
+def restore(rank: Rank, round: int) -> None:
+    """Take the state after `round` rounds from the run's checkpoint: the server's, and each client's at its home."""
+    checkpoints = rank.setting.checkpoints
+    found = checkpoints.at(round)
+    if rank.comm.is_server:
+        saved = checkpoints.load_server(found)
+        for name, plane in rank.planes(rank.received).items():
+            plane.copy_(saved.tensors.pop(name))
+        rank.server.tensors.update(saved.tensors)
+        rank.server.numbers = saved.numbers
+    for name in sorted(found.clients):
+        if rank.hosts(rank.homes[name]):
+            rank.store.put(name, checkpoints.load_client(found, name))
+    rank.round, rank.is_fresh = round, rank.comm.size == 1
+    stopped = [rank.message("decision", numbers={"stopped": int(rank.server.numbers.get("stopped", 0))})]
+    (answered,) = rank.comm.share(stopped if rank.comm.is_server else [], round=round)
+    if answered.numbers["stopped"]:
+        rank.server.numbers["stopped"] = 1
+
+
+def digest(rank: Rank) -> str:
+    """sha256 over the global weights and every client's state; equal exactly when all bits are. On the server."""
+    rank.arrive("digest")
+    messages = []
+    for name in rank.store.clients():
+        parts = bytes.fromhex(digest_of(rank.store.get(name).tensors))
+        words = tuple(float(int.from_bytes(parts[i : i + 4], "big")) for i in range(0, len(parts), 4))
+        messages.append(rank.message("numbers", name, lists={"words": words}))
+    states = {
+        f"client/{rank.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
+        for message in rank.comm.gather(messages, round=rank.round)
+    }
+    shared = {"weights": rank.server.weights} if rank.algorithm.exchanged else {}
+    return digest_of({**states, **shared}) if rank.comm.is_server else ""
+
+
+def _write_client(rank: Rank, name: str) -> Message:
+    try:
+        entry = rank.setting.checkpoints.write_client(rank.round, name, rank.store.get(name))
+    except CheckpointError as error:
+        log.error("%s", error)
+        return rank.message("numbers", name, status="failed")
+    return rank.message("numbers", name, lists={"entry": tuple(map(float, entry.to_numbers()))})
+
+
+def _write(rank: Rank, gathered: Sequence[Message], is_last: bool) -> str:
+    """`ok`, `retry` or `failed`; on the server."""
+    numbers, setting = rank.server.numbers, rank.setting
+    try:
+        if any(message.status != "ok" for message in gathered):
+            raise CheckpointError("a worker could not write a client's state; see its log")
+        entries = {}
+        for message in gathered:
+            name = rank.name(message)
+            entries[name] = FileEntry.from_numbers(name, rank.round, message.lists["entry"])
+        failures = numbers.pop("failed_saves", 0)
+        setting.checkpoints.write(rank.round, rank.server, entries, config=setting.config_record, facts=setting.facts)
+        return "ok"
+    except CheckpointError as error:
+        failures = int(numbers.get("failed_saves", 0)) + 1
+        numbers["failed_saves"] = failures
+        log.error("round %d is not saved: %s", rank.round, error)
+        return "failed" if is_last or failures > rank.config.checkpoint.save_retries else "retry"

@@ -1,0 +1,96 @@
+"""The functions a task defines, and the task whose clients are merged into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+Scores = dict[str, tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data + model + loss + prediction + scoring of one problem; the fields of a subclass are its YAML keys.
+
+    main_metric: the metric (higher is better) that chooses the best model unless `eval.select_by` names another.
+    """
+
+    main_metric: ClassVar[str] = "accuracy"
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""
+        raise NotImplementedError
+
+    def cost(self, client: str) -> float:
+        """Relative cost of training on one example of this client; used to balance the workers."""
+        return 1.0
+
+    def check(self, client: str) -> None:
+        """Read the client's files and raise DataError for what is wrong; called at its home, before any training."""
+        for split in self.manifest()[client]:
+            self.load(client, split)
+
+    def load(self, client: str, split: str) -> Sequence[Any]:
+        """The client's examples, ready to be collated; called only where the client runs."""
+        raise NotImplementedError
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The model, from a pretrained folder or with weights drawn from `seed`."""
+        raise NotImplementedError
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        """A batch of CPU tensors from examples."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+        """(sum of the losses, number of terms) of a batch; their quotient is what is minimised."""
+        raise NotImplementedError
+
+    def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[Any]:
+        """One prediction per example, in their order. The model is in eval mode, without gradients."""
+        raise NotImplementedError
+
+    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        """Per metric its sum over the examples and their number."""
+        raise NotImplementedError
+
+    def save_model(self, model: nn.Module, folder: Path) -> None:
+        """Write the model so that users can load it with the tools of its kind; nothing by default."""
+
+    def facts(self) -> dict[str, str]:
+        """What must be the same on every rank (digest of the data manifest); compared at start."""
+        return {}
+
+    def record(self) -> dict[str, Any]:
+        """Facts about data and model for the run's record."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Merged(Task):
+    """The same task with one client, `all`, that owns the union of all training data (`paradigm: centralized`).
+
+    Only training is merged: evaluation goes on over the clients of `parts`.
+    """
+
+    parts: Task
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        """One client with all training examples."""
+        return {"all": {"train": sum(sizes.get("train", 0) for sizes in self.parts.manifest().values())}}
+
+    def load(self, client: str, split: str) -> Sequence[Any]:
+        """The clients' examples one after the other."""
+        return [example for name in self.parts.manifest() for example in self.parts.load(name, split)]
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        """As in `parts`."""
+        return self.parts.collate(examples, train)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+        """As in `parts`."""
+        return self.parts.loss(model, batch)

@@ -1,0 +1,185 @@
+"""Text-to-SQL with T5 (the Lorar paper): question and schema in, SQL out, judged by exact match."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from fedtorch.data.check import round_trip
+from fedtorch.data.folder import read_client, read_manifest, read_rows
+from fedtorch.data.text2sql import source_text, target_text
+from fedtorch.data.vocabulary import decode, load_tokenizer
+from fedtorch.metrics.exact_match import exact_match
+from fedtorch.models.t5 import RANDOM, T5Model, generate_greedily, pad, save_pretrained
+from fedtorch.seeds import generator_for
+from fedtorch.tasks.base import Scores, Task
+
+Count = Annotated[int, Field(ge=1)]
+SYNTHETIC = "synthetic"
+
+
+class Example(NamedTuple):
+    """Token ids of source and target, both ending in </s>, and the data set's own SQL."""
+
+    source: list[int]
+    target: list[int]
+    sql: str
+
+
+@dataclass(frozen=True)
+class Text2SQL(Task):
+    """Eight (or any number of) single-database text-to-SQL sets as clients."""
+
+    main_metric: ClassVar[str] = "exact_match"
+
+    data: str = SYNTHETIC
+    """folder written by `python -m fedtorch.data prepare`, or `synthetic`: made by the package in data/synthetic"""
+    model: T5Model = field(default_factory=T5Model)
+    """which T5"""
+    tokenizer: str | None = None
+    """folder or hub name; null: the model's own, or for `t5-random` the one beside the data"""
+    add_tokens: tuple[str, ...] = ()
+    """tokens that the vocabulary lacks; T5's own has no `<`"""
+    input_max_length: Count = 1024
+    """longer sources are cut at the end (the schema)"""
+    output_max_length: Count = 512
+    """longer targets are cut; also the most tokens that are generated"""
+    em_normalise: bool = True
+    """normalise both strings before exact match, as the paper's code does"""
+    max_train: Count | None = None
+    """at most so many training examples per client, the same ones in every run; null: all"""
+    max_dev: Count | None = None
+    """at most so many dev examples per client"""
+    max_test: Count | None = None
+    """at most so many test examples per client"""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The prepared data; makes the synthetic set where it is asked for and missing."""
+        if self.data != SYNTHETIC:
+            return Path(self.data)
+        from fedtorch.data.synthetic import prepare
+
+        folder = Path("data") / SYNTHETIC
+        if not (folder / "manifest.json").is_file():
+            prepare(folder)
+        return folder
+
+    @cached_property
+    def _manifest(self) -> dict[str, Any]:
+        return read_manifest(self.folder)
+
+    @cached_property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, checked to be a working one."""
+        own = str(self.folder / "tokenizer") if self.model.name == RANDOM else self.model.name
+        return load_tokenizer(self.tokenizer or own, self.add_tokens)
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        """Examples per client and split after sub-sampling."""
+        return {
+            client: {split: self._limit(split, facts["examples"]) for split, facts in entry["splits"].items()}
+            for client, entry in self._manifest["clients"].items()
+        }
+
+    def cost(self, client: str) -> float:
+        """Characters per training example."""
+        facts = self._manifest["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
+        return facts["characters"] / max(1, facts["examples"])
+
+    def check(self, client: str) -> None:
+        """Parse all rows of the client, without tokenising them."""
+        read_client(self.folder, client)
+        for split in self._manifest["clients"][client]["splits"]:
+            read_rows(self.folder, client, split)
+
+    def load(self, client: str, split: str) -> list[Example]:
+        """Tokenised examples of one client; a fixed random subset where `max_<split>` says so."""
+        rows = read_rows(self.folder, client, split)
+        limit = self._limit(split, len(rows))
+        if limit < len(rows):
+            picked = torch.randperm(len(rows), generator=generator_for(0, "subset", client, split))[:limit]
+            rows = [rows[i] for i in sorted(picked.tolist())]
+        if not rows:
+            return []
+        schema = read_client(self.folder, client)["schema"]
+        sources = [source_text(row["question"], row.get("schema", schema)) for row in rows]
+        source_ids = self._encode(sources, self.input_max_length)
+        target_ids = self._encode([target_text(row["sql"]) for row in rows], self.output_max_length)
+        sqls = [row["sql"] for row in rows]
+        return [Example(*parts) for parts in zip(source_ids, target_ids, sqls, strict=True)]
+
+    def build_model(self, seed: int) -> nn.Module:
+        """A T5 whose embedding fits the vocabulary."""
+        return self.model.build(seed, self.vocabulary)
+
+    def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
+        """input_ids and labels, int64 of shapes (batch, longest source) and (batch, longest target); -100 is padding."""
+        pad_id = self.vocabulary.pad_token_id
+        inputs = pad([example.source for example in examples], pad_id)
+        return {
+            "input_ids": inputs,
+            "attention_mask": (inputs != pad_id).long(),
+            "labels": pad([example.target for example in examples], -100),
+            "num_tokens": sum(len(example.target) for example in examples),
+        }
+
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, int]:
+        """Cross entropy over target tokens: (sum, number of tokens)."""
+        output = model(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            labels=batch["labels"],
+            use_cache=False,
+        )
+        return output.loss * batch["num_tokens"], batch["num_tokens"]
+
+    def predict(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[str]:
+        """SQL by greedy decoding."""
+        sources = [example.source for example in examples]
+        outputs = generate_greedily(model, sources, batch_size=batch_size, max_length=self.output_max_length)
+        return [decode(self.vocabulary, ids) for ids in outputs]
+
+    def score(self, examples: Sequence[Example], predictions: Sequence[str]) -> Scores:
+        """exact_match: the number of predictions equal to the gold SQL."""
+        hits = sum(
+            exact_match(prediction, example.sql, normalised=self.em_normalise)
+            for prediction, example in zip(predictions, examples, strict=True)
+        )
+        return {"exact_match": (float(hits), len(examples))}
+
+    def save_model(self, model: nn.Module, folder: Path) -> None:
+        """`save_pretrained` of model and tokenizer."""
+        save_pretrained(model, self.vocabulary, folder)
+
+    def facts(self) -> dict[str, str]:
+        """Digest of the data manifest."""
+        text = json.dumps(self._manifest["clients"], sort_keys=True)
+        return {"data": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+    def record(self) -> dict[str, Any]:
+        """How the data were made."""
+        return {"data": self._manifest.get("record", {}), "vocabulary": len(self.vocabulary)}
+
+    def ceiling(self, client: str, split: str) -> float:
+        """Exact match, in percent, of the gold targets themselves after encoding, cutting and decoding."""
+        golds = [row["sql"] for row in read_rows(self.folder, client, split)]
+        return round_trip(self.vocabulary, golds, max_length=self.output_max_length).percent
+
+    def _limit(self, split: str, available: int) -> int:
+        limit = getattr(self, f"max_{split}", None)
+        return available if limit is None else min(limit, available)
+
+    def _encode(self, texts: list[str], max_length: int) -> list[list[int]]:
+        ids: list[list[int]] = self.vocabulary(texts, truncation=True, max_length=max_length).input_ids
+        return ids

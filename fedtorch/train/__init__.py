@@ -1,0 +1,1 @@
+"""Local training: the engine, its optimiser, and the only training loop."""

@@ -1,0 +1,72 @@
+"""Which examples go into which optimiser step: a function of sizes, seeds and a cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from fedtorch.seeds import generator_for
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimiser step: example indices of its micro-batches, what their losses are divided by, and its epoch."""
+
+    micro_batches: tuple[tuple[int, ...], ...]
+    divisor: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a client's examples are cut into steps.
+
+    accumulation: micro-batches per step. rule `exact`: a step at the epoch's end takes what is left and divides by
+    the micro-batches actually used. rule `spill` (the Lorar authors' loop, not to be used for anything else): what
+    is left at an epoch's end is not stepped; its gradient goes into the first step of the next epoch, still divided
+    by `accumulation`, and is lost at the end of the round.
+    """
+
+    batch_size: int
+    accumulation: int = 1
+    rule: str = "exact"
+
+    def steps_per_epoch(self, num_examples: int) -> int:
+        """Optimiser steps of one pass over the data."""
+        micro = ceil(num_examples / self.batch_size)
+        return micro // self.accumulation if self.rule == "spill" else ceil(micro / self.accumulation)
+
+    def epochs(self, num_examples: int, *, first: int, count: int, seed: int, client: str) -> Iterator[StepPlan]:
+        """The steps of `count` whole epochs, of which the first has the number `first` in the run."""
+        left: list[tuple[int, ...]] = []
+        for epoch in range(first, first + count):
+            micro = self._micro_batches(num_examples, epoch, seed, client)
+            if self.rule == "exact":
+                for start in range(0, len(micro), self.accumulation):
+                    group = tuple(micro[start : start + self.accumulation])
+                    yield StepPlan(group, len(group), epoch)
+                continue
+            whole = len(micro) - len(micro) % self.accumulation
+            for start in range(0, whole, self.accumulation):
+                group = (*left, *micro[start : start + self.accumulation])
+                left = []
+                yield StepPlan(group, self.accumulation, epoch)
+            left += micro[whole:]
+
+    def steps(self, num_examples: int, *, cursor: int, count: int, seed: int, client: str) -> Iterator[StepPlan]:
+        """`count` steps from step `cursor` of the run on, going through the data epoch after epoch (rule `exact`)."""
+        per_epoch = self.steps_per_epoch(num_examples)
+        done = 0
+        while done < count:
+            epoch, skip = divmod(cursor + done, per_epoch)
+            for index, plan in enumerate(self.epochs(num_examples, first=epoch, count=1, seed=seed, client=client)):
+                if index >= skip and done < count:
+                    done += 1
+                    yield plan
+
+    def _micro_batches(self, num_examples: int, epoch: int, seed: int, client: str) -> list[tuple[int, ...]]:
+        order = torch.randperm(num_examples, generator=generator_for(seed, "order", client, epoch)).tolist()
+        return [tuple(order[start : start + self.batch_size]) for start in range(0, num_examples, self.batch_size)]

@@ -1,0 +1,167 @@
+"""One module and one optimiser on a worker, into which any client's weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtorch.train.optim import OPTIMIZERS, LocalTraining, forget, load_state, make_schedule, state_of
+from fedtorch.weights import Layout, Partition
+
+LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
+GradientHook = Callable[["Engine"], "Tensor | None"]
+
+# Settings that live in the optimiser object itself; clients that differ only in lr share one optimiser.
+_BUILT_IN = (
+    "optimizer",
+    "momentum",
+    "weight_decay",
+    "betas",
+    "eps",
+    "adafactor_eps",
+    "clip_threshold",
+    "decay_rate",
+    "scale_parameter",
+    "relative_step",
+)
+
+
+class Engine:
+    """Trains and evaluates one module for any client of this worker.
+
+    The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
+    is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
+    `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
+    """
+
+    def __init__(self, module: nn.Module, partition: Partition, device: torch.device) -> None:
+        self.module, self.device = module.to(device), device
+        parameters = dict(module.named_parameters())
+        shared, private, frozen = partition.split(parameters)
+        self.shared = Layout.of({name: parameters[name] for name in shared})
+        self.private = Layout.of({name: parameters[name] for name in private})
+        self.flat, self.flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
+        for name in frozen:
+            parameters[name].requires_grad_(False)
+        self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
+        self.trained = [parameters[name] for name in self.trained_names]
+        self.initial_shared = self.flat.detach().cpu().clone()
+        self.initial_private = self.flat_private.detach().cpu().clone()
+        self._buffers = {n: b.detach().clone() for n, b in module.named_buffers() if b.is_floating_point()}
+        self._optimizers: dict[tuple[Any, ...], torch.optim.Optimizer] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
+        self._max_grad_norm: float | None = None
+
+    @torch.no_grad()
+    def load(self, shared: Tensor, private: Tensor | None = None) -> None:
+        """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
+        self.flat.copy_(shared)
+        self.flat_private.copy_(self.initial_private if private is None else private)
+        for name, buffer in self.module.named_buffers():
+            if name in self._buffers:
+                buffer.copy_(self._buffers[name])
+
+    def start(
+        self,
+        shared: Tensor,
+        private: Tensor | None,
+        hp: LocalTraining,
+        *,
+        steps: int,
+        seed: int,
+        optimizer_state: tuple[Mapping[str, Tensor], Mapping[str, int | float]] | None = None,
+    ) -> None:
+        """Load weights, take a fresh (or the given) optimiser state, a new schedule over `steps`; seed dropout."""
+        self.load(shared, private)
+        key = tuple(getattr(hp, name) for name in _BUILT_IN)
+        if key not in self._optimizers:
+            self._optimizers[key] = OPTIMIZERS[hp.optimizer](self.trained, hp)
+        self._optimizer = self._optimizers[key]
+        if optimizer_state is None:
+            forget(self._optimizer)
+        else:
+            load_state(self._optimizer, self.trained_names, *optimizer_state)
+        self._schedule = make_schedule(self._optimizer, hp, steps)
+        self._max_grad_norm = hp.max_grad_norm
+        self.module.train()
+        self.clear_gradients()
+        torch.manual_seed(seed)  # dropout; also seeds CUDA
+
+    def step(
+        self, loss_fn: LossFunction, batches: Sequence[Any], divisor: int, before_step: GradientHook | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One optimiser step over micro-batches; returns (loss, penalty), detached scalars on the device.
+
+        loss: sum over micro-batches of (loss sum / count), divided by `divisor`. `before_step` may change the
+        gradients (FedProx, SCAFFOLD) and returns a penalty that was added to the objective, or None.
+        """
+        assert self._optimizer is not None and self._schedule is not None, "start() comes first"
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            total = total + self.backward(loss_fn, batch, divisor)
+        penalty = before_step(self) if before_step is not None else None
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
+        self._optimizer.step()
+        self._schedule.step()
+        self.clear_gradients()
+        return total, torch.zeros_like(total) if penalty is None else penalty
+
+    def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
+        """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached."""
+        loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
+        loss = loss_sum / count / divisor
+        loss.backward()
+        return loss.detach()
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.trained:
+            parameter.grad = None
+
+    def shared_gradients(self) -> list[Tensor]:
+        """The gradients of the trained shared parameters, to be changed in place; zeros where one took no part."""
+        gradients = []
+        for parameter in self.trained_shared():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        return gradients
+
+    def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
+        """Copies of the optimiser's state, tensors and numbers under `<parameter>/<key>`."""
+        assert self._optimizer is not None
+        return state_of(self._optimizer, self.trained_names)
+
+    def shared_views(self, flat: Tensor) -> list[Tensor]:
+        """Views of `flat` (over the shared layout, on the engine's device) for the trained shared parameters."""
+        views = self.shared.view(flat)
+        return [views[name] for name in self.trained_names if name in views]
+
+    def trained_shared(self) -> list[nn.Parameter]:
+        """The trained shared parameters, in the order of `shared_views`."""
+        names = set(self.shared.names)
+        return [p for name, p in zip(self.trained_names, self.trained, strict=True) if name in names]
+
+    def _bind(self, layout: Layout, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        """A flat vector holding the parameters' values, whose views become their storage."""
+        flat = torch.zeros(layout.size, dtype=layout.dtype, device=self.device)
+        for name, view in layout.view(flat).items():
+            view.copy_(parameters[name].detach())
+            parameters[name].data = view
+        return flat
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it (through dicts, lists, tuples) on `device`."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

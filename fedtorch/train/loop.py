@@ -1,0 +1,73 @@
+"""The only local training loop, and the losses it records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtorch.train.engine import Engine, GradientHook, LossFunction
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step's collated micro-batches, the divisor of their losses, and the epoch it belongs to."""
+
+    batches: list[Any]
+    divisor: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """What one client's local training looked like, step by step.
+
+    losses: the task's loss of each step (mean over its micro-batches of the mean loss, dropout on).
+    penalties: what the algorithm added to the objective in that step (FedProx), else 0.
+    epochs: the epoch of each step.
+    """
+
+    losses: tuple[float, ...] = ()
+    penalties: tuple[float, ...] = ()
+    epochs: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    def objective(self, *, include_penalty: bool = True) -> list[float]:
+        """The loss of each step, with or without the algorithm's penalty."""
+        if not include_penalty:
+            return list(self.losses)
+        return [loss + penalty for loss, penalty in zip(self.losses, self.penalties, strict=True)]
+
+
+def train(
+    engine: Engine,
+    steps: Iterable[Step],
+    loss_fn: LossFunction,
+    *,
+    before_step: GradientHook | None = None,
+    after_step: Callable[[int], None] | None = None,
+) -> LossCurve:
+    """Take the given steps on an engine that was started, and return the losses.
+
+    before_step(engine): called with all gradients of the step in place, before clipping; may change them.
+    after_step(n): called with the number of steps taken so far.
+    The losses stay on the device until the end: nothing waits for the device inside the loop.
+    """
+    losses: list[Tensor] = []
+    penalties: list[Tensor] = []
+    epochs: list[int] = []
+    for step in steps:
+        loss, penalty = engine.step(loss_fn, step.batches, step.divisor, before_step)
+        losses.append(loss)
+        penalties.append(penalty)
+        epochs.append(step.epoch)
+        if after_step is not None:
+            after_step(len(losses))
+    if not losses:
+        return LossCurve()
+    return LossCurve(tuple(torch.stack(losses).tolist()), tuple(torch.stack(penalties).tolist()), tuple(epochs))

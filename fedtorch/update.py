@@ -1,0 +1,110 @@
+"""What a client sends: a pseudo-gradient of the shared parameters, and a few numbers about its round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Report:
+    """A client's numbers of one round. Everything but `client` and `status` is a number, so it may travel.
+
+    client: the client's name (travels as its index in the manifest).
+    status: `ok`, or `failed:<ExceptionName>`; never a message, which could quote the client's text.
+    examples: n_i, the training examples the client holds. steps: optimiser steps taken.
+    loss_*: over the losses that `algorithm.loss_reduction` measures. curve: loss of every step, for the plots.
+    norm, max_abs: of the update; non-finite exactly when one of its elements is.
+    extra: further numbers of the algorithm, e.g. `loss_reduction`, `penalty`, `normaliser`.
+    """
+
+    client: str
+    status: str = "ok"
+    examples: int = 0
+    steps: int = 0
+    loss_first: float = 0.0
+    loss_last: float = 0.0
+    loss_max: float = 0.0
+    loss_min: float = 0.0
+    loss_mean: float = 0.0
+    norm: float = 0.0
+    max_abs: float = 0.0
+    seconds: float = 0.0
+    curve: tuple[float, ...] = ()
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_ok(self) -> bool:
+        """Delivered, and every number that decides about weights and sums is finite."""
+        decisive = (self.norm, self.max_abs, self.loss_mean, *self.extra.values())
+        return self.status == "ok" and all(map(math.isfinite, decisive))
+
+    def numbers(self) -> dict[str, int | float]:
+        """The scalar fields, for logs."""
+        skipped = {"client", "status", "curve", "extra"}
+        scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
+        return {**scalars, **self.extra}
+
+
+@dataclass
+class Update:
+    """A client's pseudo-gradient and its report.
+
+    grad: flat CPU vector over the shared layout, once per name in `Algorithm.exchanged`, laid end to end;
+        a descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing.
+    """
+
+    grad: Tensor | None
+    report: Report
+
+
+class UpdateBuffer:
+    """The updates of this rank's clients, kept until the server has decided on their weights.
+
+    At most `memory_bytes` stay in memory (always at least one update); further ones are written to files under
+    `folder` and read back one at a time, so that a rank's memory does not grow with the clients it hosts.
+    `clear` removes the files and keeps the memory for the next round. If writing fails (disk full),
+    the OSError is the client's failure, not the round's.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, folder: Path, memory_bytes: int) -> None:
+        self.size, self.dtype, self.folder = size, dtype, folder
+        self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
+        self._free: list[Tensor] = []
+        self._held: dict[str, Tensor | Path] = {}
+
+    def put(self, client: str, grad: Tensor) -> None:
+        """Keep a copy of `grad`, shape (size,)."""
+        in_memory = sum(isinstance(held, Tensor) for held in self._held.values())
+        if in_memory < self.capacity:
+            slot = self._free.pop() if self._free else torch.empty(self.size, dtype=self.dtype)
+            self._held[client] = slot.copy_(grad)
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"update_{len(self._held)}.bin"
+            grad.detach().cpu().numpy().tofile(path)
+            self._held[client] = path
+
+    def get(self, client: str) -> Tensor:
+        """The update of `client`, shape (size,); valid until the next `clear`, not to be changed."""
+        held = self._held[client]
+        if isinstance(held, Tensor):
+            return held
+        return torch.from_file(str(held), shared=False, size=self.size, dtype=self.dtype)
+
+    def __contains__(self, client: str) -> bool:
+        return client in self._held
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        for held in self._held.values():
+            if isinstance(held, Path):
+                held.unlink(missing_ok=True)
+            else:
+                self._free.append(held)
+        self._held.clear()

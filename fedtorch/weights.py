@@ -1,0 +1,127 @@
+"""Named tensors as views of one flat buffer, and which of them are shared, private or frozen.
+
+What travels is `named_parameters()` (a tied tensor once), never `state_dict()`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import prod
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in a flat vector: in the given order, one after the other, no padding.
+
+    `dtype` is the dtype of the flat vector (fp32; fp64 only for models that are fp64 throughout).
+    Two ranks can exchange flat vectors exactly when the `digest()` of their layouts is equal.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype = torch.float32
+    offsets: tuple[int, ...] = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) != len(self.names) or len(self.names) != len(self.shapes):
+            raise ValueError(f"a layout needs one shape per distinct name, got {len(self.names)} names")
+        sizes = [prod(shape) for shape in self.shapes]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + size)
+        object.__setattr__(self, "offsets", tuple(starts[:-1]))
+        object.__setattr__(self, "size", starts[-1])
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor]) -> Layout:
+        """The layout of `weights` in their own order; fp64 if every tensor is, else fp32."""
+        wide = bool(weights) and all(tensor.dtype == torch.float64 for tensor in weights.values())
+        return cls(
+            tuple(weights),
+            tuple(tuple(tensor.shape) for tensor in weights.values()),
+            torch.float64 if wide else torch.float32,
+        )
+
+    def empty(self) -> Tensor:
+        """A new zero vector of this layout, on the CPU."""
+        return torch.zeros(self.size, dtype=self.dtype)
+
+    @torch.no_grad()
+    def flatten(self, weights: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+        """Copy `weights` (which may hold more names) into `out` or a new CPU vector of shape (size,).
+
+        Raises:
+            ValueError: a name is missing or has another shape.
+        """
+        flat = self.empty() if out is None else out
+        for name, view in self.view(flat).items():
+            if name not in weights or weights[name].shape != view.shape:
+                found = tuple(weights[name].shape) if name in weights else "nothing"
+                raise ValueError(f"tensor `{name}` should have shape {tuple(view.shape)}, found {found}")
+            view.copy_(weights[name])
+        return flat
+
+    def view(self, flat: Tensor) -> Weights:
+        """The named tensors as views of `flat` (shape (size,)); writing to them writes to `flat`."""
+        if flat.shape != (self.size,):
+            raise ValueError(f"a flat vector of this layout has shape ({self.size},), got {tuple(flat.shape)}")
+        return {
+            name: flat[start : start + prod(shape)].view(shape)
+            for name, shape, start in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+
+    def digest(self) -> str:
+        """A short hash of names, shapes, order and dtype."""
+        text = repr((self.names, self.shapes, str(self.dtype)))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which parameters stay with the client, by shell patterns over parameter names (`encoder.block.0.*`).
+
+    private: trained by each client for itself, kept in its ClientState, never sent.
+    frozen: never trained, never sent; every rank builds the same from the seed or the pretrained file.
+    A name that matches both is frozen. Everything else is shared.
+    """
+
+    private: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+    def split(self, names: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+        """(shared, private, frozen) names, each in the given order.
+
+        Raises:
+            ValueError: a pattern matches no name (a misspelt pattern would silently share everything).
+        """
+        names = list(names)
+        for kind, patterns in (("private", self.private), ("frozen", self.frozen)):
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise ValueError(
+                        f"`partition.{kind}` pattern {pattern!r} matches none of the {len(names)} parameters, "
+                        f"such as {names[0] if names else '(none)'!r}; correct the pattern or remove it"
+                    )
+        frozen = [n for n in names if any(fnmatchcase(n, p) for p in self.frozen)]
+        private = [n for n in names if n not in set(frozen) and any(fnmatchcase(n, p) for p in self.private)]
+        taken = {*frozen, *private}
+        return [n for n in names if n not in taken], private, frozen
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 of the tensors' names and bytes, in name order; equal exactly when every bit is."""
+    hasher = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        hasher.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return hasher.hexdigest()

@@ -1,0 +1,35 @@
+"""Packaging of fedtorch. Ranges here; the exact versions it is tested with are in constraints.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="fedtorch-nlp",  # the import name is `fedtorch`; not related to MLOPTPSU/FedTorch
+    version="0.1.0",
+    description="Federated training of NLP models over torch.distributed: five papers and their baselines",
+    long_description=Path(__file__).with_name("README.md").read_text(),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.10",
+    packages=find_packages(include=["fedtorch*", "launchers*"]),
+    package_data={"fedtorch": ["*.yaml"]},
+    install_requires=[
+        "torch>=2.10,<3",
+        "transformers>=5.23,<6",
+        "tokenizers>=0.23",
+        "sentencepiece>=0.2.1",
+        "safetensors>=0.6",
+        "numpy>=2",
+        "pydantic>=2.11,<3",
+        "PyYAML>=6",
+        "tensorboard>=2.19",
+        "tqdm>=4.66",
+        "rich>=13",
+        "matplotlib>=3.9",
+        "xxhash>=3.5",
+        "sqlglot>=26",
+    ],
+    extras_require={
+        "dev": ["pytest>=9", "pytest-timeout", "hypothesis", "ruff", "mypy", "types-PyYAML", "types-tqdm"],
+    },
+)

@@ -1,0 +1,171 @@
+"""Every shipped YAML: it loads, it is complete when written out again, and it holds its paper's values."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from fedtorch.config import Config
+from fedtorch.data.text2sql import CLIENTS
+from fedtorch.errors import ConfigError
+from fedtorch.yaml_config import DEFAULT, difference, digest, load, to_yaml
+
+ROOT = Path(__file__).parents[2] / "configs"
+FILES = sorted(ROOT.rglob("*.yaml"))
+FEDERATED = sorted(path for path in (ROOT / "lorar").glob("fed*.yaml"))
+
+
+def lorar(row: str) -> Config:
+    return load(ROOT / "lorar" / f"{row}.yaml")
+
+
+@pytest.mark.parametrize("path", [DEFAULT, *FILES], ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_file_loads_and_its_resolved_form_gives_an_equal_config(path: Path, tmp_path: Path) -> None:
+    config = load(path)
+    assert config.run.name == path.stem
+    again = tmp_path / "config.yaml"
+    again.write_text(to_yaml(config))
+    assert load(again) == config and digest(load(again)) == digest(config) and difference(load(again), config) == []
+    assert load(again).companion() == config.companion()
+
+
+@pytest.mark.parametrize("path", [DEFAULT, *FILES], ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_file_says_what_it_is_and_names_no_place_of_one_machine(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# ")
+    assert not re.search(r"(^|[\s'\"\[])[/~]\w", text)
+
+
+def test_no_config_named_means_the_default_job() -> None:
+    config = load()
+    assert config == load(DEFAULT) and config.task.data == "synthetic"
+    companion = config.companion()
+    assert companion is not None and companion.paradigm == "local"
+    assert difference(config, companion) == ["paradigm was federated and is now local"]
+
+
+def test_rows_of_the_lorar_paper_and_the_remaining_combinations_are_there() -> None:
+    combined = {
+        f"{a}{w}" for a, w in itertools.product(("fedavg", "fedopt", "fedprox"), ("", "_lorar", "_lr", "_equal"))
+    }
+    assert {path.stem for path in (ROOT / "lorar").glob("*.yaml")} == combined | {"finetune", "centralized"}
+
+
+# Lorar: algorithm, weights, server optimiser, its rate and momentum, mu. The first eight are rows of tables 2 and 3.
+ROWS = [
+    ("fedopt", "fedopt", "size", "sgd", 1.0, 0.9, None),
+    ("fedopt_lorar", "fedopt", "lorar", "sgd", 1.0, 0.9, None),
+    ("fedopt_lr", "fedopt", "loss_reduction", "sgd", 1.0, 0.9, None),
+    ("fedopt_equal", "fedopt", "equal", "sgd", 1.0, 0.9, None),
+    ("fedavg", "fedavg", "size", "none", None, 0.0, None),
+    ("fedavg_lorar", "fedavg", "lorar", "none", None, 0.0, None),
+    ("fedprox", "fedprox", "size", "none", None, 0.0, 1e-4),
+    ("fedprox_lorar", "fedprox", "lorar", "none", None, 0.0, 1e-4),
+    ("fedavg_lr", "fedavg", "loss_reduction", "none", None, 0.0, None),
+    ("fedavg_equal", "fedavg", "equal", "none", None, 0.0, None),
+    ("fedprox_lr", "fedprox", "loss_reduction", "none", None, 0.0, 1e-4),
+    ("fedprox_equal", "fedprox", "equal", "none", None, 0.0, 1e-4),
+]
+
+
+@pytest.mark.parametrize("row, algorithm, weights, optimizer, lr, momentum, mu", ROWS, ids=[row[0] for row in ROWS])
+def test_federated_row_has_the_values_of_the_paper(
+    row: str, algorithm: str, weights: str, optimizer: str, lr: float | None, momentum: float, mu: float | None
+) -> None:
+    config = lorar(row)
+    assert (config.paradigm, config.rounds, config.clients.per_round) == ("federated", 60, "all")
+    assert (config.algorithm_name, config.algorithm.weights) == (algorithm, weights)
+    assert (config.server.optimizer, config.server.lr, config.server.momentum) == (optimizer, lr, momentum)
+    assert getattr(config.algorithm, "mu", None) == mu
+    measured = config.algorithm.loss_reduction
+    assert (measured.measure, measured.window, measured.include_tail) == ("window", 4, True)
+    assert (measured.round_digits, measured.include_prox) == (None, True)
+    assert config.eval.every == 5
+
+
+@pytest.mark.parametrize("row", [*(row[0] for row in ROWS), "finetune", "centralized"])
+def test_every_row_has_the_common_values(row: str) -> None:
+    config = lorar(row)
+    task, client = config.task, config.client
+    assert (config.task_name, task.model.name, task.model.dropout) == ("text2sql", "t5-base", 0.1)
+    assert (task.add_tokens, task.input_max_length, task.output_max_length) == ((" <", " <="), 1024, 512)
+    assert task.em_normalise and (task.max_train, task.max_dev, task.max_test) == (None, None, None)
+    assert (client.optimizer, client.scale_parameter, client.relative_step) == ("adafactor", False, False)
+    assert (client.clip_threshold, client.weight_decay, client.max_grad_norm) == (1.0, 0.0, 1.0)
+    assert (client.adafactor_eps, client.decay_rate, client.warmup_steps) == ((1e-30, 1e-3), -0.8, 0)
+    judged = config.eval
+    assert (judged.split, judged.final_split, judged.select_by) == ("dev", "test", "exact_match")
+    assert (judged.merge, judged.batch_size, judged.on_start) == (True, 64, False)
+
+
+# Client: rate, micro-batch, epochs; then what the authors' code has in place of rate and micro-batch.
+CLIENT_TABLE = {
+    "advising": (1e-4, 8, 6, 1e-4, 4),
+    "atis": (1e-4, 8, 6, 1e-4, 8),
+    "geoquery": (1e-4, 4, 12, 1e-4, 4),
+    "restaurants": (1e-3, 4, 12, 1e-3, 4),
+    "scholar": (1e-3, 4, 12, 1e-4, 4),
+    "academic": (1e-3, 4, 12, 1e-3, 4),
+    "imdb": (1e-3, 4, 12, 1e-3, 4),
+    "yelp": (1e-4, 4, 12, 1e-3, 4),
+}
+
+
+@pytest.mark.parametrize("path", FEDERATED, ids=lambda path: path.stem)
+def test_federated_clients_have_the_values_of_the_papers_table(path: Path) -> None:
+    config = load(path)
+    config.check_clients(list(CLIENTS))
+    assert set(config.per_client) == set(CLIENTS)
+    for name, (lr, batch_size, epochs, _, _) in CLIENT_TABLE.items():
+        client = config.client_for(name)
+        assert (client.lr, client.batch_size, client.epochs, client.steps) == (lr, batch_size, epochs, None)
+        assert (client.accumulation, client.accumulation_rule, client.schedule) == (16, "exact", "linear")
+        assert client.optimizer_state == "reset"
+
+
+def test_the_codes_rates_can_be_laid_over_any_federated_row(tmp_path: Path) -> None:
+    file = tmp_path / "row.yaml"
+    file.write_text(f"base: [{ROOT}/lorar/fedopt_lorar.yaml, {ROOT}/defaults/lorar_code_rates.yaml]")
+    config = load(file)
+    for name, (_, _, epochs, lr, batch_size) in CLIENT_TABLE.items():
+        client = config.client_for(name)
+        assert (client.lr, client.batch_size, client.epochs) == (lr, batch_size, epochs)
+    changed = {line.split(" was ")[0] for line in difference(lorar("fedopt_lorar"), config)}
+    assert changed == {"per_client.advising.batch_size", "per_client.scholar.lr", "per_client.yelp.lr"}
+
+
+def test_finetuning_has_the_clients_rates_and_is_judged_every_eight_steps() -> None:
+    config = lorar("finetune")
+    assert (config.paradigm, config.algorithm_name, config.eval.every, config.eval.patience) == ("local", "local", 1, 5)
+    config.check_clients(list(CLIENTS))
+    for name, (lr, *_) in CLIENT_TABLE.items():
+        client = config.client_for(name)
+        assert (client.lr, client.batch_size, client.accumulation, client.steps) == (lr, 8, 8, 8)
+        assert (client.schedule, client.optimizer_state) == ("constant", "keep")
+    assert 1 <= config.rounds * 8 / (200 * 4347 / 64) < 1.01  # 200 epochs of the largest client
+
+
+def test_centralised_training_has_one_rate_and_is_judged_every_400_steps() -> None:
+    config = lorar("centralized")
+    client = config.client
+    assert (config.paradigm, config.per_client, config.run.seed) == ("centralized", {}, 1002)
+    assert (client.lr, client.batch_size, client.accumulation, client.steps) == (1e-4, 8, 8, 400)
+    assert (config.eval.every, config.eval.patience, client.optimizer_state) == (1, 12, "keep")
+    assert 1 <= config.rounds * 400 / (200 * 8529 / 64) < 1.02
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "smoke").glob("*.yaml")), ids=lambda path: path.stem)
+def test_smoke_runs_are_small(path: Path) -> None:
+    config = load(path)
+    assert config.task.data == "synthetic" and config.rounds <= 3
+    assert max(config.task.max_train, config.task.max_dev, config.task.max_test) <= 32
+
+
+def test_a_misspelt_key_of_a_real_algorithm_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key `algorithm\.weigths` in --set .*; did you mean `weights`\?"):
+        load(ROOT / "lorar" / "fedprox.yaml", ["algorithm.weigths=lorar"])
+    with pytest.raises(ConfigError, match=r"algorithm\.loss_reduction\.window is 0; set it to at least 1"):
+        load(ROOT / "lorar" / "fedprox.yaml", ["algorithm.loss_reduction.window=0"])

@@ -1,0 +1,56 @@
+"""Run a config on the toy task, in this process or as one of several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtorch import yaml_config
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.build import build
+from fedtorch.checkpoint import Checkpoints
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.local import LocalCommunicator
+from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
+from fedtorch.rank import Setting
+from fedtorch.runner import Runner
+from fedtorch.tasks.base import Task
+
+SGD = ClientConfig(optimizer="sgd", lr=0.1, batch_size=1000)
+
+
+def make_config(folder: Path, task: Task, algorithm: Algorithm | None = None, **changes: Any) -> Config:
+    """A config whose defaults suit the toy task: full-batch SGD, no evaluation, no files but checkpoints."""
+    settings: dict[str, Any] = {
+        "run": RunConfig(name="toy", dir=str(folder)),
+        "rounds": 2,
+        "client": SGD,
+        "eval": EvalConfig(every=0),
+        "checkpoint": CheckpointConfig(every=1000),
+        "clients": ClientsConfig(),
+        **changes,
+    }
+    return Config(task=task, algorithm=algorithm or FedAvg(), **settings)
+
+
+def make_runner(config: Config, comm: Communicator | None = None, **changes: Any) -> Runner:
+    """A runner for `config`; alone in this process unless a communicator is given."""
+    num_ranks, rank = (comm.size, comm.rank) if comm is not None else (1, 0)
+    parts = build(config, num_ranks=num_ranks, rank=rank)
+    setting = Setting(
+        config=config,
+        task=parts.task,
+        training=parts.training,
+        algorithm=parts.algorithm,
+        clients=parts.clients,
+        engine=parts.engine,
+        comm=comm or LocalCommunicator(parts.names),
+        topology=parts.topology,
+        checkpoints=Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep),
+        config_record=yaml_config.to_dict(config),
+        facts={},
+        stop=lambda: False,
+    )
+    return Runner(replace(setting, **changes))

@@ -1,0 +1,230 @@
+"""Limits and equalities between algorithms: where two rules must agree, they agree to the bit unless said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SGD, make_config, make_runner
+from toy import Quadratic
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.fednova import FedNova
+from fedtorch.algorithms.fedprox import FedProx
+from fedtorch.algorithms.local import Local
+from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.algorithms.weighting import normalised
+from fedtorch.config import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
+from fedtorch.errors import ConfigError, NonFiniteError, QuorumError
+from fedtorch.update import Report
+
+CLIENTS = {"a": (1.0, 1.0, 10), "b": (2.0, -1.0, 30), "c": (0.5, 3.0, 6)}
+TASK = Quadratic(clients=CLIENTS, start=(0.3, -0.7, 1.1), noise=0.5, dropout=0.25, double=False)
+SMALL_BATCHES = ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, epochs=2)
+
+
+def final_weights(folder: Path, algorithm: Algorithm, task: Quadratic = TASK, **changes: Any) -> torch.Tensor:
+    changes.setdefault("client", SMALL_BATCHES)
+    runner = make_runner(make_config(folder, task, algorithm, **{"rounds": 3, **changes}))
+    runner.run()
+    return runner.rank.server.weights.clone()
+
+
+def test_server_sgd_with_rate_one_and_no_momentum_equals_fedavg(tmp_path: Path) -> None:
+    plain = final_weights(tmp_path / "1", FedAvg())
+    sgd = final_weights(tmp_path / "2", FedAvg(), server=ServerConfig(optimizer="sgd", lr=1.0))
+    assert torch.equal(plain, sgd)
+
+
+def test_fedprox_with_mu_zero_equals_fedavg(tmp_path: Path) -> None:
+    plain = final_weights(tmp_path / "1", FedAvg())
+    assert torch.equal(plain, final_weights(tmp_path / "2", FedProx(mu=0.0)))
+    assert not torch.equal(plain, final_weights(tmp_path / "3", FedProx(mu=0.1)))
+
+
+def test_fednova_with_equal_steps_equals_fedavg(tmp_path: Path) -> None:
+    client = replace(SMALL_BATCHES, epochs=None, steps=5)
+    plain = final_weights(tmp_path / "1", FedAvg(), client=client)
+    nova = final_weights(tmp_path / "2", FedNova(), client=client)
+    # its weights are tau·p/tau, which may differ from p in the last bit of fp64
+    assert torch.allclose(plain, nova, rtol=1e-6, atol=1e-7)
+
+
+def test_first_scaffold_round_equals_fedavg_with_equal_weights(tmp_path: Path) -> None:
+    plain = final_weights(tmp_path / "1", FedAvg(weights="equal"), rounds=1)
+    assert torch.equal(plain, final_weights(tmp_path / "2", Scaffold(), rounds=1))
+    plain = final_weights(tmp_path / "3", FedAvg(weights="equal"), rounds=2)
+    assert not torch.equal(plain, final_weights(tmp_path / "4", Scaffold(), rounds=2))
+
+
+def test_scaffold_option_one_measures_the_gradient_at_the_received_weights(tmp_path: Path) -> None:
+    task = Quadratic(clients={"a": (2.0, 3.0, 5)}, start=(1.0,))
+    runner = make_runner(make_config(tmp_path, task, Scaffold(option="I"), rounds=1, client=replace(SGD, batch_size=2)))
+    runner.run()
+    assert runner.rank.store.get("a").tensors["control"].item() == pytest.approx(2.0 * (1.0 - 3.0), rel=1e-12)
+
+
+def reports(sizes: list[int], reductions: list[float]) -> list[Report]:
+    return [Report(str(i), examples=n, extra={"loss_reduction": d}) for i, (n, d) in enumerate(zip(sizes, reductions))]
+
+
+def test_lorar_with_equal_reductions_equals_size() -> None:
+    equal = reports([10, 30, 60], [0.7, 0.7, 0.7])
+    assert normalised("lorar", equal) == pytest.approx(normalised("size", equal), rel=1e-15)
+
+
+def test_lorar_with_equal_sizes_equals_loss_reduction() -> None:
+    equal = reports([20, 20, 20], [0.7, 0.1, 0.4])
+    assert normalised("lorar", equal) == pytest.approx(normalised("loss_reduction", equal), rel=1e-15)
+
+
+def test_scaling_all_reductions_changes_nothing() -> None:
+    one = normalised("lorar", reports([10, 30, 60], [0.7, 0.1, 0.4]))
+    assert one == normalised("lorar", reports([10, 30, 60], [4 * 0.7, 4 * 0.1, 4 * 0.4]))
+
+
+def test_permuting_the_clients_changes_nothing(tmp_path: Path) -> None:
+    mirrored = replace(TASK, clients=dict(reversed(CLIENTS.items())))
+    for weights in ("size", "lorar"):
+        one = final_weights(tmp_path / f"1{weights}", FedAvg(weights=weights))  # type: ignore[arg-type]
+        other = final_weights(tmp_path / f"2{weights}", FedAvg(weights=weights), mirrored)  # type: ignore[arg-type]
+        assert torch.equal(one, other)
+
+
+def test_one_client_with_kept_optimiser_and_constant_rate_equals_centralized(tmp_path: Path) -> None:
+    task = replace(TASK, clients={"all": (2.0, -1.0, 30)}, dropout=0.0)
+    client = replace(SMALL_BATCHES, momentum=0.9, optimizer_state="keep")
+    federated = final_weights(tmp_path / "1", FedAvg(), task, client=client, rounds=3)
+    merged = final_weights(tmp_path / "2", FedAvg(), task, client=client, rounds=3, paradigm="centralized")
+    assert torch.equal(federated, merged)
+    # the same epochs in one round: what is exchanged is rounded to fp32 once more per round
+    whole = final_weights(tmp_path / "3", FedAvg(), task, client=replace(client, epochs=6), rounds=1)
+    assert torch.allclose(federated, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_dittos_global_trajectory_does_not_depend_on_lambda(tmp_path: Path) -> None:
+    plain = final_weights(tmp_path / "1", FedAvg())
+    for lam in (0.0, 0.1, 5.0):
+        assert torch.equal(plain, final_weights(tmp_path / f"d{lam}", Ditto(lam=lam)))
+
+
+def test_ditto_with_lambda_zero_is_local_training(tmp_path: Path) -> None:
+    alike = replace(TASK, dropout=0.0, noise=0.0)  # the two passes have seeds of their own, so let no order matter
+    runners = [
+        make_runner(make_config(tmp_path / name, alike, algorithm, client=SMALL_BATCHES, rounds=3))
+        for name, algorithm in (("ditto", Ditto(lam=0.0)), ("local", Local()))
+    ]
+    for runner in runners:
+        runner.run()
+    for client in CLIENTS:
+        ditto, local = (runner.rank.store.get(client).tensors["personal"] for runner in runners)
+        assert torch.equal(ditto, local)
+
+
+def test_a_clients_head_does_not_leak_into_the_next(tmp_path: Path) -> None:
+    task = replace(TASK, head=(0.5,), dropout=0.0)
+    runner = make_runner(
+        make_config(
+            tmp_path, task, FedAvg(), client=SMALL_BATCHES, partition=PartitionConfig(private=("head",)), rounds=1
+        )
+    )
+    runner.run()
+    heads = {name: runner.rank.store.get(name).tensors["private"].item() for name in CLIENTS}
+    assert len(set(heads.values())) == 3
+    for name, (a, b, n) in CLIENTS.items():
+        alone = make_runner(
+            make_config(
+                tmp_path / name, replace(task, clients={name: (a, b, n)}), FedAvg(), client=SMALL_BATCHES,
+                partition=PartitionConfig(private=("head",)), rounds=1,
+            )
+        )  # fmt: skip
+        alone.run()
+        assert alone.rank.store.get(name).tensors["private"].item() == heads[name]
+
+
+def test_a_client_that_raises_is_left_out_and_the_weights_renormalised(tmp_path: Path, caplog: Any) -> None:
+    failing = make_runner(make_config(tmp_path / "1", replace(TASK, bad=("b",)), client=SMALL_BATCHES))
+    failing.run()
+    without = make_runner(
+        make_config(
+            tmp_path / "2", replace(TASK, clients={k: v for k, v in CLIENTS.items() if k != "b"}), client=SMALL_BATCHES
+        )
+    )
+    without.run()
+    assert failing.result.weights == without.result.weights == {"a": 0.625, "c": 0.375}
+    assert torch.equal(failing.rank.server.weights, without.rank.server.weights)
+    assert "client b is left out: failed:ValueError" in caplog.text
+    assert "must not travel" not in "".join(r.getMessage() for r in caplog.records)
+
+
+def test_a_client_that_returns_nan_is_left_out(tmp_path: Path, caplog: Any) -> None:
+    runner = make_runner(make_config(tmp_path, replace(TASK, poison=("b",)), client=SMALL_BATCHES))
+    runner.run()
+    assert runner.result.weights == {"a": 0.625, "c": 0.375}
+    assert torch.isfinite(runner.rank.server.weights).all()
+    assert "client b is left out: its update or its loss is not finite" in caplog.text
+
+
+def test_a_failed_clients_state_stays_as_it_was(tmp_path: Path) -> None:
+    runner = make_runner(make_config(tmp_path, replace(TASK, poison=("b",)), Scaffold(), client=SMALL_BATCHES))
+    runner.run()
+    assert "control" in runner.rank.store.get("a").tensors
+    assert runner.rank.store.get("b").tensors == {}
+
+
+def test_all_clients_failing_ends_the_run_with_the_weights_unchanged(tmp_path: Path) -> None:
+    runner = make_runner(make_config(tmp_path, replace(TASK, poison=tuple(CLIENTS)), client=SMALL_BATCHES, rounds=9))
+    with pytest.raises(QuorumError, match="clients.min = 1 usable updates in 3 rounds"):
+        runner.run()
+    assert torch.equal(runner.rank.server.weights, runner.setting.engine.initial_shared)
+
+
+def test_on_failure_stop_ends_the_run(tmp_path: Path) -> None:
+    config = make_config(tmp_path, replace(TASK, poison=("b",)), clients=ClientsConfig(on_failure="stop"))
+    with pytest.raises(NonFiniteError, match=r"clients\.on_failure is stop"):
+        make_runner(config).run()
+
+
+def test_too_few_updates_leave_the_server_as_it_was(tmp_path: Path) -> None:
+    config = make_config(tmp_path, replace(TASK, poison=("b",)), clients=ClientsConfig(min=3), rounds=2)
+    runner = make_runner(config)
+    runner.run()
+    assert torch.equal(runner.rank.server.weights, runner.setting.engine.initial_shared)
+
+
+def test_an_exploding_update_is_left_out(tmp_path: Path, caplog: Any) -> None:
+    far = replace(TASK, clients={**CLIENTS, "far": (1.0, 1e6, 10)})
+    runner = make_runner(make_config(tmp_path, far, client=SMALL_BATCHES, clients=ClientsConfig(max_update_norm=100.0)))
+    runner.run()
+    assert set(runner.result.weights) == set(CLIENTS)
+    assert "above clients.max_update_norm 100.0" in caplog.text
+
+
+def test_local_keeps_each_clients_own_best_and_rests_when_it_stops_gaining(tmp_path: Path) -> None:
+    task = replace(TASK, dropout=0.0, noise=0.0)
+    runner = make_runner(
+        make_config(
+            tmp_path, task, paradigm="local", rounds=200, client=replace(SGD, lr=0.5), eval=EvalConfig(patience=2)
+        )
+    )
+    result = runner.run()
+    assert result.rounds < 200
+    best = {name: runner.rank.store.get(name).numbers["best_round"] for name in CLIENTS}
+    assert len(set(best.values())) > 1
+    assert all(score["nearness"][0] / score["nearness"][1] > -1e-3 for score in result.scores.values())
+
+
+def test_scaffold_refuses_a_client_optimiser_it_does_not_cover(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs plain SGD"):
+        make_runner(make_config(tmp_path, TASK, Scaffold(), client=ClientConfig(optimizer="adamw")))
+
+
+def test_best_weights_are_the_earliest_of_equally_good_rounds(tmp_path: Path) -> None:
+    still = replace(TASK, noise=0.0, dropout=0.0)
+    config = make_config(tmp_path, still, client=replace(SGD, lr=0.0), rounds=4, eval=EvalConfig(every=1))
+    assert make_runner(config).run().best_round == 1
