@@ -24,6 +24,7 @@ from fedtorch.checkpoint_files import (
     load_tensors,
     put_in_place,
     read_manifest,
+    remove_files,
     remove_folder,
     save_tensors,
     sync,
@@ -108,8 +109,7 @@ class Checkpoints:
                 put_in_place(partial, target)
         except CheckpointError:
             if not target.exists():
-                for path in new:  # room on a full disk; the error stands, so removing is not checked
-                    path.unlink(missing_ok=True)
+                remove_files(*new)  # room on a full disk
             raise
         self._entries = merged
         try:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from errno import EINVAL
 from pathlib import Path
@@ -164,11 +164,18 @@ def writing(target: Path, need: int, partial: Path) -> Iterator[Path]:
         yield partial
     except (OSError, SafetensorError) as error:  # safetensors wraps the system's error in its own class
         shutil.rmtree(partial, ignore_errors=True)
-        partial.unlink(missing_ok=True)
+        remove_files(partial)
         raise CheckpointError(
             f"could not write {target}: {error}; it needs {need} bytes, {_free_bytes(target)} are free; "
             "the last complete checkpoint is untouched; free some space, or set `run.dir` to another disk"
         ) from error
+
+
+def remove_files(*paths: Path) -> None:
+    """Remove what is there of `paths`, on a disk that may refuse even that."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _free_bytes(path: Path) -> int | str:

@@ -39,7 +39,7 @@ class Console:
                 file=sys.stderr,
                 dynamic_ncols=True,
                 leave=False,
-                bar_format="round {n_fmt}/{total_fmt} |{bar:20}|{postfix}",
+                bar_format="round {n_fmt}/{total_fmt} |{bar:20}| {desc}",
             )
 
     def round(self, done: int, facts: Sequence[tuple[str, str]]) -> str:
@@ -50,7 +50,7 @@ class Console:
         self.done = done
         width = len(str(self.rounds))
         shown = [*facts, ("", f"{now - self._last_round:.1f}s".rjust(6)), ("left", duration(left))]
-        text = "  ".join(f"{key} {value}" if key else value for key, value in shown)
+        text = "  ".join(" ".join(filter(None, pair)) for pair in shown)
         line = f"round {done:>{width}}/{self.rounds}  {text}"
         self._last_round = now
         self._facts, self._text = text, ""
@@ -91,7 +91,8 @@ class Console:
     def _draw(self, now: float) -> None:
         assert self._bar is not None
         self._last_shown = now
-        self._bar.set_postfix_str("  ".join(filter(None, (self._facts, self._text))), refresh=True)
+        # what changes most comes first: the terminal cuts off what does not fit
+        self._bar.set_description_str("  ".join(filter(None, (self._text, self._facts))), refresh=True)
 
 
 class TerminalHandler(logging.Handler):

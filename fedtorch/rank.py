@@ -63,7 +63,10 @@ class Rank:
     def __init__(self, setting: Setting) -> None:
         config, engine = setting.config, setting.engine
         self.setting, self.config, self.comm, self.algorithm = setting, config, setting.comm, setting.algorithm
-        self.is_stateful = setting.algorithm.stateful(engine.private)
+        # an optimiser or a place in the data that a client keeps is state, whatever the algorithm
+        settings = {config.client, *(config.client_for(name) for name in config.per_client)}
+        keeps = any(hp.optimizer_state == "keep" or hp.steps is not None for hp in settings)
+        self.is_stateful = keeps or setting.algorithm.stateful(engine.private)
         self.homes = setting.topology.homes({client.name: self.cost(client) for client in setting.clients})
         judged = {name: float(sum(sizes.values())) for name, sizes in setting.task.manifest().items()}
         # a client is judged at its home; where clients are merged, or have no training data, homes do not cover them

@@ -107,8 +107,8 @@ class Runner:
             save(rank)
         if tracker is not None:
             self.result.reports.update({report.client: report for report in reports})
-            tracker.round(rank.round - 1, reports, self.result.weights, rank.seconds, rank.comm.meter.take(), {})
             self._track_scores(scores)
+            tracker.round(rank.round - 1, reports, self.result.weights, rank.seconds, rank.comm.meter.take())
 
     def _share_initial_weights(self) -> None:
         """Every rank starts from the server's model, all of it: rows added to an embedding are drawn at random."""
@@ -164,7 +164,13 @@ class Runner:
                 norm, largest = (torch.linalg.vector_norm(self.outgoing, p).item() for p in (2, torch.inf))
                 report = replace(report, norm=norm, max_abs=largest)
                 rank.updates.put(client.name, self.outgoing)
-            rank.store.stage(client.name, job.state)
+            if rank.is_stateful:
+                rank.store.stage(client.name, job.state)
+            elif job.state.tensors or job.state.numbers:
+                raise FedtorchError(
+                    f"{type(setting.algorithm).__name__} left something in a client's state, but its stateful() says "
+                    "that clients keep nothing; return True there, so that every client has a home"
+                )
         except (Stopped, FedtorchError):
             raise
         except Exception as error:  # goes into the report as a name; the text may quote the client's data

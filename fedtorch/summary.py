@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -21,8 +23,8 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
     """
     run = read_run(run_dir)
     metric = metric or run.metric()
-    console = console or Console(soft_wrap=True)
-    table = Table(title=f"{run.name}: {run.last_round} rounds", title_justify="left")
+    console = console or Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title=f"{run.name}: {run.last_round} rounds", title_justify="left", box=box.SIMPLE)
     table.add_column("client")
     for heading in ("examples", "final loss", "weight"):
         table.add_column(heading, justify="right")
@@ -30,13 +32,13 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
     columns = [] if scores is None else [scores]
     for folder in companions(run_dir):
         try:
-            scores = _scores(read_run(folder), metric)
+            other = read_run(folder)
         except ConfigError:
             continue
-        if scores is not None:
-            columns.append((f"{folder.name}: {scores[0]}", scores[1]))
+        if (scores := _scores(other, metric)) is not None:
+            columns.append((f"{other.setting('paradigm') or folder.name}: {scores[0]}", scores[1]))
     for heading, _ in columns:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs in columns)]
     for name in names:
         record = run.last.get(name, {})

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 RESULTS = "results.json"
 
+REFUSALS = (OSError, ValueError)
+"""What a terminal or pipe raises that is gone, closed, or cannot encode a client's name."""
+
 
 class Tracker:
     """Records, curves and console of one run; made on the server only, blocks on no other rank.
@@ -62,7 +65,7 @@ class Tracker:
                 self._steps[record["client"]] = record["first_step"] + len(record["loss"])
         self._console: Console | None = Console(progress, rounds, resume_round or 0)
         self._curves: Curves | None = None
-        self._shown_round, self._score = resume_round or 0, ("", "")
+        self._shown_round, self._score = resume_round or 0, ("", 0)
         if tensorboard:
             try:
                 self._curves = Curves(run_dir / "tensorboard", clients, client_limit, self._past)
@@ -86,8 +89,8 @@ class Tracker:
         """Round `round` (0-based) is over.
 
         reports: of the whole cohort. weights: of the clients whose updates were combined. seconds: per phase.
-        traffic: `bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn. extra: further numbers of the server, drawn as `round/<name>`
-        (a name with a slash is the tag itself).
+        traffic: `bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn.
+        extra: further numbers of the server, drawn as `round/<name>` (a name with a slash is the tag itself).
         """
         for report in reports:
             base = {"kind": "client", "round": round + 1, "client": report.client, "status": report.status}
@@ -124,14 +127,15 @@ class Tracker:
         self._shown_round = round + 1
         facts = [
             ("clients", f"{len(ok)}/{len(reports)}"),
-            ("loss", f"{'-' if record['loss'] is None else format(record['loss'], '.4g'):<6}"),
+            ("loss", "-     " if record["loss"] is None else f"{record['loss']:.4f}"),
         ]
         if self._score[0]:
-            facts.append(self._score)
+            text, judged = self._score
+            facts.append((text, "" if judged == round + 1 else f"(round {judged})"))
         if self._console is not None:
             try:
                 logger.debug(self._console.round(round + 1, facts))
-            except OSError as error:  # a closed terminal or pipe
+            except REFUSALS as error:
                 self._console = None
                 self._warn("the console is off", error)
 
@@ -154,10 +158,10 @@ class Tracker:
         name = self.metric if self.metric in result else next(iter(result), None)
         if name is not None and result[name]["count"]:
             total = result[name]
-            self._score = (f"{split} {name}", f"{total['micro']:.4f} of {total['count']}")
+            self._score = (f"{split} {name} {total['micro']:.4f} of {total['count']}", round + 1)
             if round + 1 <= self._shown_round:
                 width = len(str(self._console.rounds)) if self._console is not None else 1
-                text = f"{self._score[0]} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
+                text = f"{split} {name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
                 self.say(f"round {round + 1:>{width}}  {label} {text}")
         return result
 
@@ -166,7 +170,7 @@ class Tracker:
         if self._console is not None:
             try:
                 self._console.working(text)
-            except OSError as error:
+            except REFUSALS as error:
                 self._console = None
                 self._warn("the console is off", error)
 
@@ -176,7 +180,7 @@ class Tracker:
         if self._console is not None:
             try:
                 self._console.say(line)
-            except OSError as error:
+            except REFUSALS as error:
                 self._console = None
                 self._warn("the console is off", error)
 
@@ -192,8 +196,10 @@ class Tracker:
             partial.write_text(json.dumps(records.plain(table), indent=1) + "\n")
             os.replace(partial, path)
             if show:
+                if self._console is not None:
+                    self._console.close()
                 show_results(self.run_dir, metric=self.metric)
-        except OSError as error:
+        except REFUSALS as error:
             self._warn(f"could not write or show {path}", error)
 
     def close(self) -> None:
@@ -201,7 +207,7 @@ class Tracker:
         if self._console is not None:
             try:
                 self._console.close()
-            except OSError as error:
+            except REFUSALS as error:
                 self._warn("the console is off", error)
         if self._curves is not None:
             curves, self._curves = self._curves, None

@@ -46,11 +46,14 @@ class Ranks:
         """Process id of each rank."""
         return [process.pid or 0 for process in self.processes]
 
-    def join(self, timeout: float = 60.0) -> list[Outcome]:
-        """Wait for all ranks and return their outcomes by rank; those that are late are killed (exit code −9)."""
+    def join(self, timeout: float = 60.0, stopped: Sequence[int] = ()) -> list[Outcome]:
+        """Wait for all ranks and return their outcomes by rank; those that are late are killed (exit code −9).
+
+        stopped: ranks that will not end by themselves; killed as soon as the others have ended.
+        """
         give_up_at = time.monotonic() + timeout
         self.outcomes = [Outcome() for _ in self.processes]
-        pending = dict(zip(self.pipes, self.outcomes, strict=True))
+        pending = {p: o for r, (p, o) in enumerate(zip(self.pipes, self.outcomes, strict=True)) if r not in stopped}
         while pending and (left := give_up_at - time.monotonic()) > 0:
             for pipe in wait(list(pending), timeout=left):
                 assert isinstance(pipe, Connection)
@@ -59,7 +62,9 @@ class Ranks:
                     outcome.result, outcome.error = pipe.recv()
                 except EOFError:
                     outcome.error = "ended without a result"
-        for process, outcome in zip(self.processes, self.outcomes, strict=True):
+        for rank, (process, outcome) in enumerate(zip(self.processes, self.outcomes, strict=True)):
+            if rank in stopped:
+                process.kill()
             process.join(max(0.0, give_up_at - time.monotonic()))
             if process.is_alive():
                 outcome.error = outcome.error or f"still running after {timeout:g} s; killed"

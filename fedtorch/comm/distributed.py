@@ -209,10 +209,13 @@ class DistributedCommunicator(Communicator):
         try:
             self._liveness.beat(failed=True)
             while (suspects := self._liveness.unheard()) and time.monotonic() < give_up_at:
+                if self._liveness.left(first=True):
+                    break
                 time.sleep(0.05)
         except DeadlineError as error:
             raise DeadlineError(f"{error}; the collective ended with: {text}") from None
-        names = "; ".join(self._liveness.describe(rank) for rank in self._liveness.left() or suspects)
+        culprits = self._liveness.left(first=True) or suspects
+        names = "; ".join(self._liveness.describe(rank) for rank in culprits)
         raise DeadlineError(f"{names or 'every rank is alive, but a connection broke'} (gloo: {text})")
 
 

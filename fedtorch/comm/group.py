@@ -6,6 +6,7 @@ gloo reads a message of another length or dtype as garbage with exit code 0, or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import IntEnum
@@ -39,6 +40,12 @@ _COMPARED = ("magic", "operation", "sequence", "round", "length", "dtype", "prob
 _WIDTH = len(_COMPARED) + 1
 
 
+class Transfer:
+    """Something under way; the group can let go of it, which a list of works in some live frame would prevent."""
+
+    work: Any = None
+
+
 class Group:
     """Collectives over all ranks on CPU tensors; created at the first use, unusable after the first error.
 
@@ -51,6 +58,7 @@ class Group:
         self.sequence = 0
         self.is_broken = False
         self._store, self._liveness, self._on_error = store, liveness, on_error
+        self._transfers: set[Transfer] = set()
         self._inner: Any = None  # a ProcessGroupGloo; its collectives are missing in torch 2.13's type stubs
 
     def agree(
@@ -92,48 +100,55 @@ class Group:
         """Copy the server's tensor into all others; its length and dtype must be agreed on."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        self._run(lambda group: group.broadcast([tensor], options))
+        self.wait(self._start(lambda group: group.broadcast([tensor], options)))
 
-    def start_reduce(self, tensor: Tensor) -> dist.Work:
+    def start_reduce(self, tensor: Tensor) -> Transfer:
         """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""
         options = dist.ReduceOptions()
         options.rootRank = 0
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
         return self._start(lambda group: group.reduce([tensor], options))
 
-    def start_send(self, tensor: Tensor) -> dist.Work:
+    def start_send(self, tensor: Tensor) -> Transfer:
         """Begin to send to the server."""
         return self._start(lambda group: group.send([tensor], 0, 0))
 
-    def start_receive(self, tensor: Tensor, rank: int) -> dist.Work:
+    def start_receive(self, tensor: Tensor, rank: int) -> Transfer:
         """Begin to receive what `rank` sends next; in the order of these calls."""
         return self._start(lambda group: group.recv([tensor], rank, 0))
 
-    def wait(self, work: dist.Work) -> None:
+    def wait(self, transfer: Transfer) -> None:
         """Wait for something that was started."""
-        self._guard(work.wait)
+        self._guard(lambda: transfer.work.wait())
+        transfer.work = None
+        self._transfers.discard(transfer)
 
     def drop(self) -> None:
-        """Close the group; operations raise from now on."""
+        """Close the sockets; operations raise from now on."""
         self.is_broken = True
+        for transfer in self._transfers:
+            transfer.work = None
+        self._transfers.clear()
         self._inner = None
 
     def _gather_rows(self, mine: Tensor) -> list[list[int]]:
         options = dist.GatherOptions()
         options.rootRank = 0
         received = [[torch.zeros_like(mine) for _ in range(self.size)]] if self.rank == 0 else []
-        self._run(lambda group: group.gather(received, [mine], options))
+        self.wait(self._start(lambda group: group.gather(received, [mine], options)))
         return [row.tolist() for row in received[0]] if received else []
 
-    def _run(self, start: Callable[[Any], dist.Work]) -> None:
-        self.wait(self._start(start))
-
-    def _start(self, start: Callable[[Any], dist.Work]) -> dist.Work:
+    def _start(self, start: Callable[[Any], dist.Work]) -> Transfer:
         if self.is_broken:
             raise FedtorchError("this communicator has failed or was closed; it cannot be used any more")
-        works: list[dist.Work] = []
-        self._guard(lambda: works.append(start(self._connected())))
-        return works[0]
+        transfer = Transfer()
+
+        def begin() -> None:
+            transfer.work = start(self._connected())
+
+        self._guard(begin)
+        self._transfers.add(transfer)
+        return transfer
 
     def _connected(self) -> Any:
         if self._inner is None:
@@ -151,7 +166,8 @@ class Group:
             # out its timeout.
             text = str(error).splitlines()[0]
         self.drop()
-        self._on_error(text)
+        # "[file:line] Connection closed by peer [...]. This is typically ..."
+        self._on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])
 
 
 def problem_of(problem: Problem, client: int) -> int:

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from fedtorch.comm.group import Group, Op, Problem, problem_of
+from fedtorch.comm.group import Group, Op, Problem, Transfer, problem_of
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.errors import FedtorchError, PreflightError
@@ -100,7 +99,7 @@ class Holder:
         Three windows are on the way, so that reducing overlaps adding.
         """
         idle = [Accumulator(min(self.local.size, WINDOW), self.local.dtype) for _ in range(3)]
-        reducing: deque[tuple[dist.Work, Accumulator, int, int]] = deque()
+        reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
 
         def finish() -> None:
             work, accumulator, start, stop = reducing.popleft()
@@ -124,7 +123,7 @@ class Holder:
 
     def _send(self, grads: Sequence[Tensor], *, in_windows: bool) -> None:
         pieces = windows(self.local.size) if in_windows else iter([(0, self.local.size)])
-        sending: deque[dist.Work] = deque()
+        sending: deque[Transfer] = deque()
         for start, stop in pieces:
             for grad in grads:
                 sending.append(self.group.start_send(grad[start:stop]))

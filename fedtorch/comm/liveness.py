@@ -36,6 +36,7 @@ class Liveness:
         self._doing: dict[str, Any] = {"phase": "start", "round": 0, "client": "", "step": 0}
         self._count, self._written_at = 0, 0.0
         self._written: tuple[Any, ...] = ()
+        self._has_failed = False
         self._seen = {other: _Seen({}, time.monotonic()) for other in range(size) if other != rank}
 
     def beat(self, *, left: str = "", failed: bool = False, **doing: Any) -> None:
@@ -44,13 +45,14 @@ class Liveness:
         left: class name of the error with which this rank leaves. failed: a collective has failed on this rank.
         """
         self._doing.update(doing)
+        self._has_failed = self._has_failed or failed
         now = time.monotonic()
         what = (self._doing["phase"], self._doing["client"], left, failed)
         if what == self._written and now - self._written_at < min(EVERY_S, self.timeout_s / 4):
             return
         self._count += 1
         self._written, self._written_at = what, now
-        beat = {**self._doing, "count": self._count, "left": left, "failed": failed}
+        beat = {**self._doing, "count": self._count, "left": left, "failed": self._has_failed}
         self._store.set(f"heartbeat/{self.rank}", json.dumps(beat))
 
     def check(self, awaited: Collection[int]) -> None:
@@ -76,9 +78,10 @@ class Liveness:
         self.look()
         return [other for other, seen in self._seen.items() if not (seen.beat.get("failed") or seen.beat.get("left"))]
 
-    def left(self) -> list[int]:
-        """Ranks that left because of an error."""
-        return [other for other, seen in self._seen.items() if seen.beat.get("left")]
+    def left(self, *, first: bool = False) -> list[int]:
+        """Ranks that left because of an error; with `first` only those whose error was not a collective's."""
+        beats = {other: seen.beat for other, seen in self._seen.items() if seen.beat.get("left")}
+        return [other for other, beat in beats.items() if not (first and beat["failed"])]
 
     def describe(self, other: int) -> str:
         """One line on the rank: for how long it is silent and what it was doing then."""

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fedtorch.comm.base import Updates
-from fedtorch.comm.group import Op
+from fedtorch.comm.group import Op, Transfer
 from fedtorch.comm.holder import IN_FLIGHT, Holder, Term
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.update import Report
@@ -30,7 +29,7 @@ class RemoteUpdates(Updates):
     ) -> None:
         super().__init__(reports, holder.local.size, holder.local.dtype)
         self._holder, self._group, self._places, self._exchange = holder, holder.group, places, exchange
-        self._arriving: tuple[dist.Work, Tensor] | None = None
+        self._arriving: tuple[Transfer, Tensor] | None = None
 
     def finish(self, op: Op) -> None:
         """Tell the other ranks that the server is done, or has given up."""
@@ -96,7 +95,7 @@ class RemoteUpdates(Updates):
         width = min(self.size, WINDOW)
         idle = [torch.empty(width, dtype=self.dtype) for _ in range(IN_FLIGHT * len({rank for rank, _ in remote}))]
         expected = iter([(rank, stop - start) for start, stop in windows(self.size) for rank, _ in remote])
-        arriving: deque[tuple[dist.Work, Tensor, Tensor]] = deque()
+        arriving: deque[tuple[Transfer, Tensor, Tensor]] = deque()
 
         def expect() -> None:
             """Begin to receive into every idle buffer."""

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
+from transformers.utils import logging as hf_logging
 
 from fedtorch.errors import ConfigError
 
@@ -99,6 +100,7 @@ def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
     for name, tensor in model.state_dict().items():
         key = (tensor.data_ptr(), tensor.shape)
         state[name] = clones.setdefault(key, tensor.detach().cpu().clone())
+    hf_logging.disable_progress_bar()  # its bar would run into ours
     model.save_pretrained(folder, state_dict=state)
     tokenizer.save_pretrained(folder)
 

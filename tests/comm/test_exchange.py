@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,29 +11,218 @@ import torch
 from fedtorch.comm.base import Communicator, Updates
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.remote import Exchange
 from fedtorch.comm.reproducible import WINDOW
+from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.seeds import generator_for
 from fedtorch.update import Report, UpdateBuffer
-from tests.ranks import run_ranks
+from fedtorch.weights import digest_of
+from tests.ranks import expect_exit, run_ranks
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, -0.1, 0.25, 0.0, 0.2, 1.7, 1e-6)
-SIZE = 2 * WINDOW + 12_345  # three windows, the last one short
+SIZE = WINDOW + 12_345  # two windows, the second one short
 
 
-def update_of(name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(size, generator=generator_for(0, "test", name)).to(dtype) * 10.0 ** (len(name) - 9)
-
-
-def filled(comm: Communicator, homes: dict[str, int], size: int, dtype: torch.dtype) -> tuple[UpdateBuffer, list[Report]]:
-    """This rank's buffer and reports; most updates lie in files."""
-    folder = Path(f"/tmp/fedtorch-test-{hashlib.sha1(repr(homes).encode()).hexdigest()[:8]}-{comm.rank}")
-    local = UpdateBuffer(size, dtype, folder, memory_bytes=2 * size * dtype.itemsize)
+def fill(comm: Communicator, homes: dict[str, int], folder: str, size: int, dtype: torch.dtype) -> Any:
+    """This rank's buffer (most of it in files) and reports, in another order than the manifest's."""
+    local = UpdateBuffer(size, dtype, Path(folder) / str(comm.rank), memory_bytes=2 * size * dtype.itemsize)
     reports = []
     for name in reversed(NAMES):
         if homes[name] == comm.rank:
-            grad = update_of(name, size, dtype)
+            place = NAMES.index(name)
+            grad = torch.randn(size, generator=generator_for(0, "test", name), dtype=dtype) * 10.0 ** (place - 6)
             local.put(name, grad)
-            top = float(grad.abs().max()) if size else 0.0
-            reports.append(Report(name, examples=3, max_abs=top, norm=float(grad.double().norm())))
+            reports.append(Report(name, examples=place, max_abs=float(grad.abs().max()) if size else 0.0))
     return local, reports
+
+
+def one_round(comm: Communicator, homes: dict[str, int], folder: str, size: int, dtype: torch.dtype) -> Any:
+    """Digest of a weighted sum, of a median, of the updates as they come; order of the reports."""
+    local, reports = fill(comm, homes, folder, size, dtype)
+    comm.arrive("train", round=3)
+    gathered = comm.gather_reports(reports, round=3)
+
+    def combine(updates: Updates) -> torch.Tensor:
+        each = [update.clone() for update in updates]
+        for update in updates:  # leaving early must not confuse the ranks
+            assert torch.equal(update, each[0])
+            break
+        total = updates.weighted_sum(WEIGHTS)
+        for _ in updates:
+            assert torch.equal(total, updates.weighted_sum(WEIGHTS))  # while an update is on its way
+            break
+        middle = torch.stack([update[:1000] for update in each]).median(0).values
+        return torch.cat([total, middle, *each])
+
+    combined = comm.aggregate(local, gathered, combine, round=3)
+    if combined is None:
+        return None
+    return digest_of({"combined": combined}), [report.client for report in gathered], comm.meter.totals()["bytes_up"]
+
+
+def distributed_round(homes: dict[str, int], folder: str, exchange: Exchange, size: int, dtype: torch.dtype) -> Any:
+    with DistributedCommunicator.join(NAMES, timeout_s=30, exchange=exchange) as comm:
+        comm.preflight({"config": "same"})
+        return one_round(comm, homes, folder, size, dtype)
+
+
+def spread(ranks: list[int]) -> dict[str, int]:
+    return {name: ranks[place % len(ranks)] for place, name in enumerate(NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "hosts", "exchange", "dtype"),
+    [
+        (1, [0], "send", torch.float32),
+        (2, [1], "reduce", torch.float32),
+        (2, [0, 1], "send", torch.float32),  # the server works too
+        (3, [1, 2], "send", torch.float32),
+        (3, [2, 2, 1], "reduce", torch.float32),
+        (3, [0, 1, 2], "reduce", torch.float64),
+        (5, [4, 1], "auto", torch.float32),  # ranks 2 and 3 are idle
+        pytest.param(3, [1, 2], "send", torch.float64, marks=pytest.mark.slow),
+        pytest.param(5, [1, 2, 3, 4], "send", torch.float32, marks=pytest.mark.slow),
+        pytest.param(5, [1, 2, 3, 4], "reduce", torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_any_packing_and_transport_give_the_bits_of_one_process(
+    num_ranks: int, hosts: list[int], exchange: Exchange, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, dtype)
+    together = run_ranks(distributed_round, num_ranks, spread(hosts), str(tmp_path), exchange, SIZE, dtype)
+    assert together == [alone] + [None] * (num_ranks - 1)
+    assert alone[1] == list(NAMES)
+
+
+@pytest.mark.parametrize("size", [0, 1, WINDOW])
+@pytest.mark.parametrize("exchange", ["send", "reduce"])
+def test_edge_sizes(size: int, exchange: Exchange, tmp_path: Path) -> None:
+    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, torch.float32)
+    found = run_ranks(distributed_round, 3, spread([1, 2]), str(tmp_path), exchange, size, torch.float32)
+    assert found[0] == alone
+
+
+def small_round(exchange: Exchange, folder: str) -> Any:
+    """What an aggregation with no clients, a refused one and one weighted by hand give."""
+    with DistributedCommunicator.join(["a", "b"], timeout_s=20, exchange=exchange) as comm:
+        local = UpdateBuffer(3, torch.float32, Path(folder), 1 << 20)
+        reports = []
+        if comm.rank:
+            local.put("ab"[comm.rank - 1], torch.tensor([1.0, -2.0, 4.0]) * comm.rank)
+            reports = [Report("ab"[comm.rank - 1], max_abs=4.0 * comm.rank)]
+        gathered = comm.gather_reports(reports, round=1)
+        both = comm.aggregate(local, gathered, lambda updates: updates.weighted_sum([0.5, 0.25]), round=1)
+        second = comm.aggregate(local, gathered[1:], lambda updates: updates.weighted_sum([1.0]), round=1)
+        nobody = comm.aggregate(local, [], lambda updates: updates.weighted_sum([]), round=1)
+        return [None if tensor is None else tensor.tolist() for tensor in (both, second, nobody)]
+
+
+@pytest.mark.parametrize("exchange", ["send", "reduce"])
+def test_sums_a_reader_can_redo(exchange: Exchange, tmp_path: Path) -> None:
+    results = run_ranks(small_round, 3, exchange, str(tmp_path))
+    assert results[0] == [[1.0, -2.0, 4.0], [2.0, -4.0, 8.0], [0.0, 0.0, 0.0]]
+    assert results[1:] == [[None] * 3] * 2
+
+
+def send_down() -> Any:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=20) as comm:
+        flats = [torch.arange(5.0) + comm.rank, torch.arange(3) + comm.rank, torch.zeros(0)]
+        for flat in flats:
+            comm.broadcast(flat, clients=2)
+        return [flat.tolist() for flat in flats], comm.meter.totals()
+
+
+def test_broadcast_copies_the_servers_vector_and_counts_it() -> None:
+    results = run_ranks(send_down, 3)
+    assert [values for values, _ in results] == [[[0.0, 1.0, 2.0, 3.0, 4.0], [0, 1, 2], []]] * 3
+    payload = 5 * 4 + 3 * 8
+    server, worker, _ = (totals for _, totals in results)
+    assert (server["bytes_down"], server["physical_down"], server["messages_down"]) == (2 * payload, 2 * payload, 6)
+    assert (worker["bytes_down"], worker["physical_down"]) == (0, payload)
+
+
+def mismatched(case: str, folder: str) -> None:
+    """Rank 2 does something else than the others."""
+    with DistributedCommunicator.join(["a", "b"], timeout_s=10) as comm:
+        odd = comm.rank == 2
+        if case in ("length", "dtype"):
+            flat = torch.zeros(10 + (odd and case == "length"), dtype=torch.float64 if odd else torch.float32)
+            comm.broadcast(flat if case == "dtype" else flat.float())
+        elif case == "order":
+            comm.gather([], round=1) if odd else comm.broadcast(torch.zeros(10))
+        elif case == "skipped":
+            if not odd:
+                comm.share([], round=1)
+            comm.share([], round=2)
+        elif case == "round":
+            comm.gather([], round=2 if odd else 1)
+        else:
+            local = UpdateBuffer(4, torch.float32, Path(folder), 1 << 20)
+            if comm.rank:
+                local.put("ab"[comm.rank - 1], torch.ones(4))
+            if case == "twice":
+                reports = [Report("a")] if comm.rank else []
+            else:
+                reports = [Report("ab"[comm.rank - 1], max_abs=1.0)] if comm.rank else []
+            gathered = comm.gather_reports(reports, round=1)
+            if odd and case == "missing":
+                local.clear()
+            if odd and case == "short":
+                local._held["b"] = torch.ones(3)
+            comm.aggregate(local, gathered, lambda updates: updates.weighted_sum([0.5, 0.5]), round=1)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("length", "rank 2 has length 11, the server has length 10"),
+        ("dtype", "rank 2 has dtype torch.float64, the server has dtype torch.float32"),
+        ("order", "rank 2 has operation gather, the server has operation broadcast"),
+        ("skipped", "rank 2 has round 2, the server has round 1"),
+        ("round", "rank 2 has round 2, the server has round 1"),
+        ("missing", "rank 2 does not hold the update of a client it reported: client index 1"),
+        ("short", "rank 2 holds an update of another length or dtype than agreed: client index 1"),
+    ],
+)
+def test_a_rank_out_of_step_stops_all_ranks_with_one_clear_error(case: str, message: str, tmp_path: Path) -> None:
+    for outcome in expect_exit(mismatched, 3, case, str(tmp_path), timeout=30):
+        assert message in outcome.error
+        assert outcome.exit_code == PreflightError.exit_code
+
+
+def test_two_ranks_that_host_the_same_client_are_refused(tmp_path: Path) -> None:
+    outcomes = expect_exit(mismatched, 3, "twice", str(tmp_path), timeout=30)
+    assert "client `a` sent two report messages" in outcomes[0].error
+    assert outcomes[0].exit_code == PreflightError.exit_code
+    assert "rank 0 (the server) left the job with PreflightError" in outcomes[1].error
+
+
+def failing_combine(folder: str) -> None:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=10) as comm:
+        local = UpdateBuffer(4, torch.float32, Path(folder), 1 << 20)
+        reports = []
+        if comm.rank:
+            local.put("ab"[comm.rank - 1], torch.ones(4))
+            reports = [Report("ab"[comm.rank - 1], max_abs=1.0)]
+        gathered = comm.gather_reports(reports, round=1)
+
+        def combine(updates: Updates) -> torch.Tensor:
+            for _ in updates:
+                raise ZeroDivisionError("in the middle")
+            raise AssertionError
+
+        try:
+            comm.aggregate(local, gathered, combine, round=1)
+        except (ZeroDivisionError, FedtorchError) as error:
+            assert isinstance(error, FedtorchError if comm.rank else ZeroDivisionError)
+            assert not isinstance(error, DeadlineError)
+        else:
+            raise AssertionError("no error")
+        flat = torch.full((2,), float(comm.rank))
+        comm.broadcast(flat)  # the ranks are still in step
+        assert flat.tolist() == [0.0, 0.0]
+
+
+def test_a_combine_that_raises_ends_the_aggregation_on_every_rank(tmp_path: Path) -> None:
+    run_ranks(failing_combine, 3, str(tmp_path))

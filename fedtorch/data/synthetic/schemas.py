@@ -91,7 +91,6 @@ SCHEMAS: tuple[Schema, ...] = (
         (
             Table("books", (_TITLE, _GENRE, _YEAR, Column("pages", "number", _HUNDREDS), _key("authorid")), 48),
             Table("authors", (_key("authorid"), _NAME, _COUNTRY, _AGE), 16),
-            Table("branches", (Column("branch", "label"), _CITY, Column("seats", "number", _HUNDREDS)), 16),
         ),
     ),
     Schema(
@@ -109,7 +108,6 @@ SCHEMAS: tuple[Schema, ...] = (
                 64,
             ),
             Table("airlines", (_key("airlineid"), Column("airline", "label"), _COUNTRY, _FOUNDED), 16),
-            Table("pilots", (_NAME, _AGE, Column("hours", "number", _HUNDREDS), _key("airlineid")), 32),
         ),
     ),
     Schema(

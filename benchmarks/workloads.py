@@ -1,0 +1,187 @@
+"""What is timed: three federations on random tokens, each a task, a config, and nothing that has to be downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import T5Config, T5ForConditionalGeneration
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig, SystemConfig
+from fedtorch.seeds import generator_for
+from fedtorch.tasks.base import Scores, Task
+
+NUM_CLASSES = 8
+NEVER = 1_000_000  # rounds between checkpoints
+
+
+@dataclass(frozen=True)
+class RandomTokens(Task):
+    """Random token rows of one length, a different set for every client, and a model of one of three families.
+
+    sizes: training examples per client. There is no other split, so nothing is ever evaluated.
+    width, layers, heads, vocabulary: of the model; its feed-forward layers are four times as wide.
+    """
+
+    family: Literal["t5", "bert", "gpt2"]
+    sizes: tuple[int, ...]
+    length: int
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int = 4
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        """`c0`, `c1`, ... with their training examples."""
+        return self._manifest
+
+    @cached_property
+    def _manifest(self) -> dict[str, dict[str, int]]:
+        return {f"c{place}": {"train": size} for place, size in enumerate(self.sizes)}
+
+    def check(self, client: str) -> None:
+        """There is no file to check."""
+
+    def load(self, client: str, split: str) -> Sequence[Tensor]:
+        """Rows of tokens, shape (length,)."""
+        size = self._manifest[client][split]
+        rows = torch.randint(1, self.vocabulary, (size, self.length), generator=generator_for(0, "tokens", client))
+        return list(rows)
+
+    def build_model(self, seed: int) -> nn.Module:
+        """A model of the family with random weights."""
+        torch.manual_seed(seed)
+        if self.family == "t5":
+            return T5ForConditionalGeneration(
+                T5Config(
+                    vocab_size=self.vocabulary,
+                    d_model=self.width,
+                    d_ff=4 * self.width,
+                    d_kv=self.width // self.heads,
+                    num_heads=self.heads,
+                    num_layers=self.layers,
+                    pad_token_id=0,
+                    decoder_start_token_id=0,
+                )
+            )
+        if self.family == "bert":
+            return BertForSequenceClassification(
+                BertConfig(
+                    vocab_size=self.vocabulary,
+                    hidden_size=self.width,
+                    intermediate_size=4 * self.width,
+                    num_hidden_layers=self.layers,
+                    num_attention_heads=self.heads,
+                    max_position_embeddings=self.length,
+                    num_labels=NUM_CLASSES,
+                )
+            )
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=self.vocabulary,
+                n_embd=self.width,
+                n_layer=self.layers,
+                n_head=self.heads,
+                n_positions=self.length,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+
+    def collate(self, examples: Sequence[Tensor], train: bool) -> Tensor:
+        """Shape (examples, length)."""
+        return torch.stack(list(examples))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+        """T5 copies the second half of a row after reading the first, BERT finds a class, GPT-2 the next token."""
+        if self.family == "bert":
+            return model(input_ids=batch, labels=batch[:, 0] % NUM_CLASSES).loss * len(batch), len(batch)
+        if self.family == "t5":
+            source, target = batch.chunk(2, dim=1)
+            return model(input_ids=source, labels=target).loss * target.numel(), target.numel()
+        count = batch.numel() - len(batch)
+        return model(input_ids=batch, labels=batch).loss * count, count
+
+    def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[Any]:
+        """Never called: no client has an evaluation split."""
+        raise NotImplementedError
+
+    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        """Never called."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A federation and how it trains. rounds: how many are timed in one run."""
+
+    title: str
+    task: RandomTokens
+    client: ClientConfig
+    per_round: int | Literal["all"]
+    rounds: int
+
+    def config(self, folder: Path, *, rounds: int, **system: Any) -> Config:
+        """A config without evaluation, whose only checkpoint is the one after the last round."""
+        return Config(
+            run=RunConfig(name="benchmark", dir=str(folder)),
+            rounds=rounds,
+            task=self.task,
+            algorithm=FedAvg(),
+            client=self.client,
+            clients=ClientsConfig(per_round=self.per_round),
+            eval=EvalConfig(every=0),
+            checkpoint=CheckpointConfig(every=NEVER),
+            system=SystemConfig(device="cpu", threads=1, **system),
+        )
+
+
+def _uneven(num_clients: int, smallest: int, largest: int) -> tuple[int, ...]:
+    """Sizes between the two, most of them small, in no particular order."""
+    draws = torch.rand(num_clients, generator=generator_for(0, "sizes")).double()
+    return tuple((smallest * (largest / smallest) ** draws).round().long().tolist())
+
+
+WORKLOADS = {
+    "a": Workload(
+        title="8 very unequal silos, T5 of 2.9 M parameters, AdamW",
+        task=RandomTokens("t5", (6, 384, 48, 16, 192, 96, 24, 256), length=64, vocabulary=4096, width=192, layers=2),
+        client=ClientConfig(batch_size=8, schedule="linear"),
+        per_round="all",
+        rounds=3,
+    ),
+    "b": Workload(
+        title="1000 clients, 10 per round, BERT of 1.1 M parameters, AdamW",
+        task=RandomTokens("bert", _uneven(1000, 16, 160), length=48, vocabulary=2000, width=128, layers=4),
+        client=ClientConfig(batch_size=16),
+        per_round=10,
+        rounds=6,
+    ),
+    "c": Workload(
+        title="4 clients, GPT-2 of 60 M parameters, one step of SGD on one short row",
+        task=RandomTokens("gpt2", (1, 1, 1, 1), length=16, vocabulary=32_000, width=640, layers=8, heads=10),
+        client=ClientConfig(optimizer="sgd", lr=0.01, batch_size=1),
+        per_round="all",
+        rounds=5,
+    ),
+}
+
+
+def shrunk(workload: Workload) -> Workload:
+    """The same kind of federation, small enough for a test."""
+    task = replace(workload.task, sizes=(3, 9, 2, 5), length=8, vocabulary=32, width=16, layers=1, heads=2)
+    per_round = workload.per_round if workload.per_round == "all" else 3
+    return replace(workload, task=task, client=replace(workload.client, batch_size=4), per_round=per_round, rounds=2)
+
+
+def hosting(num_clients: int) -> Workload:
+    """Workload (b) with `num_clients` clients, all of which train in every round."""
+    task = replace(WORKLOADS["b"].task, sizes=(4,) * num_clients)
+    return replace(WORKLOADS["b"], title=f"{num_clients} clients", task=task, per_round="all", rounds=2)

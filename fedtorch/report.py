@@ -1,0 +1,98 @@
+"""Command line: runs -> a paper's table, with the published figures beside ours, and plots.
+
+    python -m fedtorch.report RUN [RUN ...] [--out DIR] [--metric NAME] [--format markdown|csv]
+
+Reads only metrics.jsonl and config.yaml of each run. A further report is a further entry of REPORTS, called as
+`python -m fedtorch.report NAME ...`; without a name it is `table`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtorch.errors import FedtorchError
+from fedtorch.paper_table import as_csv, build, markdown, read_all
+from fedtorch.plots import plot_run
+from fedtorch.runs import Run
+
+
+@dataclass(frozen=True)
+class Report:
+    """A kind of report. add: declares its arguments; make: reads the runs, writes files, prints."""
+
+    about: str
+    add: Callable[[argparse.ArgumentParser], None]
+    make: Callable[[argparse.Namespace], None]
+
+
+def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `table`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/my_run")
+    parser.add_argument("--out", type=Path, help="folder for table.md, table.csv and the plots; default: RUN/report")
+    parser.add_argument("--metric", help="score to show; default: the one the first run was selected by")
+    parser.add_argument("--format", choices=("markdown", "csv"), default="markdown", help="of what is printed")
+
+
+def make_table(args: argparse.Namespace) -> None:
+    """Print the table; write it and the plots of every run.
+
+    Raises:
+        ConfigError: a folder is no run, or no run has the metric.
+    """
+    runs = read_all(args.runs)
+    table = build(runs, args.metric)
+    texts = {"markdown": markdown(table), "csv": as_csv(table)}
+    sys.stdout.write(texts[args.format])
+    out: Path = args.out or args.runs[0] / "report"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(texts["markdown"])
+    (out / "table.csv").write_text(texts["csv"])
+    paths = [out / "table.md", out / "table.csv"]
+    for (_, run), prefix in zip(runs, _prefixes(runs), strict=True):
+        paths += plot_run(run, out, prefix)
+    print("\n".join(["", *(f"wrote {path}" for path in paths)]), file=sys.stderr)
+
+
+REPORTS = {
+    "table": Report("scores of every client, beside the published ones", add_table_arguments, make_table),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make a report; returns the exit code (0 done, 2 a folder or option is wrong, 8 the disk refused)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words.pop(0) if words and words[0] in REPORTS else "table"
+    others = "; ".join(f"{key}: {report.about}" for key, report in REPORTS.items())
+    parser = argparse.ArgumentParser(
+        prog=f"fedtorch.report {name}", description=f"{REPORTS[name].about}.", epilog=f"Reports: {others}"
+    )
+    REPORTS[name].add(parser)
+    args = parser.parse_args(words)
+    try:
+        REPORTS[name].make(args)
+    except FedtorchError as error:
+        print(f"fedtorch: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"fedtorch: could not write the report: {error}; set --out to another folder", file=sys.stderr)
+        return 8
+    return 0
+
+
+def _prefixes(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """In front of the plots' names: nothing for one run, else the run's name, numbered where two share it."""
+    if len(runs) == 1:
+        return [""]
+    names = [name.replace("/", "-") for name, _ in runs]
+    return [
+        f"{name}-" if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}-"
+        for i, name in enumerate(names)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

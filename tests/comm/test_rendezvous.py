@@ -1,0 +1,216 @@
+"""Meeting through the store, and naming the rank that does not come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.errors import DeadlineError, PreflightError
+from tests.ranks import expect_exit, run_ranks, start_ranks
+
+TIMEOUT_S = 2.0
+
+
+def meet_often() -> Any:
+    with DistributedCommunicator.join(["a"], timeout_s=20) as comm:
+        answers = [comm.arrive("train", round=k, stop=(k == 3 and comm.rank == 1)) for k in range(5)]
+        inner = comm._store.inner
+        comm.arrive("end", round=9)
+        # Nobody counts keys on a prefix store; ask for those that should be gone.
+        kept = [k for k in range(5) for r in (*range(comm.size), "verdict") if inner.check([f"meeting{k}/{r}"])]
+        comm.arrive("end", round=10)
+        return answers, kept
+
+
+def test_all_ranks_get_the_same_stop_answer_and_old_keys_are_deleted() -> None:
+    assert run_ranks(meet_often, 3) == [([False, False, False, True, False], [])] * 3
+
+
+def train_long() -> None:
+    with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S) as comm:
+        if comm.rank == 1:
+            for step in range(40):  # twice the timeout, with signs of life
+                comm.heartbeat(phase="train", round=1, client="a", step=step)
+                time.sleep(0.1)
+        comm.arrive("reports", round=1)
+
+
+def test_a_slow_rank_that_gives_signs_of_life_is_waited_for() -> None:
+    run_ranks(train_long, 3)
+
+
+def get_stuck(culprit: int) -> None:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
+        comm.preflight({})
+        comm.arrive("train", round=7)
+        comm.heartbeat(phase="train", round=7, client="a", step=12)
+        if comm.rank == culprit:
+            time.sleep(2 * TIMEOUT_S + 1)
+        comm.arrive("reports", round=7)
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_silent_rank_is_named_on_all_others(culprit: int) -> None:
+    outcomes = expect_exit(get_stuck, 3, culprit, timeout=30)
+    name = "rank 0 (the server)" if culprit == 0 else "rank 2"
+    for rank, outcome in enumerate(outcomes):
+        if rank != culprit:
+            assert f"{name} gave no sign of life for 2 s: client `a`, round 7, phase train, step 12" in outcome.error
+            assert outcome.exit_code == DeadlineError.exit_code
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_stopped_process_is_named_on_all_others(culprit: int, tmp_path: Path) -> None:
+    ranks = start_ranks(meet_until_told, 3, str(tmp_path / "stop"))
+    time.sleep(1.0)
+    os.kill(ranks.pids[culprit], signal.SIGSTOP)
+    outcomes = ranks.join(timeout=20, stopped=[culprit])
+    # Rank 0 hosts the store here, so the others cannot ask for its last words.
+    blame = "gave no answer for 2 s; its host (rank 0" if culprit == 0 else "rank 1 gave no sign of life for 2 s"
+    for rank, outcome in enumerate(outcomes):
+        if rank != culprit:
+            assert blame in outcome.error
+            assert outcome.exit_code == DeadlineError.exit_code
+
+
+def meet_until_told(flag: str) -> None:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
+        for k in range(10_000):
+            if comm.arrive("train", round=k, stop=os.path.exists(flag)):
+                return
+            time.sleep(0.01)
+
+
+def work_until_told(flag: str) -> None:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
+        flat = torch.zeros(100_000)
+        while not os.path.exists(flag):
+            comm.broadcast(flat)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_lost_in_a_collective_is_named_on_all_others(sent: signal.Signals, tmp_path: Path) -> None:
+    ranks = start_ranks(work_until_told, 3, str(tmp_path / "never"))
+    time.sleep(1.0)
+    os.kill(ranks.pids[2], sent)
+    outcomes = ranks.join(timeout=30, stopped=[2])
+    for outcome in outcomes[:2]:
+        assert "rank 2 gave no sign of life" in outcome.error
+        assert "phase broadcast" in outcome.error
+        assert outcome.exit_code == DeadlineError.exit_code
+
+
+def leave_with_an_error() -> None:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=20) as comm:
+        comm.heartbeat(phase="train", round=4, client="b", step=2)
+        if comm.rank == 2:
+            raise KeyError("the secret text of a client")
+        comm.arrive("reports", round=4)
+
+
+def test_a_rank_that_raises_is_named_at_once_without_its_text() -> None:
+    start = time.monotonic()
+    outcomes = expect_exit(leave_with_an_error, 3)
+    assert time.monotonic() - start < 15  # the timeout is 20
+    for outcome in outcomes[:2]:
+        assert "rank 2 left the job with KeyError: client `b`, round 4, phase train, step 2" in outcome.error
+        assert "secret" not in outcome.error
+
+
+def compare_facts(timeout_s: float) -> None:
+    with DistributedCommunicator.join(["a"], timeout_s=timeout_s) as comm:
+        facts = {"config": "abc", "seed": "0", "code": "1"}
+        if comm.rank == 1:
+            facts |= {"seed": "1", "torch": "2.13"}
+        if comm.rank == 2:
+            del facts["code"]
+        comm.preflight(facts)
+
+
+def test_preflight_lists_every_difference_on_every_rank() -> None:
+    for outcome in expect_exit(compare_facts, 3, 20.0):
+        for line in (
+            "seed: rank 1 has 1, the server has 0",
+            "torch: rank 1 has 2.13, the server has nothing",
+            "code: rank 2 has nothing, the server has 1",
+        ):
+            assert line in outcome.error
+        assert "config" not in outcome.error.split("PreflightError")[-1]
+        assert outcome.exit_code == PreflightError.exit_code
+
+
+def meet_for_different_things() -> None:
+    with DistributedCommunicator.join(["a"], timeout_s=20) as comm:
+        comm.arrive("train" if comm.rank else "evaluate", round=2)
+
+
+def test_ranks_at_different_phases_are_told() -> None:
+    for outcome in expect_exit(meet_for_different_things, 2):
+        assert "rank 1 arrived for phase train of round 2 and the server for phase evaluate of round 2" in outcome.error
+
+
+def stay_away() -> None:
+    if os.environ["RANK"] != "2":
+        with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S) as comm:
+            comm.preflight({})
+
+
+def test_a_rank_that_never_came_is_named() -> None:
+    for outcome in expect_exit(stay_away, 3)[:2]:
+        assert "rank 2 was never there in 2 s" in outcome.error
+
+
+def join_only() -> None:
+    DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S)
+
+
+def test_a_taken_port_is_named_with_the_variable_that_sets_it() -> None:
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        outcomes = expect_exit(join_only, 2, environ={"MASTER_PORT": str(port)}, timeout=20)
+    assert f"port {port} of 127.0.0.1 is taken" in outcomes[0].error
+    assert "MASTER_PORT" in outcomes[0].error
+    assert f"rank 1 found no store at MASTER_ADDR=127.0.0.1 MASTER_PORT={port}" in outcomes[1].error
+    assert [outcome.exit_code for outcome in outcomes] == [PreflightError.exit_code] * 2
+
+
+@pytest.mark.parametrize("key", ["RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"])
+def test_an_incomplete_environment_is_named(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(key)
+    with pytest.raises(PreflightError, match=key):
+        DistributedCommunicator.join(["a"])
+
+
+def talk() -> Any:
+    with DistributedCommunicator.join(["a", "b", "c"], timeout_s=20) as comm:
+        mine = [Message(NO_CLIENT, "numbers", numbers={"rank": comm.rank})]
+        if comm.rank == 1:
+            mine += [Message(2, "score", numbers={"f1": 0.1}), Message(0, "score", numbers={"f1": float("inf")})]
+        if comm.rank == 2:
+            mine = [Message(1, "score", lists={"curve": (0.1, 1e-300)})]
+        gathered = comm.gather(mine, round=1)
+        shared = comm.share([Message(NO_CLIENT, "decision", "stop", {"best": 0.3})] if comm.is_server else [], round=1)
+        return gathered, shared, comm.share([], round=2), comm.gather([], round=2)
+
+
+def test_messages_are_gathered_by_client_and_shared_with_all() -> None:
+    server, *workers = run_ranks(talk, 3)
+    gathered, shared, nothing, nobody = server
+    assert [(m.client, m.numbers.get("rank")) for m in gathered] == [(-1, 0), (-1, 1), (0, None), (1, None), (2, None)]
+    assert gathered[3].lists == {"curve": (0.1, 1e-300)}
+    assert shared == [Message(NO_CLIENT, "decision", "stop", {"best": 0.3})]
+    assert nothing == nobody == []
+    assert workers == [([], shared, [], [])] * 2

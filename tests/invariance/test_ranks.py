@@ -1,0 +1,187 @@
+"""The same bits for any number of ranks and any packing of clients onto them, interrupted or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import make_config, make_runner
+from ranks import expect_exit, run_ranks
+from toy import Quadratic
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.fednova import FedNova
+from fedtorch.algorithms.fedprox import FedProx
+from fedtorch.algorithms.local import Local
+from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.checkpoint import Checkpoints
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.config import (
+    CheckpointConfig,
+    ClientConfig,
+    ClientsConfig,
+    EvalConfig,
+    PartitionConfig,
+    ServerConfig,
+    SystemConfig,
+)
+from fedtorch.errors import Interrupted
+
+CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
+TASK = Quadratic(
+    clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, dropout=0.2, double=False
+)
+CLIENT = ClientConfig(optimizer="sgd", lr=0.05, batch_size=4)
+ADAM = ClientConfig(optimizer="adamw", lr=0.05, batch_size=4, optimizer_state="keep", schedule="linear")
+HEAD = PartitionConfig(private=("head",))
+
+# (algorithm, changes to the config): every one samples 5 of the 7 clients
+CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    "fedavg": (FedAvg(), {}),
+    "fedopt_lorar": (FedAvg(weights="lorar"), {"server": ServerConfig(optimizer="sgd", momentum=0.9)}),
+    "fedadam": (FedAvg(weights="equal"), {"server": ServerConfig(optimizer="adam", lr=0.1)}),
+    "fedprox": (FedProx(mu=0.1), {}),
+    "scaffold": (Scaffold(), {}),
+    "fednova": (FedNova(), {}),
+    "ditto": (Ditto(lam=0.5), {"client": ADAM}),
+    "private_head": (FedAvg(), {"client": ADAM, "partition": HEAD, "eval": EvalConfig(every=2)}),
+    "local": (Local(), {"paradigm": "local", "eval": EvalConfig(every=2)}),
+}
+ROUNDS = 4
+
+
+def run_case(name: str, folder: str, comm: Communicator | None = None, **changes: Any) -> tuple[str, Any]:
+    algorithm, settings = CASES[name]
+    clients = ClientsConfig() if name == "local" else ClientsConfig(per_round=5)
+    settings = {"client": CLIENT, "clients": clients, "rounds": ROUNDS, **settings, **changes}
+    result = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm).run()
+    return result.digest, result.scores
+
+
+def run_all_cases(folder: str, system: SystemConfig) -> dict[str, tuple[str, Any]]:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30, exchange=system.exchange) as comm:
+        return {name: run_case(name, folder, comm, system=system) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]]:
+    """Every case in one process, through no group at all."""
+    folder = str(tmp_path_factory.mktemp("alone"))
+    return {name: run_case(name, folder) for name in CASES}
+
+
+@pytest.mark.parametrize(
+    ("size", "system"),
+    [
+        (2, SystemConfig()),
+        (3, SystemConfig(exchange="reduce")),
+        (3, SystemConfig(exchange="send")),
+        (3, SystemConfig(server_works=True, update_memory_mb=1)),
+        (5, SystemConfig()),
+        (9, SystemConfig()),  # one worker more than clients
+    ],
+    ids=["2", "3-reduce", "3-send", "3-server-works", "5", "9-idle-rank"],
+)
+def test_any_number_of_ranks_gives_the_bits_of_one_process(
+    size: int, system: SystemConfig, alone: dict[str, tuple[str, Any]], tmp_path: Path
+) -> None:
+    server, *workers = run_ranks(run_all_cases, size, str(tmp_path), system)
+    for name, (digest, scores) in alone.items():
+        assert server[name][0] == digest, name
+        assert server[name][1] == scores, name
+    assert all(outcome[0] == "" for worker in workers for outcome in worker.values())
+
+
+def test_small_memory_for_updates_and_states_changes_nothing(
+    alone: dict[str, tuple[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for a single update and no state, everything else goes through files."""
+    for name in ("fedavg", "scaffold", "ditto"):
+        algorithm, settings = CASES[name]
+        settings = {"client": CLIENT, "clients": ClientsConfig(per_round=5), "rounds": ROUNDS, **settings}
+        runner = make_runner(make_config(tmp_path / name, TASK, algorithm, **settings))
+        runner.rank.updates.capacity = 1
+        runner.rank.store.memory_bytes = 0
+        assert runner.run().digest == alone[name][0]
+
+
+def run_until(name: str, folder: str, last: int, die_at: int | None = None, resume: int | None = None) -> str | None:
+    """One of several ranks: train `last` rounds in all; rank `die_at` kills itself at the first step after round 2."""
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=5) as comm:
+        return train(name, folder, comm, last, die_at, resume)
+
+
+def train(name: str, folder: str, comm: Communicator | None, last: int, die_at: int | None, resume: int | None) -> str:
+    algorithm, settings = CASES[name]
+    clients = ClientsConfig() if name == "local" else ClientsConfig(per_round=5)
+    saving = CheckpointConfig(every=1, keep=1)
+    settings = {"client": CLIENT, "clients": clients, "rounds": last, "checkpoint": saving, **settings}
+    runner = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm)
+
+    def stop() -> bool:
+        if runner.rank.comm.rank == die_at and runner.rank.round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    runner.setting = replace(runner.setting, stop=stop)
+    runner.rank.setting = runner.setting
+    return runner.run(resume).digest
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "victim", "again"),
+    [
+        ("fedopt_lorar", 0, 4),
+        ("scaffold", 2, 2),
+        ("private_head", 1, 4),
+        pytest.param("ditto", 2, 2, marks=SLOW),
+        pytest.param("ditto", 0, 5, marks=SLOW),
+        pytest.param("local", 2, 4, marks=SLOW),
+        pytest.param("scaffold", 0, 4, marks=SLOW),
+        pytest.param("fedopt_lorar", 1, 2, marks=SLOW),
+    ],
+)
+def test_killed_and_resumed_on_another_number_of_ranks_gives_the_same_bits(
+    name: str, victim: int, again: int, alone: dict[str, tuple[str, Any]], tmp_path: Path
+) -> None:
+    outcomes = expect_exit(run_until, 3, name, str(tmp_path), ROUNDS, victim)
+    assert outcomes[victim].exit_code == -signal.SIGKILL
+    assert all(outcome.exit_code for outcome in outcomes)
+    found = Checkpoints(tmp_path / name / "checkpoints", keep=1).latest()
+    assert found is not None and found.round in (1, 2)
+    digests = run_ranks(run_until, again, name, str(tmp_path), ROUNDS, None, found.round)
+    assert digests[0] == alone[name][0]
+
+
+def test_interrupted_in_one_process_and_resumed_gives_the_same_bits(
+    alone: dict[str, tuple[str, Any]], tmp_path: Path
+) -> None:
+    for name in CASES:
+        algorithm, settings = CASES[name]
+        clients = ClientsConfig() if name == "local" else ClientsConfig(per_round=5)
+        config = make_config(
+            tmp_path / name, TASK, algorithm, **{"client": CLIENT, "clients": clients, "rounds": ROUNDS, **settings}
+        )
+        calls = 0
+
+        def stop() -> bool:
+            nonlocal calls
+            calls += 1
+            return calls > 60
+
+        with pytest.raises(Interrupted):
+            make_runner(config, stop=stop).run()
+        runner = make_runner(config)
+        found = runner.setting.checkpoints.latest()
+        assert found is not None
+        assert runner.run(found.round).digest == alone[name][0], name
