@@ -52,7 +52,7 @@ def best_half(steps: Sequence[int]) -> list[int]:
 def plain_rounds(workload: Workload, rounds: int, share: Share, on_round: Callable[[], None]) -> Tensor:
     """Train `rounds` rounds, calling `on_round` after each, and return the final weights, flat."""
     task, hp, seed = workload.task, workload.client, 0
-    model = task.build_model(seed_for(seed, "model"))
+    model = task.build_model(seed)
     parameters = list(model.parameters())
     optimizer = OPTIMIZERS[hp.optimizer](parameters, hp.lr)
     weights = torch.cat([parameter.detach().view(-1) for parameter in parameters])

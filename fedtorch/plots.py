@@ -25,7 +25,13 @@ def plot_run(run: Run, out: Path, prefix: str = "") -> list[Path]:
     }
     for (label, split, metric), (clients, averages) in _scores(run).items():
         stem = re.sub(r"[^A-Za-z0-9_-]", "_", f"{split}_{metric}" + ("" if label == "training" else f"_{label}"))
-        charts[stem] = (f"{metric} on {split}" + ("" if label == "training" else f" ({label})"), "round", metric, clients, averages)
+        charts[stem] = (
+            f"{metric} on {split}" + ("" if label == "training" else f" ({label})"),
+            "round",
+            metric,
+            clients,
+            averages,
+        )
     paths = []
     for stem, (title, x, y, lines, heavy) in charts.items():
         if lines:

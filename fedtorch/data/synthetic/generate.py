@@ -37,7 +37,7 @@ class Plan:
     patterns: tuple[str, ...]
 
 
-# Three size classes, as in Lorar's federation (specs of the eight real sets: 4347 to 78 training questions).
+# Three size classes and a factor of twenty between them, as in the eight real sets (4347 to 78 training questions).
 PLANS: dict[str, Plan] = {
     "library": Plan(1200, 40, 60, _HARD),
     "airline": Plan(800, 40, 60, _HARD),

@@ -82,7 +82,10 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         "both",
-        ("list the {a} of {t} with {x} '{v}' and {n} above {m}", "show the {a} of {t} whose {x} is '{v}' and {n} above {m}"),
+        (
+            "list the {a} of {t} with {x} '{v}' and {n} above {m}",
+            "show the {a} of {t} whose {x} is '{v}' and {n} above {m}",
+        ),
         "select {a} from {t} where {x} = '{v}' and {n} > {m}",
     ),
     Pattern(

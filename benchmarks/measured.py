@@ -1,0 +1,151 @@
+"""What one rank does while it is measured: the runner as a user starts it, or the plain loop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.plain import Share, plain_rounds
+from benchmarks.workloads import Workload
+from fedtorch import yaml_config
+from fedtorch.build import build
+from fedtorch.checkpoint import Checkpoints
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.local import LocalCommunicator
+from fedtorch.rank import Setting
+from fedtorch.runner import Runner
+from fedtorch.track import Tracker
+from fedtorch.update import Report
+
+# The first round pays for memory that is touched for the first time, the runner's last for a checkpoint.
+NOT_TIMED = 2
+
+
+@dataclass
+class Timing:
+    """Of one rank. round_s: of each timed round. phases_s, moved: mean per timed round, by the runner's names."""
+
+    round_s: list[float]
+    phases_s: dict[str, float] = field(default_factory=dict)
+    moved: dict[str, float] = field(default_factory=dict)
+    weights: Tensor | None = None
+
+
+class Watch:
+    """Takes the place of the tracker: notes when each round ended."""
+
+    def __init__(self) -> None:
+        self.ends = [time.perf_counter()]
+        self.phases: list[Mapping[str, float]] = []
+        self.moved: list[Mapping[str, float]] = []
+
+    def round(
+        self,
+        round: int,
+        reports: Sequence[Report],
+        weights: Mapping[str, float],
+        seconds: Mapping[str, float],
+        traffic: Mapping[str, float],
+        *extra: Any,
+    ) -> None:
+        """A round has ended."""
+        self.ends.append(time.perf_counter())
+        self.phases.append(dict(seconds))
+        self.moved.append(dict(traffic))
+
+    def working(self, text: str) -> None:
+        """Called in every step."""
+
+    def timing(self, rounds: int) -> Timing:
+        """Of the rounds that count."""
+        timed = slice(1, 1 + rounds)
+        lengths = [end - start for start, end in zip(self.ends, self.ends[1:], strict=False)]
+        return Timing(lengths[timed], _mean(self.phases[timed]), _mean(self.moved[timed]))
+
+
+class WatchedTracker(Tracker):
+    """The real tracker with a watch beside it."""
+
+    def __init__(self, folder: Path, clients: Sequence[str], rounds: int) -> None:
+        super().__init__(folder, clients=clients, rounds=rounds, progress="off")
+        self.watch = Watch()
+
+    def round(self, round: int, reports: Sequence[Report], *args: Any) -> None:
+        """Track, then note the time."""
+        super().round(round, reports, *args)
+        self.watch.round(round, reports, *args)
+
+
+def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, **system: Any) -> Timing:
+    """Run the workload with as many ranks as there are; this rank's timing. keep: also the final weights."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rounds = workload.rounds + NOT_TIMED
+    folder = Path(tempfile.gettempdir()) / f"fedtorch-benchmark-{os.environ['MASTER_PORT']}"
+    config = workload.config(folder, rounds=rounds, **system)
+    parts = build(config, num_ranks=size, rank=rank)
+    comm: Communicator = (
+        LocalCommunicator(parts.names) if size == 1 else DistributedCommunicator.join(parts.names, timeout_s=120)
+    )
+    tracker: Any = Watch()
+    if tracking and rank == 0:
+        tracker = WatchedTracker(folder, parts.names, rounds)
+    watch = tracker.watch if isinstance(tracker, WatchedTracker) else tracker
+    try:
+        with comm:
+            comm.preflight(parts.facts())
+            setting = Setting(
+                config=config,
+                task=parts.task,
+                training=parts.training,
+                algorithm=parts.algorithm,
+                clients=parts.clients,
+                engine=parts.engine,
+                comm=comm,
+                topology=parts.topology,
+                checkpoints=Checkpoints(folder / "checkpoints", keep=1),
+                config_record=yaml_config.to_dict(config),
+                facts=parts.facts(),
+                stop=lambda: False,
+                tracker=tracker,
+            )
+            runner = Runner(setting)
+            runner.run()
+            if isinstance(tracker, Tracker):
+                tracker.close()
+    finally:
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    timing = watch.timing(workload.rounds)
+    timing.weights = runner.rank.shared.clone() if keep else None
+    return timing
+
+
+def time_plain(workload: Workload, keep: bool = False) -> Timing:
+    """Run the plain loop on one rank or two; this rank's timing."""
+    share = Share(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    if share.size > 1:
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.zeros(1))  # connects the two, so that both start at the same time
+    watch = Watch()
+    weights = plain_rounds(workload, workload.rounds + NOT_TIMED, share, lambda: watch.round(0, (), {}, {}, {}))
+    if share.size > 1:
+        dist.destroy_process_group()
+    timing = watch.timing(workload.rounds)
+    timing.weights = weights if keep else None
+    return timing
+
+
+def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}

@@ -1,0 +1,228 @@
+"""The report reads what runs recorded, and puts the published figures beside it."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import yaml
+
+from fedtorch.published import LORAR, PAPERS, find
+from fedtorch.report import REPORTS, main
+from fedtorch.runs import read_run
+from fedtorch.track import Tracker
+from fedtorch.update import Report
+
+CONFIG = {
+    "paradigm": "federated",
+    "rounds": 60,
+    "task": {"data": "data/text2sql", "max_train": None, "max_test": None, "model": {"name": "t5-base"}},
+    "client": {"accumulation": 16},
+    "eval": {"select_by": "exact_match"},
+}
+CORRECT = {"advising": 300, "atis": 200, "yelp": 6}
+SIZES = dict(zip(LORAR.clients, LORAR.sizes, strict=True))
+
+
+def make_run(
+    folder: Path,
+    *,
+    name: str = "fedopt_lorar",
+    seed: int = 1,
+    rounds: int = 2,
+    correct: dict[str, int] | None = CORRECT,
+    split: str = "test",
+    failing: str = "",
+    **config: Any,
+) -> Path:
+    """A run folder as a run leaves it; without `correct` it was never evaluated, with `split: dev` not finished."""
+    folder.mkdir(parents=True)
+    settings = {"run": {"name": name, "seed": seed, "dir": str(folder)}, **CONFIG, **config}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    track = Tracker(folder, clients=list(CORRECT), rounds=2, tensorboard=False, progress="off")
+    for round in range(rounds):
+        reports = [
+            Report(client, status="failed:ValueError" if client == failing else "ok", loss_mean=1.0, curve=(1.0, 0.5))
+            for client in CORRECT
+        ]
+        for i in range(2 if correct else 0):
+            track.evaluation(round - 1 + i, "dev", {client: {"exact_match": (0, 1)} for client in CORRECT}, "training")
+        track.round(round, reports, dict.fromkeys(CORRECT, 0.5), {}, {})
+    if correct:
+        scores = {client: {"exact_match": (n, SIZES[client]), "f1": (0.5, 1)} for client, n in correct.items()}
+        track.evaluation(rounds - 1, split, scores, "final" if split == "test" else "training")
+    track.close()
+    return folder
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return {row[0]: row[1:] for row in cells}
+
+
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=lambda paper: paper.name)
+def test_published_figures_are_consistent(paper: Any) -> None:
+    assert len(paper.sizes) == len(paper.clients)
+    for name, row in paper.rows.items():
+        counts = [round(percent * size / 100) for percent, size in zip(row.percent, paper.sizes, strict=True)]
+        for count, percent, size in zip(counts, row.percent, paper.sizes, strict=True):
+            assert abs(100 * count / size - percent) <= 0.00501, (name, percent)
+        assert sum(counts) == row.correct, name
+        assert abs(fmean(row.percent) - row.macro) <= 0.01001, name  # a mean of rounded figures, rounded
+        assert abs(100 * row.correct / sum(paper.sizes) - row.micro) <= 0.00501, name
+
+
+def test_lorars_table_is_whole() -> None:
+    assert len(LORAR.rows) == 10 and sum(LORAR.sizes) == 1679
+    assert LORAR.rows["fedopt_lorar"].percent[list(LORAR.clients).index("atis")] == 52.35
+
+
+def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    assert main([str(run)]) == 0
+    out = capsys.readouterr().out
+    table = rows(out)
+    assert table["run"][:3] == ["split", "Advising (573)", "ATIS (447)"] and table["run"][-3] == "Macro"
+    ours = table["fedopt_lorar"]
+    assert ours[:3] == ["test", "52.36", "44.74"]
+    assert ours[3:8] == ["-"] * 5
+    assert ours[8:] == ["25.00", "40.70", "48.47", "506 of 1044"]  # 506 / 1044
+    assert table["published: FedOPT_lorar"][-3:] == ["62.55", "69.39", "1165 of 1679"]
+    assert "differs" not in out and "tables 2 and 3" in out
+    assert (run / "report" / "table.md").read_text() == out
+    (line, published) = csv.DictReader((run / "report" / "table.csv").open())
+    assert (line["run"], line["atis"], line["atis_examples"]) == ("fedopt_lorar", "44.7427", "447")
+    assert published["micro"] == "69.3900"
+    names = ["dev_exact_match.png", "loss_rounds.png", "loss_steps.png", "weights.png"]
+    assert sorted(path.name for path in (run / "report").glob("*.png")) == names
+    assert all((run / "report" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_two_files_are_all_a_report_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    main([str(run), "--out", str(tmp_path / "out")])
+    first = capsys.readouterr().out
+    (tmp_path / "copy").mkdir()
+    for name in ("metrics.jsonl", "config.yaml"):
+        shutil.copy(run / name, tmp_path / "copy")
+    main([str(tmp_path / "copy"), "--out", str(tmp_path / "out2")])
+    assert capsys.readouterr().out == first
+
+
+def test_what_differs_from_the_paper_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = {"data": "synthetic", "max_train": 100, "max_test": None, "model": {"name": "t5-small"}}
+    run = make_run(tmp_path / "a", task=task, **{"rounds_": 3})
+    with (run / "config.yaml").open("a") as file:
+        file.write("rounds: 5\n")
+    main([str(run)])
+    out = capsys.readouterr().out
+    for text in (
+        "task.model.name t5-small (paper: t5-base)",
+        "task.data synthetic (paper: text2sql-data)",
+        "task.max_train 100 (paper: all)",
+        "rounds 5 (paper: 60)",
+    ):
+        assert text in out
+
+
+def test_runs_that_differ_only_in_the_seed_share_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, correct in ((1, 6), (2, 12), (3, 12)):
+        make_run(tmp_path / str(seed), seed=seed, correct={"yelp": correct})
+    make_run(tmp_path / "other", rounds=1, client={"accumulation": 4})
+    main([str(tmp_path / name) for name in ("1", "2", "3", "other")])
+    table = rows(capsys.readouterr().out)
+    spread = f"{fmean((25, 50, 50)):.2f} ± {stdev((25, 50, 50)):.2f}"
+    assert table["fedopt_lorar (n=3)"][8:] == [spread, spread, spread, "10 of 24"]
+    assert table["fedopt_lorar"][8] == "25.00"
+    assert list(table).count("published: FedOPT_lorar") == 1
+    assert len(list((tmp_path / "1" / "report").glob("fedopt_lorar-*-weights.png"))) == 4
+
+
+def test_the_run_beside_a_run_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    make_run(run / "compare", name="fedopt_lorar-local", paradigm="local")
+    main([str(run)])
+    table = rows(capsys.readouterr().out)
+    assert list(table)[2:] == [
+        "fedopt_lorar",
+        "published: FedOPT_lorar",
+        "fedopt_lorar-local",
+        "published: Finetuning",
+    ]
+
+
+def test_a_run_that_is_still_going_shows_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a", rounds=1, split="dev", failing="atis")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind":"client","rou')
+    assert main([str(run)]) == 0
+    out = capsys.readouterr().out
+    assert rows(out)["fedopt_lorar"][:3] == ["dev", "52.36", "44.74"]
+    assert "not finished: 1 of 2 rounds" in out and "failed rounds: atis 1" in out
+    assert "judged on dev, the published row on test" in out
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_run_without_evaluation_is_a_row_of_dashes(
+    tmp_path: Path, rounds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(make_run(tmp_path / "a", correct=None, rounds=rounds))]) == 0
+    out = capsys.readouterr().out
+    assert set(rows(out)["fedopt_lorar"]) == {"-"} and "not evaluated yet" in out
+
+
+def test_other_test_sets_than_the_papers_show_in_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a", correct=None)
+    track = Tracker(run, clients=["atis"], rounds=2, tensorboard=False, progress="off", resume_round=2)
+    track.evaluation(1, "test", {"atis": {"exact_match": (10, 40)}}, "final")
+    track.close()
+    main([str(run)])
+    out = capsys.readouterr().out
+    assert rows(out)["fedopt_lorar"][2] == "25.00 of 40" and "atis 40 (447)" in out
+
+
+def test_another_metric_and_csv_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    assert main(["table", str(run), "--metric", "f1", "--format", "csv"]) == 0
+    (line,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert (line["metric"], line["macro"], line["correct"]) == ("f1", "50.0000", "1.5")
+    assert main([str(run), "--metric", "bleu"]) == 2
+    assert "--metric is bleu but the runs have exact_match, f1" in capsys.readouterr().err
+
+
+def test_a_missing_run_is_error_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert "metrics.jsonl does not exist" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").touch()  # a run that died at once
+    (tmp_path / "config.yaml").write_text("a: [")
+    assert main([str(tmp_path)]) == 2
+    (tmp_path / "config.yaml").unlink()
+    assert main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "title"),
+    [
+        ({"run": {"name": "fedopt"}}, "FedOPT"),
+        ({"run": {"name": "mine", "published": "lorar/fedprox_lorar"}}, "FedProx_lorar"),
+        ({"run": {"name": "seed3-fedavg"}}, "FedAvg"),
+        ({"run": {"name": "mine"}}, None),
+        ({"run": {"name": "mine", "published": "other/fedopt"}}, None),
+    ],
+)
+def test_a_published_row_is_found_by_key_or_name(tmp_path: Path, config: dict[str, Any], title: str | None) -> None:
+    run = make_run(tmp_path / "a")
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    found = find(read_run(run))
+    assert (None if found is None else found[1].title) == title
+
+
+def test_every_report_explains_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in REPORTS:
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        assert end.value.code == 0 and "--out" in capsys.readouterr().out
