@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from fedtorch.tasks.base import Merged, Task
 from fedtorch.train.engine import Engine
 from fedtorch.weights import Partition
 from fedtorch.yaml_config import digest
+
+log = logging.getLogger(__name__)
 
 # With more clients than this, a rank does not read all its clients' files before the first round.
 CHECKED_CLIENTS = 100
@@ -67,6 +70,8 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
     training = Merged(task) if config.paradigm == "centralized" else task
     clients = training_clients(training)
+    if rank == 0 and (empty := [name for name, sizes in training.manifest().items() if not sizes.get("train")]):
+        log.warning("%d clients have no training examples and take no part: %s", len(empty), ", ".join(empty[:10]))
     config.check_clients([client.name for client in clients])
     for hp in {config.client_for(client.name) for client in clients}:
         algorithm.check(hp)
@@ -75,14 +80,19 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     topology = Topology(num_ranks, bool(server_works))
     check_data(task, clients, topology, rank)
     if engine is None:
-        engine = Engine(
-            task.build_model(config.run.seed),
-            _partition(config),
-            device(config.system.device),
-        )
+        where = device(config.system.device)
+        try:
+            engine = Engine(task.build_model(config.run.seed), _partition(config), where)
+        except ValueError as error:  # a pattern that matches nothing
+            raise ConfigError(str(error)) from error
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
+        )
+    known = task.metrics()
+    if config.eval.select_by is not None and config.eval.select_by not in known:
+        raise ConfigError(
+            f"eval.select_by is {config.eval.select_by} but the task `{config.task_name}` measures {', '.join(known)}"
         )
     return Parts(config, task, training, algorithm, clients, names, topology, engine)
 

@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a config; returns the exit code (0 done, 2 config, 3 data, ... 75 interrupted; see `errors`)."""
     args = _parser().parse_args(arguments)
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if args.dry_run and args.ranks:
+        num_ranks = args.ranks
     stop = StopFlag()
     config: Config | None = None
     try:
@@ -243,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run", action="store_true", help="print config, placement, bytes and memory; train nothing"
     )
+    parser.add_argument("--ranks", type=int, help="with --dry-run: describe a run on so many ranks")
     return parser
 
 

@@ -35,6 +35,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder for table.md, table.csv and the plots; default: RUN/report")
     parser.add_argument("--metric", help="score to show; default: the one the first run was selected by")
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown", help="of what is printed")
+    parser.add_argument("--no-plots", action="store_true", help="write the table only")
 
 
 def make_table(args: argparse.Namespace) -> None:
@@ -52,7 +53,7 @@ def make_table(args: argparse.Namespace) -> None:
     (out / "table.md").write_text(texts["markdown"])
     (out / "table.csv").write_text(texts["csv"])
     paths = [out / "table.md", out / "table.csv"]
-    for (_, run), prefix in zip(runs, _prefixes(runs), strict=True):
+    for (_, run), prefix in zip([] if args.no_plots else runs, _prefixes(runs), strict=False):
         paths += plot_run(run, out, prefix)
     print("\n".join(["", *(f"wrote {path}" for path in paths)]), file=sys.stderr)
 
@@ -80,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"fedtorch: could not write the report: {error}; set --out to another folder", file=sys.stderr)
         return 8
+    except ModuleNotFoundError as error:
+        print(f"fedtorch: the plots need {error.name}: install it, or give --no-plots", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -24,3 +24,30 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data not found in {folder}; set FEDTORCH_SHARED_DATA")
     return folder.resolve()
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared text-to-SQL folder of three clients with a few rows each; copy it before changing it."""
+    from fedtorch.data.folder import write_client, write_manifest
+    from fedtorch.data.text2sql import source_text, target_text
+    from fedtorch.data.vocabulary import train_vocabulary
+
+    root = tmp_path_factory.mktemp("tiny") / "data"
+    clients = {}
+    texts: list[str] = []
+    for name, table, size in (("north", "river", 12), ("south", "lake", 6), ("west", "hill", 3)):
+        schema = f"| {table} : name , length"
+        rows = [
+            {
+                "question": f"which {table} is longer than {10 * i} ?",
+                "sql": f"SELECT name FROM {table} WHERE length > {10 * i} ;",
+            }
+            for i in range(size + 4)
+        ]
+        splits = {"train": rows[:size], "dev": rows[size : size + 2], "test": rows[size + 2 :]}
+        clients[name] = write_client(root, name, splits, facts={"schema": schema})
+        texts += [source_text(row["question"], schema) for row in rows] + [target_text(row["sql"]) for row in rows]
+    train_vocabulary(texts, root / "tokenizer", size=120)
+    write_manifest(root, "text2sql", clients=clients, record={"made by": "the tests"})
+    return root

@@ -73,7 +73,8 @@ def test_published_figures_are_consistent(paper: Any) -> None:
             assert abs(100 * count / size - percent) <= 0.00501, (name, percent)
         assert sum(counts) == row.correct, name
         assert abs(fmean(row.percent) - row.macro) <= 0.01001, name  # a mean of rounded figures, rounded
-        assert abs(100 * row.correct / sum(paper.sizes) - row.micro) <= 0.00501, name
+        # 0.01 and not half of it: FedOPT_equal's 1144 of 1679 is 68.136, printed as 68.13
+        assert abs(100 * row.correct / sum(paper.sizes) - row.micro) < 0.01, name
 
 
 def test_lorars_table_is_whole() -> None:
@@ -104,21 +105,21 @@ def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys
 
 def test_two_files_are_all_a_report_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a")
-    main([str(run), "--out", str(tmp_path / "out")])
+    main(["--no-plots", str(run), "--out", str(tmp_path / "out")])
     first = capsys.readouterr().out
     (tmp_path / "copy").mkdir()
     for name in ("metrics.jsonl", "config.yaml"):
         shutil.copy(run / name, tmp_path / "copy")
-    main([str(tmp_path / "copy"), "--out", str(tmp_path / "out2")])
+    main(["--no-plots", str(tmp_path / "copy"), "--out", str(tmp_path / "out2")])
     assert capsys.readouterr().out == first
 
 
 def test_what_differs_from_the_paper_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = {"data": "synthetic", "max_train": 100, "max_test": None, "model": {"name": "t5-small"}}
-    run = make_run(tmp_path / "a", task=task, **{"rounds_": 3})
+    run = make_run(tmp_path / "a", task=task)
     with (run / "config.yaml").open("a") as file:
         file.write("rounds: 5\n")
-    main([str(run)])
+    main(["--no-plots", str(run)])
     out = capsys.readouterr().out
     for text in (
         "task.model.name t5-small (paper: t5-base)",
@@ -133,19 +134,26 @@ def test_runs_that_differ_only_in_the_seed_share_a_row(tmp_path: Path, capsys: p
     for seed, correct in ((1, 6), (2, 12), (3, 12)):
         make_run(tmp_path / str(seed), seed=seed, correct={"yelp": correct})
     make_run(tmp_path / "other", rounds=1, client={"accumulation": 4})
-    main([str(tmp_path / name) for name in ("1", "2", "3", "other")])
+    main(["--no-plots", *(str(tmp_path / name) for name in ("1", "2", "3", "other"))])
     table = rows(capsys.readouterr().out)
     spread = f"{fmean((25, 50, 50)):.2f} ± {stdev((25, 50, 50)):.2f}"
     assert table["fedopt_lorar (n=3)"][8:] == [spread, spread, spread, "10 of 24"]
     assert table["fedopt_lorar"][8] == "25.00"
     assert list(table).count("published: FedOPT_lorar") == 1
-    assert len(list((tmp_path / "1" / "report").glob("fedopt_lorar-*-weights.png"))) == 4
+
+
+def test_plots_of_several_runs_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name, correct=None, rounds=1)
+    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 0
+    names = sorted(path.name for path in (tmp_path / "out").glob("*weights.png"))
+    assert names == ["fedopt_lorar-1-weights.png", "fedopt_lorar-2-weights.png"]
 
 
 def test_the_run_beside_a_run_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a")
     make_run(run / "compare", name="fedopt_lorar-local", paradigm="local")
-    main([str(run)])
+    main(["--no-plots", str(run)])
     table = rows(capsys.readouterr().out)
     assert list(table)[2:] == [
         "fedopt_lorar",
@@ -159,7 +167,7 @@ def test_a_run_that_is_still_going_shows_what_there_is(tmp_path: Path, capsys: p
     run = make_run(tmp_path / "a", rounds=1, split="dev", failing="atis")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind":"client","rou')
-    assert main([str(run)]) == 0
+    assert main(["--no-plots", str(run)]) == 0
     out = capsys.readouterr().out
     assert rows(out)["fedopt_lorar"][:3] == ["dev", "52.36", "44.74"]
     assert "not finished: 1 of 2 rounds" in out and "failed rounds: atis 1" in out
@@ -170,7 +178,7 @@ def test_a_run_that_is_still_going_shows_what_there_is(tmp_path: Path, capsys: p
 def test_a_run_without_evaluation_is_a_row_of_dashes(
     tmp_path: Path, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(make_run(tmp_path / "a", correct=None, rounds=rounds))]) == 0
+    assert main(["--no-plots", str(make_run(tmp_path / "a", correct=None, rounds=rounds))]) == 0
     out = capsys.readouterr().out
     assert set(rows(out)["fedopt_lorar"]) == {"-"} and "not evaluated yet" in out
 
@@ -180,17 +188,17 @@ def test_other_test_sets_than_the_papers_show_in_the_cells(tmp_path: Path, capsy
     track = Tracker(run, clients=["atis"], rounds=2, tensorboard=False, progress="off", resume_round=2)
     track.evaluation(1, "test", {"atis": {"exact_match": (10, 40)}}, "final")
     track.close()
-    main([str(run)])
+    main(["--no-plots", str(run)])
     out = capsys.readouterr().out
     assert rows(out)["fedopt_lorar"][2] == "25.00 of 40" and "atis 40 (447)" in out
 
 
 def test_another_metric_and_csv_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a")
-    assert main(["table", str(run), "--metric", "f1", "--format", "csv"]) == 0
+    assert main(["table", "--no-plots", str(run), "--metric", "f1", "--format", "csv"]) == 0
     (line,) = csv.DictReader(capsys.readouterr().out.splitlines())
     assert (line["metric"], line["macro"], line["correct"]) == ("f1", "50.0000", "1.5")
-    assert main([str(run), "--metric", "bleu"]) == 2
+    assert main(["--no-plots", str(run), "--metric", "bleu"]) == 2
     assert "--metric is bleu but the runs have exact_match, f1" in capsys.readouterr().err
 
 

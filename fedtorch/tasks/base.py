@@ -58,6 +58,10 @@ class Task:
         """Per metric its sum over the examples and their number."""
         raise NotImplementedError
 
+    def metrics(self) -> tuple[str, ...]:
+        """The names that `score` uses, all of them higher-is-better."""
+        return (self.main_metric,)
+
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write the model so that users can load it with the tools of its kind; nothing by default."""
 

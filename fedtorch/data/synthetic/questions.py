@@ -129,7 +129,8 @@ def fill(pattern: Pattern, schema: Schema, generator: torch.Generator) -> tuple[
             if source is None or not source.named(kind):
                 return None
             column = pick(source.named(kind))
-            words[slot], words[filler] = column.name, pick(column.values)
+            values: Sequence[str | int] = column.values
+            words[slot], words[filler] = column.name, pick(values)
             asked = [other for other in asked if other != column]
     if parent is not None:
         words["u"] = parent.name

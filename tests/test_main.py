@@ -1,0 +1,242 @@
+"""The command line, end to end: what it writes, and what it says to bad input before any group is made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import expect_exit, free_port, run_ranks, start_ranks
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from fedtorch.main import main
+
+TINY = """
+run: {name: tiny, dir: DIR}
+rounds: 2
+task:
+  name: text2sql
+  data: DATA
+  model: {d_model: 16, d_ff: 32, d_kv: 8, num_heads: 2, num_layers: 1}
+  input_max_length: 40
+  output_max_length: 12
+algorithm: {name: fedavg, weights: lorar}
+client: {optimizer: adamw, lr: 1e-3, batch_size: 4}
+track: {progress: lines, tensorboard: false}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_data: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
+    return path
+
+
+def run(config: Path, *overrides: str, options: tuple[str, ...] = ()) -> int:
+    changes = ["--set", *overrides] if overrides else []
+    return main(["--config", str(config), *changes, *options])
+
+
+def results(config: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((config.parent / "run" / "results.json").read_text())
+    return content
+
+
+def test_a_run_leaves_everything_that_the_design_names(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, "track.tensorboard=true") == 0
+    folder = config.parent / "run"
+    present = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "env.json", "log.rank0.txt", "metrics.jsonl", "tensorboard", "checkpoints", "model"} <= present
+    assert {"results.json", "status.json"} <= present
+    assert folder.stat().st_mode & 0o077 == 0
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["code"], status["round"]) == ("done", 0, 2)
+    assert {path.name for path in (folder / "tensorboard").iterdir()} >= {"client-north", "client-south", "server"}
+    assert run(folder / "config.yaml", f"run.dir={config.parent / 'again'}") == 0  # its config is a valid input
+    again = json.loads((config.parent / "again" / "results.json").read_text())
+    assert again["digest"] == results(config)["digest"]
+    assert "of 6" in capsys.readouterr().out  # never a score without the number of examples
+
+
+def test_the_saved_model_loads_with_transformers_and_answers_alike(config: Path) -> None:
+    assert run(config) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(config.parent / "run" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(config.parent / "run" / "model")
+    ids = tokenizer("which river is longer than 30 ?", return_tensors="pt").input_ids
+    assert ids.shape[1] > 5 and model(input_ids=ids, labels=ids).loss.isfinite()
+    assert model.get_input_embeddings().weight.data_ptr() == model.lm_head.weight.data_ptr()
+
+
+def test_a_finished_run_resumed_gives_the_same_result(config: Path) -> None:
+    assert run(config) == 0
+    first = results(config)
+    assert run(config) == 0
+    assert results(config)["digest"] == first["digest"]
+    assert results(config)["clients"]["north"]["scores"] == first["clients"]["north"]["scores"]
+
+
+def test_the_companion_run_is_trained_and_shown_beside_the_first(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, "compare={paradigm: local}") == 0
+    out = capsys.readouterr().out
+    assert "compare" in out or "local" in out
+    companion = json.loads((config.parent / "run" / "compare" / "results.json").read_text())
+    assert set(companion["clients"]) == {"north", "south", "west"}
+
+
+def test_dry_run_shows_placement_traffic_and_memory_and_writes_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, options=("--dry-run", "--ranks", "3")) == 0
+    out = capsys.readouterr().out
+    assert "placement: 3 clients on 2 workers" in out and "MiB down" in out and "memory per rank" in out
+    assert not (config.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ("algorithm.weigthing=size", 2, "did you mean"),
+        ("rounds=many", 2, "rounds"),
+        ("task.model.name=/nowhere/t5", 2, "/nowhere/t5"),
+        ("task.data=/nowhere/data", 3, "is not a prepared folder"),
+        ("clients.per_round=4", 2, "clients.per_round is 4 but the task `text2sql` has 3 clients"),
+        ("per_client.nroth.lr=0.1", 2, "did you mean `north`"),
+        ("algorithm.name=scaffold", 2, "needs plain SGD"),
+        ("partition.private=[nothing.*]", 2, "matches none"),
+        ("partition.private=['*']", 2, "nothing to exchange"),
+        ("system.device=cuda", 2, "finds no GPU"),
+        ("eval.select_by=accuracy", 2, "exact_match"),
+    ],
+)
+def test_bad_settings_are_refused_with_what_to_do(
+    change: str, code: int, message: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if change == "system.device=cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    overrides = [change, "algorithm.weights=equal"] if "scaffold" in change else [change]
+    assert run(config, *overrides) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_config_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
+@pytest.fixture
+def copied(config: Path, tiny_data: Path, tmp_path: Path) -> Path:
+    """A copy of the data that a test may spoil; the config uses it."""
+    target = tmp_path / "copy"
+    shutil.copytree(tiny_data, target)
+    config.write_text(config.read_text().replace(str(tiny_data), str(target)))
+    return target
+
+
+def test_a_malformed_line_is_named_by_file_and_number(
+    copied: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied / "south" / "train.jsonl"
+    lines = path.read_text().splitlines()
+    lines[3] = '{"question": "half a line'
+    path.write_text("\n".join(lines) + "\n")
+    assert run(config) == 3
+    error = capsys.readouterr().err
+    assert f"{path}:4" in error and "half a line" not in error
+
+
+def test_a_client_without_training_examples_takes_no_part(
+    copied: Path, config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty(copied, "west")
+    assert run(config) == 0
+    assert results(config)["clients"]["west"]["examples"] == 0
+    assert "west" in caplog.text or "west" in (config.parent / "run" / "log.rank0.txt").read_text()
+
+
+def test_no_training_examples_at_all_is_an_error(
+    copied: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for client in ("north", "south", "west"):
+        empty(copied, client)
+    assert run(config) == 3
+    assert "none of the 3 clients has a training example" in capsys.readouterr().err
+
+
+def empty(root: Path, client: str) -> None:
+    manifest = json.loads((root / "manifest.json").read_text())
+    manifest["clients"][client]["splits"]["train"].update(examples=0, characters=0)
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    (root / client / "train.jsonl").write_text("")
+
+
+def test_two_clients_of_one_name_are_refused(copied: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["clients"]["North"] = manifest["clients"]["north"]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    assert run(config) == 3
+    assert "North" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_config_is_refused_field_by_field(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config) == 0
+    assert run(config, "client.lr=0.5") == 8
+    error = capsys.readouterr().err
+    assert "client.lr" in error and "--resume" in error
+    assert run(config, "client.lr=0.5", options=("--resume", "never")) == 0
+
+
+def test_a_torn_checkpoint_is_passed_over_for_the_last_whole_one(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(config) == 0
+    digest = results(config)["digest"]
+    torn = config.parent / "run" / "checkpoints" / "round_000002" / "server.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    assert run(config) == 0
+    assert results(config)["digest"] == digest
+    assert "DAMAGED" in (config.parent / "run" / "log.rank0.txt").read_text() + caplog.text
+
+
+def as_rank(path: str, seed_of_last: int) -> int:
+    import os
+
+    last = os.environ["RANK"] == "2"
+    return main(["--config", path, "--set", f"run.seed={seed_of_last if last else 0}", "system.timeout=20"])
+
+
+def test_three_ranks_give_the_bits_of_one_process(config: Path) -> None:
+    assert run(config) == 0
+    digest = results(config)["digest"]
+    assert run_ranks(as_rank, 3, str(config_in(config, "run3")), 0) == [0, 0, 0]
+    assert json.loads((config.parent / "run3" / "results.json").read_text())["digest"] == digest
+
+
+def config_in(config: Path, name: str) -> Path:
+    path = config.parent / f"{name}.yaml"
+    path.write_text(config.read_text().replace(str(config.parent / "run"), str(config.parent / name)))
+    return path
+
+
+def test_ranks_with_different_configs_end_before_any_group_is_made(config: Path) -> None:
+    outcomes = expect_exit(as_rank, 3, str(config), 1)
+    assert [outcome.result for outcome in outcomes] == [4, 4, 4]
+
+
+def test_a_taken_port_is_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ranks = start_ranks(as_rank, 2, str(config), 0, environ={"MASTER_PORT": str(port)})
+        assert ranks.join(60)[0].result == 4
+    assert free_port() != port or True
