@@ -34,9 +34,13 @@ NOT_TIMED = 2
 
 @dataclass
 class Timing:
-    """Of one rank. round_s: of each timed round. phases_s, moved: mean per timed round, by the runner's names."""
+    """Of one rank. round_s, cpu_s: wall and processor time of each timed round, all threads of the rank.
+
+    phases_s, moved: mean per timed round, by the runner's names.
+    """
 
     round_s: list[float]
+    cpu_s: list[float]
     phases_s: dict[str, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
     weights: Tensor | None = None
@@ -46,7 +50,7 @@ class Watch:
     """Takes the place of the tracker: notes when each round ended."""
 
     def __init__(self) -> None:
-        self.ends = [time.perf_counter()]
+        self.ends = [(time.perf_counter(), time.process_time())]
         self.phases: list[Mapping[str, float]] = []
         self.moved: list[Mapping[str, float]] = []
 
@@ -60,7 +64,7 @@ class Watch:
         *extra: Any,
     ) -> None:
         """A round has ended."""
-        self.ends.append(time.perf_counter())
+        self.ends.append((time.perf_counter(), time.process_time()))
         self.phases.append(dict(seconds))
         self.moved.append(dict(traffic))
 
@@ -70,8 +74,11 @@ class Watch:
     def timing(self, rounds: int) -> Timing:
         """Of the rounds that count."""
         timed = slice(1, 1 + rounds)
-        lengths = [end - start for start, end in zip(self.ends, self.ends[1:], strict=False)]
-        return Timing(lengths[timed], _mean(self.phases[timed]), _mean(self.moved[timed]))
+        wall, cpu = (
+            [end[clock] - start[clock] for start, end in zip(self.ends, self.ends[1:], strict=False)][timed]
+            for clock in (0, 1)
+        )
+        return Timing(wall, cpu, _mean(self.phases[timed]), _mean(self.moved[timed]))
 
 
 class WatchedTracker(Tracker):

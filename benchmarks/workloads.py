@@ -92,6 +92,7 @@ class RandomTokens(Task):
                 n_positions=self.length,
                 bos_token_id=0,
                 eos_token_id=0,
+                loss_type="ForCausalLM",
             )
         )
 
@@ -104,7 +105,7 @@ class RandomTokens(Task):
         if self.family == "bert":
             return model(input_ids=batch, labels=batch[:, 0] % NUM_CLASSES).loss * len(batch), len(batch)
         if self.family == "t5":
-            source, target = batch.chunk(2, dim=1)
+            source, target = (half.contiguous() for half in batch.chunk(2, dim=1))
             return model(input_ids=source, labels=target).loss * target.numel(), target.numel()
         count = batch.numel() - len(batch)
         return model(input_ids=batch, labels=batch).loss * count, count
@@ -152,14 +153,14 @@ def _uneven(num_clients: int, smallest: int, largest: int) -> tuple[int, ...]:
 WORKLOADS = {
     "a": Workload(
         title="8 very unequal silos, T5 of 2.9 M parameters, AdamW",
-        task=RandomTokens("t5", (6, 384, 48, 16, 192, 96, 24, 256), length=64, vocabulary=4096, width=192, layers=2),
+        task=RandomTokens("t5", (8, 128, 48, 24, 96, 64, 32, 112), length=32, vocabulary=4096, width=192, layers=2),
         client=ClientConfig(batch_size=8, schedule="linear"),
         per_round="all",
         rounds=3,
     ),
     "b": Workload(
         title="1000 clients, 10 per round, BERT of 1.1 M parameters, AdamW",
-        task=RandomTokens("bert", _uneven(1000, 16, 160), length=48, vocabulary=2000, width=128, layers=4),
+        task=RandomTokens("bert", _uneven(1000, 16, 96), length=32, vocabulary=2000, width=128, layers=4),
         client=ClientConfig(batch_size=16),
         per_round=10,
         rounds=6,

@@ -6,9 +6,9 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedtorch.client import file_stem
+from fedtorch.event_file import EventFile
 from fedtorch.records import Record
 
 # Numbers of a client's record that get their own tag; further ones (an algorithm's) become `train/<name>`.
@@ -45,21 +45,18 @@ class Curves:
 
     They are a drawing of metrics.jsonl and are drawn anew when a run is resumed: event files cannot be cut, and
     TensorBoard's own `purge_step` drops every tag from one step on, which cannot be right for tags over rounds and
-    tags over optimiser steps at once. It is set to 0 in the new files, for a TensorBoard that is already running.
+    tags over optimiser steps at once.
     With more than `client_limit` clients: only quantiles, a histogram and the worst ten, in the server's folder.
     """
 
     def __init__(self, folder: Path, clients: Sequence[str], client_limit: int, past: Iterable[Record]) -> None:
-        # imported here: it takes a second, and a base installation need not have it
-        from torch.utils.tensorboard import SummaryWriter
-
         for old in (folder / "server", *folder.glob("client-*")):
             shutil.rmtree(old, ignore_errors=True)
         self.is_crowded = len(clients) > client_limit
-        self._open = lambda name: SummaryWriter(str(folder / name), purge_step=0, flush_secs=10)
-        self._writers: dict[str, Any] = {"server": self._open("server")}
+        self.folder = folder
+        self._files: dict[str, EventFile] = {}
         self._of_round: list[Record] = []
-        self._writers["server"].add_custom_scalars(LAYOUT)
+        self._file(None).layout(LAYOUT)
         for record in past:
             self.draw(record)
         self.flush()
@@ -73,10 +70,10 @@ class Curves:
             tags = {key: CLIENT_TAGS.get(key, f"train/{key}") for key in record if key not in NOT_DRAWN}
             self._scalars(record["client"], record, {tag: record[key] for key, tag in tags.items()})
         elif kind == "steps" and not self.is_crowded:
-            writer = self._writer(record["client"])
+            file = self._file(record["client"])
             for step, loss in enumerate(record["loss"], record["first_step"]):
                 if loss is not None:
-                    writer.add_scalar("train_steps/loss", loss, step, walltime=record["time"])
+                    file.scalar("train_steps/loss", loss, step, record["time"])
         elif kind == "round":
             self._round(record)
         elif kind == "eval":
@@ -88,24 +85,24 @@ class Curves:
 
     def flush(self) -> None:
         """Write out what was drawn; a killed process loses the rest."""
-        for writer in self._writers.values():
-            writer.flush()
+        for file in self._files.values():
+            file.flush()
 
     def close(self) -> None:
         """Flush and close all files."""
-        for writer in self._writers.values():
-            writer.close()
+        for file in self._files.values():
+            file.close()
 
-    def _writer(self, client: str | None) -> Any:
+    def _file(self, client: str | None) -> EventFile:
         name = "server" if client is None else folder_name(client)
-        if name not in self._writers:
-            self._writers[name] = self._open(name)
-        return self._writers[name]
+        if name not in self._files:
+            self._files[name] = EventFile(self.folder / name)
+        return self._files[name]
 
     def _scalars(self, client: str | None, record: Record, points: dict[str, float | None]) -> None:
         for tag, value in points.items():
             if isinstance(value, (int, float)):
-                self._writer(client).add_scalar(tag, value, record["round"], walltime=record["time"])
+                self._file(client).scalar(tag, value, record["round"], record["time"])
 
     def _round(self, record: Record) -> None:
         points = {f"round/seconds/{phase}": value for phase, value in record["seconds"].items()}
@@ -121,7 +118,7 @@ class Curves:
         if losses:
             rows = [f"| {name} | {loss:.4f} | {n} |" for loss, name, n in sorted(losses, reverse=True)[:NUM_WORST]]
             table = "\n".join(["| client | loss | examples |", "|---|---|---|", *rows])
-            self._writer(None).add_text("train/worst", table, record["round"], walltime=record["time"])
+            self._file(None).text("train/worst", table, record["round"], record["time"])
 
     def _total(self, record: Record) -> None:
         prefix = f"{server_prefix(record['label'])}eval/{record['split']}"
@@ -138,9 +135,7 @@ class Curves:
         ordered = sorted(values)
         points = {f"{tag}/quantile_{q}": ordered[round(q / 100 * (len(ordered) - 1))] for q in QUANTILES}
         self._scalars(None, record, dict(points))
-        import numpy as np
-
-        self._writer(None).add_histogram(f"{tag}/histogram", np.array(values), record["round"], walltime=record["time"])
+        self._file(None).histogram(f"{tag}/histogram", values, record["round"], record["time"])
 
 
 def folder_name(client: str) -> str:

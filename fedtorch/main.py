@@ -27,6 +27,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
+from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
 from fedtorch.errors import FedtorchError, Interrupted
 from fedtorch.results import table
@@ -155,7 +156,7 @@ def _find_start(parts: Parts, comm: Communicator, checkpoints: Checkpoints, resu
     if comm.is_server:
         found = None
         if resume not in ("auto", "never", "force"):
-            found = checkpoints.open(Path(resume))
+            found = checkpoints.adopt(checkpoints.open(Path(resume)))
         elif resume != "never":
             found = checkpoints.latest()
         if found is not None and resume != "force":
@@ -209,7 +210,7 @@ def _start_logging(folder: Path, rank: int) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = logging.FileHandler(folder / f"log.rank{rank}.txt")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    terminal = logging.StreamHandler()
+    terminal = TerminalHandler()  # knows about the progress bar
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
     terminal.setFormatter(logging.Formatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     root = logging.getLogger("fedtorch")

@@ -81,7 +81,6 @@ class Runner:
 
     def _one_round(self) -> None:
         rank, config, tracker = self.rank, self.setting.config, self.setting.tracker
-        rank.seconds = {}
         with rank.timed("server_train"):
             if rank.comm.is_server:
                 self.setting.algorithm.server_train(rank.server)
@@ -103,12 +102,14 @@ class Runner:
             scores = self.evaluation.during_training()
         if not rank.algorithm.exchanged and rank.comm.is_server and reports and not any(r.steps for r in reports):
             rank.server.numbers["stopped"] = 1  # every client has stopped for itself
-        if rank.round % config.checkpoint.every == 0 or is_end:
-            save(rank)
         if tracker is not None:
+            # before saving: a resume drops the records of rounds that are not in the checkpoint
             self.result.reports.update({report.client: report for report in reports})
             self._track_scores(scores)
             tracker.round(rank.round - 1, reports, self.result.weights, rank.seconds, rank.comm.meter.take())
+        rank.seconds = {}  # the next round's record shows the checkpoint's seconds
+        if rank.round % config.checkpoint.every == 0 or is_end:
+            save(rank)
 
     def _share_initial_weights(self) -> None:
         """Every rank starts from the server's model, all of it: rows added to an embedding are drawn at random."""
@@ -252,7 +253,7 @@ class Runner:
         if self.setting.tracker is not None and scores:
             split = config.final_split if final else config.split
             label = "final" if final else "training"
-            self.setting.tracker.evaluation(max(0, self.rank.round - 1), split, scores, label=label)
+            self.setting.tracker.evaluation(self.rank.round - 1, split, scores, label=label)
 
 
 def sift(reports: Sequence[Report], max_norm: float | None) -> tuple[list[Report], list[tuple[Report, str]]]:

@@ -50,7 +50,15 @@ def test_a_run_leaves_everything_that_the_design_names(config: Path, capsys: pyt
     assert run(config, "track.tensorboard=true") == 0
     folder = config.parent / "run"
     present = {path.name for path in folder.iterdir()}
-    assert {"config.yaml", "env.json", "log.rank0.txt", "metrics.jsonl", "tensorboard", "checkpoints", "model"} <= present
+    assert {
+        "config.yaml",
+        "env.json",
+        "log.rank0.txt",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "model",
+    } <= present
     assert {"results.json", "status.json"} <= present
     assert folder.stat().st_mode & 0o077 == 0
     status = json.loads((folder / "status.json").read_text())

@@ -197,7 +197,6 @@ def test_a_line_torn_by_a_full_disk_costs_only_itself(tmp_path: Path, caplog: py
     assert len(caplog.records) == 1 and "records are lost" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
 def test_neither_a_full_disk_nor_tensorboard_stops_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     track = tracker(tmp_path, tensorboard=True)
     with small_disk(2000):

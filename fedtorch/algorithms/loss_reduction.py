@@ -44,8 +44,10 @@ class LossReduction:
 
 def _window_means(losses: Sequence[float], window: int, include_tail: bool) -> list[float]:
     """[mean of step 1], [2 .. window], [window+1 .. 2·window], ...; the last one may be incomplete."""
-    ends = sorted({1, *range(window, len(losses) + 1, window)}) if losses else []
-    if include_tail and losses and ends[-1] < len(losses):
+    if not losses:
+        return []
+    ends = sorted({1, *range(window, len(losses) + 1, window)})
+    if include_tail and ends[-1] < len(losses):
         ends.append(len(losses))
     starts = [0, *ends[:-1]]
     return [_mean(losses[start:end]) for start, end in zip(starts, ends, strict=True)]

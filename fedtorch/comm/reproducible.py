@@ -49,11 +49,11 @@ class SumScale:
                 if not math.isfinite(value) or (name == "max_abs" and value < 0):
                     raise ValueError(f"{name} {place} of a weighted sum is {value}; expected a finite number")
         products = [abs(p) * m for p, m in zip(weights, max_abs, strict=True)]
+        if max(products, default=0.0) > 1e299:
+            raise ValueError(f"a weighted sum would reach {max(products)}; expected at most 1e299")
         # Each product and the sum are within 2^-53 of the truth, so a little more is a bound for sure.
-        bound = math.fsum(products) * (1 + 2**-40) if all(map(math.isfinite, products)) else math.inf
+        bound = math.fsum(products) * (1 + 2**-40)
         power = math.frexp(bound)[1]  # bound < 2^power
-        if bound > 1e300:
-            raise ValueError(f"a weighted sum may reach {bound}; expected at most 1e300")
         if bound == 0:
             return cls(0)
         largest_weight = math.frexp(max(map(abs, weights)))[1]

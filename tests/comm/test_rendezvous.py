@@ -70,8 +70,8 @@ def test_a_silent_rank_is_named_on_all_others(culprit: int) -> None:
 
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_stopped_process_is_named_on_all_others(culprit: int, tmp_path: Path) -> None:
-    ranks = start_ranks(meet_until_told, 3, str(tmp_path / "stop"))
-    time.sleep(1.0)
+    ranks = start_ranks(meet_for_ever, 3, str(tmp_path))
+    wait_until_busy(tmp_path)
     os.kill(ranks.pids[culprit], signal.SIGSTOP)
     outcomes = ranks.join(timeout=20, stopped=[culprit])
     # Rank 0 hosts the store here, so the others cannot ask for its last words.
@@ -82,25 +82,31 @@ def test_a_stopped_process_is_named_on_all_others(culprit: int, tmp_path: Path) 
             assert outcome.exit_code == DeadlineError.exit_code
 
 
-def meet_until_told(flag: str) -> None:
+def wait_until_busy(folder: Path) -> None:
+    while len(list(folder.glob("busy*"))) < 3:
+        time.sleep(0.05)
+
+
+def meet_for_ever(folder: str) -> None:
     with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
-        for k in range(10_000):
-            if comm.arrive("train", round=k, stop=os.path.exists(flag)):
-                return
+        for k in range(1_000_000):
+            comm.arrive("train", round=k)
+            (Path(folder) / f"busy{comm.rank}").touch()
             time.sleep(0.01)
 
 
-def work_until_told(flag: str) -> None:
+def broadcast_for_ever(folder: str) -> None:
     with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
         flat = torch.zeros(100_000)
-        while not os.path.exists(flag):
+        while True:
             comm.broadcast(flat)
+            (Path(folder) / f"busy{comm.rank}").touch()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_lost_in_a_collective_is_named_on_all_others(sent: signal.Signals, tmp_path: Path) -> None:
-    ranks = start_ranks(work_until_told, 3, str(tmp_path / "never"))
-    time.sleep(1.0)
+    ranks = start_ranks(broadcast_for_ever, 3, str(tmp_path))
+    wait_until_busy(tmp_path)
     os.kill(ranks.pids[2], sent)
     outcomes = ranks.join(timeout=30, stopped=[2])
     for outcome in outcomes[:2]:

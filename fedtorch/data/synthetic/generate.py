@@ -39,10 +39,10 @@ class Plan:
 
 # Three size classes and a factor of twenty between them, as in the eight real sets (4347 to 78 training questions).
 PLANS: dict[str, Plan] = {
-    "library": Plan(1200, 40, 60, _HARD),
-    "airline": Plan(800, 40, 60, _HARD),
-    "hospital": Plan(400, 40, 60, _HARD),
-    "shop": Plan(300, 40, 60, _HARD),
+    "library": Plan(600, 40, 60, _HARD),
+    "airline": Plan(400, 40, 60, _HARD),
+    "hospital": Plan(300, 40, 60, _HARD),
+    "shop": Plan(200, 40, 60, _HARD),
     "football": Plan(150, 30, 50, _HARD),
     "museum": Plan(100, 30, 50, _MEDIUM),
     "college": Plan(60, 30, 50, (*_BASIC, "join")),

@@ -1,0 +1,157 @@
+"""The integer sum: right to far below fp32, and the same bits in any order and grouping."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtorch.comm.reproducible import CHUNK, Accumulator, SumScale, windows
+
+numbers32 = st.floats(width=32, min_value=-(2.0**99), max_value=2.0**99)
+weights64 = st.floats(min_value=-4.0, max_value=4.0)
+clients = st.lists(st.tuples(weights64, st.lists(numbers32, min_size=3, max_size=3)), min_size=1, max_size=8)
+
+
+def scale_of(weights: list[float], grads: list[torch.Tensor]) -> SumScale:
+    return SumScale.of(weights, [float(grad.abs().max()) for grad in grads])
+
+
+def summed(scale: SumScale, groups: list[list[tuple[float, torch.Tensor]]], dtype: torch.dtype) -> torch.Tensor:
+    """Each group in an accumulator of its own, as on a rank of its own; then the accumulators' sum."""
+    size = groups[0][0][1].numel()
+    total = Accumulator(size, dtype)
+    total.reset(scale)
+    for group in groups:
+        accumulator = Accumulator(size, dtype)
+        accumulator.reset(scale)
+        for weight, grad in group:
+            accumulator.add(grad, weight)
+        total.settle(size).add_(accumulator.settle(size))
+    return total.result(torch.empty(size, dtype=dtype))
+
+
+@given(clients, st.randoms(use_true_random=False))
+def test_any_order_and_grouping_give_the_same_bits(clients: list[tuple[float, list[float]]], random: object) -> None:
+    terms = [(weight, torch.tensor(values)) for weight, values in clients]
+    scale = scale_of([weight for weight, _ in terms], [grad for _, grad in terms])
+    expected = summed(scale, [terms], torch.float32)
+    random.shuffle(terms)  # type: ignore[attr-defined]
+    cut = random.randint(0, len(terms) - 1)  # type: ignore[attr-defined]
+    groups = [terms[:cut], terms[cut:]] if cut else [[term] for term in terms]
+    assert torch.equal(summed(scale, groups, torch.float32), expected)
+
+
+@settings(max_examples=300)
+@given(clients)
+def test_the_error_is_far_below_a_rounding_of_fp32(clients: list[tuple[float, list[float]]]) -> None:
+    weights = [weight for weight, _ in clients]
+    grads = [torch.tensor(values, dtype=torch.float64) for _, values in clients]
+    scale = scale_of(weights, grads)
+    found = summed(scale, [list(zip(weights, grads, strict=True))], torch.float64)
+    bound = sum(Fraction(abs(w)) * Fraction(float(g.abs().max())) for w, g in zip(weights, grads, strict=True))
+    for place in range(3):
+        exact = sum(Fraction(w) * Fraction(float(g[place])) for w, g in zip(weights, grads, strict=True))
+        error = abs(Fraction(float(found[place])) - exact)
+        # half a unit of 2^-61 per client, one rounding of each product and one of the sum to float64
+        assert error <= bound * Fraction(len(clients) + 4, 1 << 53) + Fraction(1, 1 << 900)
+
+
+def test_results_in_fp32_are_the_rounded_exact_sum() -> None:
+    torch.manual_seed(0)
+    grads = [torch.randn(1000) for _ in range(5)]
+    weights = [0.2, 0.1, 0.4, -0.3, 0.25]
+    exact = [math.fsum(w * float(g[k]) for w, g in zip(weights, grads, strict=True)) for k in range(1000)]
+    found = summed(scale_of(weights, grads), [list(zip(weights, grads, strict=True))], torch.float32)
+    assert torch.equal(found, torch.tensor(exact, dtype=torch.float64).float())
+
+
+@given(clients)
+def test_the_integer_sum_never_reaches_two_to_the_62(clients: list[tuple[float, list[float]]]) -> None:
+    weights = [weight for weight, _ in clients]
+    tops = [max(map(abs, values)) for _, values in clients]
+    scale = SumScale.of(weights, tops)
+    worst = sum(abs(round(Fraction(scale.scaled(w)) * Fraction(top))) for w, top in zip(weights, tops, strict=True))
+    assert worst < 1 << 62
+    if any(w and top for w, top in zip(weights, tops, strict=True)) and scale.exponent < 900:
+        assert worst >= 1 << 58  # nor is it coarser than it must be
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
+def test_chunks_do_not_show(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    grads = [torch.randn(size, dtype=dtype) for _ in range(3)]
+    weights = [0.5, 0.25, 0.125]  # exact in float64, so that the expected sum is too
+    accumulator = Accumulator(size, dtype)
+    accumulator.reset(SumScale.of(weights, [8.0] * 3))
+    for grad, weight in zip(grads, weights, strict=True):
+        accumulator.add(grad, weight)
+    found = accumulator.result(torch.empty(size, dtype=dtype))
+    expected = sum(w * g.double() for w, g in zip(weights, grads, strict=True))
+    tolerance = 8 * 2.0**-53 if dtype == torch.float64 else 2.0**-24 * 8
+    assert torch.allclose(found.double(), expected, rtol=0, atol=tolerance)
+
+
+def test_nothing_but_zeros_gives_zeros() -> None:
+    scale = SumScale.of([0.5, 0.0, 0.5], [0.0, 3.0, 0.0])
+    accumulator = Accumulator(4)
+    accumulator.total.fill_(7)
+    accumulator.reset(scale)
+    assert torch.equal(accumulator.result(torch.ones(4)), torch.zeros(4))
+    accumulator.add(torch.zeros(4), 0.5)
+    assert torch.equal(accumulator.result(torch.ones(4)), torch.zeros(4))
+
+
+def test_an_accumulator_is_used_again_and_for_shorter_vectors() -> None:
+    accumulator = Accumulator(5)
+    for length in (5, 2, 3):
+        accumulator.reset(SumScale.of([2.0], [3.0]))
+        accumulator.add(torch.full((length,), 3.0), 2.0)
+        assert accumulator.result(torch.empty(length)).tolist() == [6.0] * length
+
+
+@pytest.mark.parametrize(
+    ("weights", "max_abs"),
+    [
+        ([math.nan], [1.0]),
+        ([math.inf], [1.0]),
+        ([1.0], [math.inf]),
+        ([1.0], [math.nan]),
+        ([1.0], [-1.0]),
+        ([1e200], [1e200]),
+        ([1e299], [10.0]),
+        ([1e308, 1e308], [1.0, 1.0]),
+    ],
+)
+def test_a_scale_without_a_bound_is_refused(weights: list[float], max_abs: list[float]) -> None:
+    with pytest.raises(ValueError, match="weighted sum"):
+        SumScale.of(weights, max_abs)
+
+
+@pytest.mark.parametrize("top", [5e-324, 1e-310, 1e-45, 1e-30, 1.0, 1e30, 1e299])
+@pytest.mark.parametrize("weight", [1e-12, 1.0, 1e6])
+def test_extreme_magnitudes_stay_finite_and_right(top: float, weight: float) -> None:
+    if top * weight > 1e299:
+        pytest.skip("refused, see above")
+    grad = torch.tensor([top, -top, 0.0], dtype=torch.float64)
+    found = summed(SumScale.of([weight], [top]), [[(weight, grad)]], torch.float64)
+    # below 1e-280 the scale ends at 2^1000, so up to half of 2^-1000 (1e-301) is lost
+    assert torch.allclose(found, grad * weight, rtol=1e-15, atol=1e-300)
+
+
+@pytest.mark.parametrize("grad", [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(1, 3)])
+def test_vectors_that_do_not_fit_are_refused(grad: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="an accumulator of 3"):
+        Accumulator(3).add(grad, 1.0)
+
+
+def test_windows_cover_a_vector_once() -> None:
+    assert list(windows(0)) == []
+    for size in (1, 1 << 20, (1 << 20) + 1, 3_000_000):
+        places = [place for start, stop in windows(size) for place in (start, stop)]
+        assert places[0] == 0 and places[-1] == size and places[1:-1:2] == places[2:-1:2]
