@@ -153,7 +153,7 @@ def _uneven(num_clients: int, smallest: int, largest: int) -> tuple[int, ...]:
 WORKLOADS = {
     "a": Workload(
         title="8 very unequal silos, T5 of 2.9 M parameters, AdamW",
-        task=RandomTokens("t5", (8, 128, 48, 24, 96, 64, 32, 112), length=32, vocabulary=4096, width=192, layers=2),
+        task=RandomTokens("t5", (4, 64, 24, 12, 48, 32, 16, 56), length=32, vocabulary=4096, width=192, layers=2),
         client=ClientConfig(batch_size=8, schedule="linear"),
         per_round="all",
         rounds=3,

@@ -1,0 +1,199 @@
+"""The small pieces below the round loop: layouts, partitions, updates, client states, sampling, seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtorch.client import Client, ClientState, ClientStore, file_stem
+from fedtorch.sampling import cohort
+from fedtorch.seeds import generator_for, seed_for
+from fedtorch.update import Report, UpdateBuffer
+from fedtorch.weights import Layout, Partition, digest_of
+
+
+def test_a_layout_lays_tensors_end_to_end_and_views_write_through() -> None:
+    weights = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(7.0), "none": torch.zeros(0, 4)}
+    layout = Layout.of(weights)
+    flat = layout.flatten(weights)
+    assert flat.tolist() == [0, 1, 2, 3, 4, 5, 7]
+    views = layout.view(flat)
+    views["a"].fill_(9.0)
+    assert flat[-1] == 9.0 and list(views) == ["b", "a", "none"] and views["none"].shape == (0, 4)
+
+
+def test_a_layout_is_fp64_only_if_everything_is() -> None:
+    assert Layout.of({"a": torch.zeros(1, dtype=torch.float64)}).dtype == torch.float64
+    assert Layout.of({"a": torch.zeros(1, dtype=torch.float64), "b": torch.zeros(1)}).dtype == torch.float32
+    assert Layout.of({"a": torch.zeros(1, dtype=torch.bfloat16)}).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.zeros(2), "b": torch.zeros(3)},
+        {"b": torch.zeros(3), "a": torch.zeros(3)},
+        {"a": torch.zeros(3), "c": torch.zeros(3)},
+        {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(3, dtype=torch.float64)},
+    ],
+)
+def test_layouts_that_do_not_fit_have_other_digests(other: dict[str, torch.Tensor]) -> None:
+    assert Layout.of({"a": torch.zeros(3), "b": torch.zeros(3)}).digest() != Layout.of(other).digest()
+
+
+def test_flatten_names_the_tensor_that_does_not_fit() -> None:
+    layout = Layout.of({"a": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"`a` should have shape \(3,\), found \(2,\)"):
+        layout.flatten({"a": torch.zeros(2)})
+    with pytest.raises(ValueError, match="found nothing"):
+        layout.flatten({})
+
+
+def test_a_partition_keeps_order_and_frozen_wins_over_private() -> None:
+    names = ["enc.0.w", "enc.1.w", "head.w", "head.b"]
+    shared, private, frozen = Partition(private=("head.*", "enc.0.*"), frozen=("enc.*",)).split(names)
+    assert (shared, private, frozen) == ([], ["head.w", "head.b"], ["enc.0.w", "enc.1.w"])
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"`partition.private` pattern 'haed\.\*' matches none of the 1 parameters"):
+        Partition(private=("haed.*",)).split(["head.w"])
+
+
+def test_the_digest_changes_with_one_bit_a_name_or_a_shape() -> None:
+    base = {"a": torch.tensor([1.0, 2.0])}
+    flipped = {"a": (base["a"].view(torch.int32) ^ torch.tensor([1, 0], dtype=torch.int32)).view(torch.float32)}
+    others = [flipped, {"b": base["a"]}, {"a": base["a"].view(1, 2)}, {"a": base["a"].double()}]
+    assert len({digest_of(x) for x in [base, *others]}) == 5
+    assert digest_of(base) == digest_of({"a": base["a"].clone()})
+
+
+def test_updates_beyond_the_memory_go_through_files_and_come_back_to_the_bit(tmp_path: Path) -> None:
+    buffer = UpdateBuffer(5, torch.float32, tmp_path / "u", memory_bytes=40)  # room for two
+    grads = {name: torch.randn(5, generator=generator_for(0, name)) for name in "abcd"}
+    for _ in range(2):
+        for name, grad in grads.items():
+            buffer.put(name, grad)
+        assert len(list((tmp_path / "u").iterdir())) == 2
+        assert all(torch.equal(buffer.get(name), grad) for name, grad in grads.items())
+        buffer.clear()
+        assert "a" not in buffer and not list((tmp_path / "u").iterdir())
+
+
+def test_an_update_that_was_put_does_not_change_with_its_source(tmp_path: Path) -> None:
+    buffer = UpdateBuffer(2, torch.float32, tmp_path, memory_bytes=1 << 20)
+    grad = torch.ones(2)
+    buffer.put("a", grad)
+    grad.zero_()
+    assert buffer.get("a").tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 30, 1 << 20])
+def test_staged_states_count_only_when_committed(tmp_path: Path, memory_bytes: int) -> None:
+    store = ClientStore(tmp_path / "s", memory_bytes)
+    for name in "abc":
+        store.put(name, ClientState({"v": torch.full((5,), 1.0)}, {"n": 1}))
+    for name in "abc":
+        store.stage(name, ClientState({"v": torch.full((5,), 2.0)}, {"n": 2}))
+    assert store.get("a").numbers == {"n": 1}
+    store.commit(["a", "c"])
+    assert [store.get(name).numbers["n"] for name in "abc"] == [2, 1, 2]
+    assert [store.get(name).tensors["v"][0].item() for name in "abc"] == [2.0, 1.0, 2.0]
+    assert store.dirty() == ["a", "c"] and store.clients() == ["a", "b", "c"]
+    store.mark_clean()
+    store.commit(["b"])  # nothing is staged for it any more
+    assert store.get("b").numbers == {"n": 1} and store.dirty() == []
+
+
+def test_a_state_taken_from_the_store_can_be_changed_without_harm(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "s", 1 << 20)
+    store.put("a", ClientState({"v": torch.zeros(1)}, {"n": 1}))
+    state = store.get("a")
+    state.numbers["n"] = 5
+    state.tensors["w"] = torch.ones(1)
+    assert store.get("a").numbers == {"n": 1} and "w" not in store.get("a").tensors
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_file_stems_are_safe_and_differ_when_names_do(one: str, other: str) -> None:
+    for name in (one, other):
+        stem = file_stem(name)
+        assert len(stem) < 80 and "/" not in stem and ".." not in stem and stem.isascii()
+    assert (file_stem(one) == file_stem(other)) == (one == other)
+
+
+CLIENTS = [Client(f"c{i}", i, {"train": 1 + i}) for i in range(20)]
+
+
+def names(drawn: list[tuple[Client, int]]) -> list[str]:
+    return [client.name for client, _ in drawn]
+
+
+def test_uniform_sampling_depends_on_seed_and_round_alone() -> None:
+    one = cohort(CLIENTS, 5, "uniform", seed=1, round=3)
+    torch.manual_seed(7)
+    np.random.seed(7)
+    assert names(one) == names(cohort(CLIENTS, 5, "uniform", seed=1, round=3))
+    assert len(one) == len(set(names(one))) == 5 and [c.index for c, _ in one] == sorted(c.index for c, _ in one)
+    others = {tuple(names(cohort(CLIENTS, 5, "uniform", seed=s, round=r))) for s in range(3) for r in range(3)}
+    assert len(others) == 9
+
+
+def test_all_clients_come_in_index_order() -> None:
+    assert cohort(CLIENTS, 20, "uniform", seed=0, round=0) == [(client, 1) for client in CLIENTS]
+
+
+def test_uniform_sampling_draws_everyone_alike() -> None:
+    counts = Counter(name for r in range(2000) for name in names(cohort(CLIENTS, 5, "uniform", seed=0, round=r)))
+    # binomial(2000, 1/4): standard deviation 19.4
+    assert all(abs(count - 500) < 5 * 19.4 for count in counts.values()) and len(counts) == 20
+
+
+def test_size_proportional_sampling_draws_with_replacement_by_size() -> None:
+    counts: Counter[str] = Counter()
+    for r in range(2000):
+        drawn = cohort(CLIENTS, 5, "size_proportional", seed=0, round=r)
+        assert sum(times for _, times in drawn) == 5
+        counts.update({client.name: times for client, times in drawn})
+    for client in CLIENTS:
+        p = client.sizes["train"] / 210
+        assert abs(counts[client.name] - 10_000 * p) < 5 * (10_000 * p * (1 - p)) ** 0.5
+
+
+def test_the_fedml_scheme_is_numpys_legacy_generator_seeded_with_the_round() -> None:
+    np.random.seed(4)
+    expected = sorted(np.random.choice(range(20), 5, replace=False).tolist())
+    assert [c.index for c, _ in cohort(CLIENTS, 5, "numpy_round_seed", seed=99, round=4)] == expected
+
+
+def test_an_unknown_scheme_is_an_error() -> None:
+    with pytest.raises(ValueError, match="choose one of uniform"):
+        cohort(CLIENTS, 5, "random", seed=0, round=0)
+
+
+def test_seeds_tell_types_and_boundaries_apart() -> None:
+    seeds = {
+        seed_for(0, "a"), seed_for(0, "a", "b"), seed_for(0, "ab"), seed_for(0, "a", 1), seed_for(0, "a", "1"),
+        seed_for(1, "a"), seed_for(0, "a", "b", ""), seed_for(0, "a", "", "b"),
+    }  # fmt: skip
+    assert len(seeds) == 8 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    assert seed_for(2, "order", "atis", 7) == 9009536665152511571
+
+
+@pytest.mark.parametrize("field", ["norm", "max_abs", "loss_mean"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_report_with_a_number_that_is_not_finite_is_not_ok(field: str, value: float) -> None:
+    assert Report("a").is_ok
+    assert not replace(Report("a"), **{field: value}).is_ok
+    assert not Report("a", extra={"loss_reduction": value}).is_ok
+    assert not Report("a", status="failed:ValueError").is_ok

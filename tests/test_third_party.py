@@ -1,0 +1,70 @@
+"""A user's algorithm in one file, named in YAML: the examples of the documentation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SGD, make_config, make_runner
+from ranks import run_ranks
+from toy import Quadratic
+
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.yaml_config import load
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+CLIENTS = {"a": (1.0, 1.0, 10), "b": (1.0, 2.0, 10), "c": (1.0, 300.0, 10)}
+TASK = Quadratic(clients=CLIENTS)
+
+
+@pytest.fixture(autouse=True)
+def _examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def from_yaml(tmp_path: Path, algorithm: str) -> Any:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"task: {{name: text2sql}}\nalgorithm: {algorithm}\n")
+    return load(path).algorithm
+
+
+def test_clipped_average_by_hand(tmp_path: Path) -> None:
+    algorithm = from_yaml(tmp_path, '{name: "clipped_average:ClippedAverage", max_norm: 0.15, weights: equal}')
+    runner = make_runner(make_config(tmp_path / "run", TASK, algorithm, rounds=1))
+    runner.run()
+    # one step of rate 0.1 from 0: a moves 0.1, b 0.2 and c 30, of which 0.15 each counts
+    assert runner.rank.server.weights.item() == pytest.approx((0.1 + 0.15 + 0.15) / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_median_by_hand(slices: int, tmp_path: Path) -> None:
+    algorithm = from_yaml(tmp_path, f'{{name: "median:Median", slices: {slices}}}')
+    task = Quadratic(clients=CLIENTS, start=(0.0, 1.0, 5.0))
+    runner = make_runner(make_config(tmp_path / "run", task, algorithm, rounds=1))
+    runner.run()
+    assert runner.rank.server.weights.tolist() == pytest.approx([0.2, 1.1, 4.7], rel=1e-12)
+
+
+def on_three_ranks(folder: str) -> list[float]:
+    sys.path.insert(0, str(EXAMPLES))
+    from median import Median  # type: ignore[import-not-found]
+
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20) as comm:
+        task = Quadratic(clients=CLIENTS, start=(0.0, 1.0, 5.0))
+        runner = make_runner(make_config(Path(folder), task, Median(slices=2), client=SGD, rounds=3), comm)
+        runner.run()
+        return runner.rank.received.tolist()
+
+
+def test_median_on_three_ranks_gives_the_bits_of_one_process(tmp_path: Path) -> None:
+    algorithm = from_yaml(tmp_path, '{name: "median:Median", slices: 2}')
+    task = Quadratic(clients=CLIENTS, start=(0.0, 1.0, 5.0))
+    runner = make_runner(make_config(tmp_path / "run", task, algorithm, rounds=3))
+    runner.run()
+    server, *workers = run_ranks(on_three_ranks, 3, str(tmp_path / "ranks"))
+    assert server == runner.rank.server.weights.tolist()
+    assert all(worker == server for worker in workers)
+    assert torch.tensor(server).isfinite().all()

@@ -1,0 +1,146 @@
+"""The engine equals a plain PyTorch loop, and nothing of one client is left for the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import SGD
+from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+from fedtorch.config import ClientConfig
+from fedtorch.train.engine import Engine
+from fedtorch.train.loop import Step, train
+from fedtorch.weights import Partition
+
+CPU = torch.device("cpu")
+
+
+def t5(dropout: float = 0.1) -> T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=40, d_model=16, d_ff=24, d_kv=8, num_heads=2, num_layers=1, dropout_rate=dropout,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def batch(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 40, (4, 9), generator=generator)
+    return {"input_ids": ids, "labels": ids[:, :5].contiguous()}
+
+
+def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+    return model(**batch).loss * 20, 20
+
+
+OPTIMIZERS = [
+    ClientConfig(optimizer="sgd", lr=0.1, momentum=0.9, max_grad_norm=1.0),
+    ClientConfig(optimizer="adam", lr=1e-3),
+    ClientConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1, schedule="linear"),
+    ClientConfig(optimizer="adafactor", lr=1e-3, schedule="linear", warmup_steps=1, max_grad_norm=1.0),
+]
+
+
+@pytest.mark.parametrize("hp", OPTIMIZERS, ids=lambda hp: hp.optimizer)
+def test_the_engine_equals_a_plain_loop(hp: ClientConfig) -> None:
+    from fedtorch.train.optim import OPTIMIZERS as BUILD
+    from fedtorch.train.optim import make_schedule
+
+    plain = t5()
+    optimizer = BUILD[hp.optimizer](list(plain.parameters()), hp)
+    schedule = make_schedule(optimizer, hp, 3)
+    torch.manual_seed(5)
+    plain.train()
+    expected = []
+    for i in range(3):
+        value = plain(**batch(i)).loss
+        value.backward()
+        if hp.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(plain.parameters(), hp.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        expected.append(value.item())
+    engine = Engine(t5(), Partition(), CPU)
+    engine.start(engine.initial_shared, None, hp, steps=3, seed=5)
+    curve = train(engine, [Step([batch(i)], 1, 0) for i in range(3)], loss)
+    # the loss is multiplied and divided by its count, which costs at most the last bit
+    assert list(curve.losses) == pytest.approx(expected, rel=1e-6)
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(engine.module.get_parameter(name), parameter, rtol=1e-5, atol=1e-7), name
+
+
+@pytest.mark.parametrize("hp", OPTIMIZERS, ids=lambda hp: hp.optimizer)
+def test_a_client_trains_alike_after_any_other(hp: ClientConfig) -> None:
+    def run(engine: Engine, seed: int) -> torch.Tensor:
+        engine.start(engine.initial_shared, None, hp, steps=2, seed=seed)
+        train(engine, [Step([batch(seed)], 1, 0), Step([batch(seed + 1)], 1, 0)], loss)
+        return engine.flat.detach().clone()
+
+    engine = Engine(t5(), Partition(), CPU)
+    first = run(engine, 1)
+    run(engine, 2)
+    assert torch.equal(run(engine, 1), first)
+
+
+@pytest.mark.parametrize("hp", OPTIMIZERS, ids=lambda hp: hp.optimizer)
+def test_a_kept_optimiser_state_continues_as_if_never_stopped(hp: ClientConfig) -> None:
+    hp = replace(hp, schedule="constant", warmup_steps=0)
+    steps = [Step([batch(i)], 1, 0) for i in range(4)]
+    engine = Engine(t5(dropout=0.0), Partition(), CPU)
+    engine.start(engine.initial_shared, None, hp, steps=4, seed=0)
+    train(engine, steps, loss)
+    whole = engine.flat.detach().clone()
+    engine.start(engine.initial_shared, None, hp, steps=2, seed=0)
+    train(engine, steps[:2], loss)
+    half, state = engine.flat.detach().clone(), engine.optimizer_state()
+    engine.start(engine.initial_shared, None, hp, steps=2, seed=9)  # somebody else in between
+    train(engine, steps[:1], loss)
+    engine.start(half, None, hp, steps=2, seed=0, optimizer_state=state)
+    train(engine, steps[2:], loss)
+    assert torch.equal(engine.flat, whole)
+
+
+def test_tied_tensors_stay_tied_and_are_laid_out_once() -> None:
+    model = t5()
+    engine = Engine(model, Partition(), CPU)
+    assert engine.shared.size == sum(p.numel() for p in model.parameters())
+    engine.load(torch.arange(engine.shared.size, dtype=torch.float32))
+    assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    assert engine.module.get_parameter("shared.weight")[0, 0] == engine.shared.offsets[0]
+
+
+def test_floating_buffers_return_to_what_they_were() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    engine = Engine(model, Partition(), CPU)
+    engine.start(engine.initial_shared, None, SGD, steps=1, seed=0)
+    train(engine, [Step([torch.randn(4, 2)], 1, 0)], lambda m, b: (m(b).square().sum(), 8))
+    assert model[1].running_mean.abs().sum() > 0
+    engine.load(engine.initial_shared)
+    assert model[1].running_mean.abs().sum() == 0
+
+
+def test_frozen_parameters_are_neither_trained_nor_laid_out() -> None:
+    engine = Engine(t5(), Partition(frozen=("shared.*",)), CPU)
+    before = engine.module.get_parameter("shared.weight").clone()
+    engine.start(engine.initial_shared, None, replace(SGD, lr=1.0), steps=1, seed=0)
+    train(engine, [Step([batch(0)], 1, 0)], loss)
+    assert torch.equal(engine.module.get_parameter("shared.weight"), before)
+    assert "shared.weight" not in engine.shared.names
+
+
+def test_two_micro_batches_give_the_step_of_their_mean() -> None:
+    engine = Engine(t5(dropout=0.0), Partition(), CPU)
+    engine.start(engine.initial_shared, None, replace(SGD, lr=0.1), steps=1, seed=0)
+    split = train(engine, [Step([batch(0), batch(1)], 2, 0)], loss)
+    apart = engine.flat.detach().clone()
+    engine.start(engine.initial_shared, None, replace(SGD, lr=0.1), steps=1, seed=0)
+    both = {key: torch.cat([batch(0)[key], batch(1)[key]]) for key in batch(0)}
+    together = train(engine, [Step([both], 1, 0)], lambda m, b: (m(**b).loss * 40, 40))
+    # other sizes of matrix products, other rounding
+    assert torch.allclose(apart, engine.flat, atol=1e-6)
+    assert split.losses[0] == pytest.approx(together.losses[0], rel=1e-5)
