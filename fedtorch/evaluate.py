@@ -136,7 +136,7 @@ def judge(task: Task, engine: Engine, examples: Sequence[Any], batch_size: int) 
         loss, count = task.loss(engine.module, to_device(batch, engine.device))
         total, terms = total + float(loss), terms + int(count)
     scores = task.score(examples, task.predict(engine.module, examples, batch_size))
-    return {"loss": (total, terms), **scores}
+    return {**scores, "loss": (total, terms)}  # the main metric first, as readers of the records expect
 
 
 def added(one: Scores, other: Scores) -> Scores:

@@ -6,6 +6,7 @@ Who trains which client in which round is computed from (seed, round, topology) 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -175,7 +176,7 @@ class Runner:
         except (Stopped, FedtorchError):
             raise
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
-            kind = type(error).__name__
+            kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
             log.warning("client %s failed in round %d: %s", client.name, rank.round + 1, kind)
             log.debug("client %s, round %d", client.name, rank.round + 1, exc_info=error)
             return Report(client.name, status=f"failed:{kind}", seconds=time.monotonic() - started)

@@ -81,7 +81,8 @@ class Group:
             PreflightError: on all ranks; names the rank, what differs and both values.
         """
         self.sequence += 1
-        self._liveness.beat(phase=op.name.lower(), round=round, client="")
+        doing: dict[str, Any] = {"round": round} if round else {}  # a broadcast has none; keep the last
+        self._liveness.beat(phase=op.name.lower(), client="", **doing)
         compared = (_MAGIC, op, self.sequence, round, length, DTYPES.index(dtype), problem)
         mine = torch.tensor([*compared, num_bytes], dtype=torch.int64)
         rows = self._gather_rows(mine)

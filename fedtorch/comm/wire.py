@@ -1,4 +1,4 @@
-"""Messages of numbers as bytes: a checked fixed-size header and a JSON payload. No text, no objects, no pickle."""
+"""Messages of numbers as bytes: a checked fixed-size header and a JSON payload. No text, no objects."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.wire import NO_CLIENT, Message
@@ -23,10 +24,8 @@ TIMEOUT_S = 2.0
 def meet_often() -> Any:
     with DistributedCommunicator.join(["a"], timeout_s=20) as comm:
         answers = [comm.arrive("train", round=k, stop=(k == 3 and comm.rank == 1)) for k in range(5)]
-        inner = comm._store.inner
         comm.arrive("end", round=9)
-        # Nobody counts keys on a prefix store; ask for those that should be gone.
-        kept = [k for k in range(5) for r in (*range(comm.size), "verdict") if inner.check([f"meeting{k}/{r}"])]
+        kept = [k for k in range(5) for r in (*range(comm.size), "verdict") if comm._store.has([f"meeting{k}/{r}"])]
         comm.arrive("end", round=10)
         return answers, kept
 
@@ -80,6 +79,33 @@ def test_a_stopped_process_is_named_on_all_others(culprit: int, tmp_path: Path) 
         if rank != culprit:
             assert blame in outcome.error
             assert outcome.exit_code == DeadlineError.exit_code
+
+
+def test_a_stopped_server_is_named_when_the_launcher_hosts_the_store(tmp_path: Path) -> None:
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environ = {"MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ranks = start_ranks(meet_for_ever, 3, str(tmp_path), environ=environ)
+    wait_until_busy(tmp_path)
+    os.kill(ranks.pids[0], signal.SIGSTOP)
+    for outcome in ranks.join(timeout=20, stopped=[0])[1:]:
+        assert "rank 0 (the server) gave no sign of life for 2 s" in outcome.error
+        assert outcome.exit_code == DeadlineError.exit_code
+
+
+def meet_and_exchange() -> Any:
+    with DistributedCommunicator.join(["a"], timeout_s=20) as comm:
+        comm.preflight({"attempt": os.environ["TORCHELASTIC_RESTART_COUNT"]})
+        flat = torch.full((3,), float(comm.rank))
+        comm.broadcast(flat)
+        return flat.tolist(), comm.arrive("train", round=1)
+
+
+def test_a_second_attempt_on_the_launchers_store_does_not_see_the_first() -> None:
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for attempt in ("0", "1"):
+        environ = {"MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        environ["TORCHELASTIC_RESTART_COUNT"] = attempt
+        assert run_ranks(meet_and_exchange, 2, environ=environ) == [([0.0] * 3, False)] * 2
 
 
 def wait_until_busy(folder: Path) -> None:

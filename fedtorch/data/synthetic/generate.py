@@ -37,7 +37,7 @@ class Plan:
     patterns: tuple[str, ...]
 
 
-# Three size classes and a factor of twenty between them, as in the eight real sets (4347 to 78 training questions).
+# Three size classes and a factor of ten from largest to smallest; the eight real sets span 4347 to 78 questions.
 PLANS: dict[str, Plan] = {
     "library": Plan(600, 40, 60, _HARD),
     "airline": Plan(400, 40, 60, _HARD),
