@@ -71,8 +71,9 @@ def plain_rounds(workload: Workload, rounds: int, share: Share, on_round: Callab
             if share.size == 2 and (place in first) != (share.rank == 0):
                 continue
             examples = task.load(client.name, "train")
-            plans = list(batching.epochs(len(examples), first=number, count=1, seed=seed_for(seed, "train"),
-                                         client=client.name))
+            plans = list(
+                batching.epochs(len(examples), first=number, count=1, seed=seed_for(seed, "train"), client=client.name)
+            )
             with torch.no_grad():
                 torch._foreach_copy_(parameters, _views(weights, parameters))
             for state in optimizer.state.values():

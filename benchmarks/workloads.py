@@ -10,8 +10,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig, SystemConfig
@@ -153,24 +159,24 @@ def _uneven(num_clients: int, smallest: int, largest: int) -> tuple[int, ...]:
 WORKLOADS = {
     "a": Workload(
         title="8 very unequal silos, T5 of 2.9 M parameters, AdamW",
-        task=RandomTokens("t5", (4, 64, 24, 12, 48, 32, 16, 56), length=32, vocabulary=4096, width=192, layers=2),
+        task=RandomTokens("t5", (4, 40, 16, 8, 24, 12, 8, 32), length=32, vocabulary=4096, width=192, layers=2),
         client=ClientConfig(batch_size=8, schedule="linear"),
         per_round="all",
         rounds=3,
     ),
     "b": Workload(
         title="1000 clients, 10 per round, BERT of 1.1 M parameters, AdamW",
-        task=RandomTokens("bert", _uneven(1000, 16, 96), length=32, vocabulary=2000, width=128, layers=4),
+        task=RandomTokens("bert", _uneven(1000, 8, 64), length=32, vocabulary=2000, width=128, layers=4),
         client=ClientConfig(batch_size=16),
         per_round=10,
-        rounds=6,
+        rounds=5,
     ),
     "c": Workload(
         title="4 clients, GPT-2 of 60 M parameters, one step of SGD on one short row",
         task=RandomTokens("gpt2", (1, 1, 1, 1), length=16, vocabulary=32_000, width=640, layers=8, heads=10),
         client=ClientConfig(optimizer="sgd", lr=0.01, batch_size=1),
         per_round="all",
-        rounds=5,
+        rounds=3,
     ),
 }
 

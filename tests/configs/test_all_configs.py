@@ -91,7 +91,7 @@ def test_every_row_has_the_common_values(row: str) -> None:
     config = lorar(row)
     task, client = config.task, config.client
     assert (config.task_name, task.model.name, task.model.dropout) == ("text2sql", "t5-base", 0.1)
-    assert (task.add_tokens, task.input_max_length, task.output_max_length) == ((" <", " <="), 1024, 512)
+    assert (task.add_tokens, task.input_max_length, task.output_max_length) == ((" <", " <=", " <>"), 1024, 512)
     assert task.em_normalise and (task.max_train, task.max_dev, task.max_test) == (None, None, None)
     assert (client.optimizer, client.scale_parameter, client.relative_step) == ("adafactor", False, False)
     assert (client.clip_threshold, client.weight_decay, client.max_grad_norm) == (1.0, 0.0, 1.0)

@@ -66,140 +66,91 @@ class Schema:
 
 _CITIES = ("paris", "london", "rome", "berlin", "madrid", "vienna", "oslo", "lisbon")
 _COUNTRIES = ("france", "england", "italy", "germany", "spain", "austria", "norway", "portugal")
-_NAMES = ("smith", "jones", "brown", "taylor", "wilson", "evans", "walker", "clark")
-_YEARS = (1950, 1960, 1970, 1980, 1990, 2000, 2010, 2020)
-_TENS = (20, 25, 30, 35, 40, 45, 50, 60)
-_HUNDREDS = (100, 150, 200, 250, 300, 400, 500, 600)
-_GENRES = ("crime", "comedy", "drama", "romance", "horror", "history")
+_GENRES = ("crime", "comedy", "drama", "romance", "horror", "history", "science", "travel")
+_YEARS = (1930, 1940, 1950, 1960, 1970, 1980, 1990, 2000, 2010, 2020)
+_SMALL = (15, 20, 25, 30, 35, 40, 45, 50, 60, 70)
+_LARGE = (100, 150, 200, 250, 300, 350, 400, 500, 600, 800)
 
-_TITLE, _YEAR, _AGE = Column("title", "label"), Column("year", "number", _YEARS), Column("age", "number", _TENS)
-_PRICE = Column("price", "number", _TENS)
-_CITY, _COUNTRY = Column("city", "text", _CITIES), Column("country", "text", _COUNTRIES)
-_NAME, _GENRE = Column("name", "text", _NAMES), Column("genre", "text", _GENRES)
-_FOUNDED = Column("founded", "number", _YEARS)
+_NAME, _TITLE = Column("name", "label"), Column("title", "label")
+_CITY, _COUNTRY, _GENRE = (
+    Column("city", "text", _CITIES),
+    Column("country", "text", _COUNTRIES),
+    Column("genre", "text", _GENRES),
+)
+_YEAR, _AGE, _PRICE = (
+    Column("year", "number", _YEARS),
+    Column("age", "number", _SMALL),
+    Column("price", "number", _SMALL),
+)
+_PAGES, _LENGTH = Column("pages", "number", _LARGE), Column("length", "number", _LARGE)
+_SALARY, _WEIGHT, _CREDITS = (
+    Column("salary", "number", _LARGE),
+    Column("weight", "number", _SMALL),
+    Column("credits", "number", _SMALL),
+)
 
 
 def _key(name: str) -> Column:
     return Column(name, "key")
 
 
-# Ordered from the largest silo to the smallest. Silos share many words (cities, years, `name`, `title`) but each
-# has tables, columns and values that no other has, and no two ask for the same database.
+# Ordered from the largest silo to the smallest. No two ask for the same database, but tables and columns recur in
+# other combinations, so what one silo learns helps the others: a small silo alone sees each word too rarely.
 SCHEMAS: tuple[Schema, ...] = (
     Schema(
         "library",
         (
-            Table("books", (_TITLE, _GENRE, _YEAR, Column("pages", "number", _HUNDREDS), _key("authorid")), 48),
+            Table("books", (_TITLE, _GENRE, _YEAR, _PAGES, _key("authorid")), 48),
             Table("authors", (_key("authorid"), _NAME, _COUNTRY, _AGE), 16),
-        ),
-    ),
-    Schema(
-        "airline",
-        (
-            Table(
-                "flights",
-                (
-                    Column("flight", "label"),
-                    Column("origin", "text", _CITIES),
-                    Column("destination", "text", _CITIES),
-                    _PRICE,
-                    _key("airlineid"),
-                ),
-                64,
-            ),
-            Table("airlines", (_key("airlineid"), Column("airline", "label"), _COUNTRY, _FOUNDED), 16),
-        ),
-    ),
-    Schema(
-        "hospital",
-        (
-            Table(
-                "patients",
-                (Column("patient", "label"), _CITY, _AGE, Column("weight", "number", _TENS), _key("doctorid")),
-                48,
-            ),
-            Table(
-                "doctors",
-                (
-                    _key("doctorid"),
-                    _NAME,
-                    Column("specialty", "text", ("surgery", "heart", "skin", "children", "brain", "teeth")),
-                    Column("salary", "number", _HUNDREDS),
-                ),
-                16,
-            ),
-        ),
-    ),
-    Schema(
-        "shop",
-        (
-            Table(
-                "products",
-                (
-                    Column("product", "label"),
-                    Column("color", "text", ("red", "blue", "green", "black", "white", "yellow")),
-                    _PRICE,
-                    Column("stock", "number", _HUNDREDS),
-                    _key("brandid"),
-                ),
-                48,
-            ),
-            Table("brands", (_key("brandid"), Column("brand", "label"), _COUNTRY, _FOUNDED), 16),
-        ),
-    ),
-    Schema(
-        "football",
-        (
-            Table(
-                "players",
-                (
-                    _NAME,
-                    Column("position", "text", ("goalkeeper", "defender", "midfielder", "forward")),
-                    Column("goals", "number", _TENS),
-                    _AGE,
-                    _key("clubid"),
-                ),
-                48,
-            ),
-            Table("clubs", (_key("clubid"), Column("club", "label"), _CITY, _FOUNDED), 16),
-        ),
-    ),
-    Schema(
-        "museum",
-        (
-            Table(
-                "paintings",
-                (_TITLE, Column("style", "text", ("modern", "baroque", "gothic", "realism")), _YEAR, _key("museumid")),
-                48,
-            ),
-            Table(
-                "museums",
-                (_key("museumid"), Column("museum", "label"), _CITY, Column("visitors", "number", _HUNDREDS)),
-                16,
-            ),
-        ),
-    ),
-    Schema(
-        "college",
-        (
-            Table(
-                "courses",
-                (
-                    Column("course", "label"),
-                    Column("subject", "text", ("physics", "music", "law", "biology")),
-                    Column("credits", "number", _TENS),
-                    _key("teacherid"),
-                ),
-                32,
-            ),
-            Table("teachers", (_key("teacherid"), _NAME, _CITY, _AGE), 16),
         ),
     ),
     Schema(
         "cinema",
         (
-            Table("movies", (_TITLE, _GENRE, _YEAR, Column("minutes", "number", _HUNDREDS), _key("directorid")), 48),
+            Table("films", (_TITLE, _GENRE, _YEAR, _LENGTH, _key("directorid")), 48),
             Table("directors", (_key("directorid"), _NAME, _COUNTRY, _AGE), 16),
+        ),
+    ),
+    Schema(
+        "university",
+        (
+            Table("students", (_NAME, _CITY, _AGE, _CREDITS, _key("courseid")), 48),
+            Table("courses", (_key("courseid"), _TITLE, _YEAR, _PRICE), 16),
+        ),
+    ),
+    Schema(
+        "hospital",
+        (
+            Table("patients", (_NAME, _CITY, _AGE, _WEIGHT, _key("doctorid")), 48),
+            Table("doctors", (_key("doctorid"), _TITLE, _COUNTRY, _SALARY), 16),
+        ),
+    ),
+    Schema(
+        "publisher",
+        (
+            Table("books", (_TITLE, _GENRE, _YEAR, _PRICE, _key("authorid")), 48),
+            Table("authors", (_key("authorid"), _NAME, _CITY, _AGE), 16),
+        ),
+    ),
+    Schema(
+        "festival",
+        (
+            Table("films", (_TITLE, _COUNTRY, _YEAR, _PRICE, _key("directorid")), 48),
+            Table("directors", (_key("directorid"), _NAME, _CITY, _SALARY), 16),
+        ),
+    ),
+    Schema(
+        "clinic",
+        (
+            Table("patients", (_NAME, _COUNTRY, _AGE, _LENGTH, _key("doctorid")), 48),
+            Table("doctors", (_key("doctorid"), _TITLE, _CITY, _SALARY), 16),
+        ),
+    ),
+    Schema(
+        "school",
+        (
+            Table("students", (_NAME, _COUNTRY, _AGE, _WEIGHT, _key("courseid")), 48),
+            Table("courses", (_key("courseid"), _TITLE, _GENRE, _PAGES), 16),
         ),
     ),
 )

@@ -1,0 +1,30 @@
+"""What a rank does before its first round, as a program for torchrun; ends as soon as all ranks have met."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import fedtorch.main  # noqa: F401  all that a run imports
+from benchmarks.workloads import WORKLOADS, shrunk
+from fedtorch.build import build
+from fedtorch.comm.distributed import DistributedCommunicator
+
+
+def main() -> None:
+    """Build a small run, join, compare, exchange the first weights."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    config = shrunk(WORKLOADS["a"]).config(Path(tempfile.gettempdir()) / "fedtorch-start", rounds=1)
+    parts = build(config, num_ranks=size, rank=rank)
+    with DistributedCommunicator.join(parts.names, timeout_s=120) as comm:
+        comm.preflight(parts.facts())
+        comm.arrive("init", round=0)
+        comm.broadcast(parts.engine.initial_shared)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""How much slower than a plain PyTorch loop are the runner's rounds? Every figure printed is measured in this run.
+
+python benchmarks/rounds.py [--workload a|b|c|memory|startup|all] [--rounds N] [--repeat N] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measured import Timing, time_plain, time_runner
+from benchmarks.processes import Ended, run_ranks
+from benchmarks.workloads import WORKLOADS, Workload, hosting, shrunk
+
+HOSTED = (4, 16, 64)
+START_ONE = "import torch; from transformers import T5ForConditionalGeneration"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a workload, and the case it is measured against (None for a limit)."""
+
+    name: str
+    ranks: int
+    against: str | None = None
+    aim: float | None = None
+    options: dict[str, Any] | None = None
+
+    def run(self, workload: Workload) -> list[Ended]:
+        """One repetition, in fresh processes; by rank."""
+        if self.options is None:
+            return run_ranks(partial(time_plain, workload), self.ranks)
+        return run_ranks(partial(time_runner, workload, **self.options), self.ranks)
+
+
+def cases(letter: str) -> list[Case]:
+    """What is compared for a workload, in the order in which it is run."""
+    exchange_bound = letter == "c"
+    found = [
+        Case("plain, 1 process", 1),
+        Case("runner, 1 process", 1, "plain, 1 process", options={}),
+        Case("plain, 2 processes", 2),
+        Case("runner, server + 2 workers", 3, "plain, 2 processes", aim=1.5 if exchange_bound else 1.03, options={}),
+    ]
+    if exchange_bound:
+        working = {"server_works": True}
+        return [*found, Case("runner, working server + 1", 2, "plain, 2 processes", aim=1.25, options=working)]
+    return [*found, Case("the same, tracked", 3, "runner, server + 2 workers", options={"tracking": True})]
+
+
+@dataclass
+class Figures:
+    """Of one case: per repetition (rows) the wall and processor seconds of a round, the latter of all ranks."""
+
+    case: Case
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    fastest_s: list[float] = field(default_factory=list)
+    last: list[Ended] = field(default_factory=list)
+
+    def add(self, ended: list[Ended]) -> None:
+        """One more repetition."""
+        timings: list[Timing] = [end.result for end in ended]
+        rounds = timings[0].round_s
+        self.wall_s.append(sum(rounds) / len(rounds))
+        self.cpu_s.append(sum(sum(timing.cpu_s) for timing in timings) / len(rounds))
+        self.fastest_s = [min(pair) for pair in zip(rounds, self.fastest_s or rounds, strict=True)]
+        self.last = ended
+
+    def summary(self, reference: Figures | None) -> dict[str, Any]:
+        """All figures by name, for the tables and the JSON file."""
+        phases = [{k: round(v, 4) for k, v in end.result.phases_s.items()} for end in self.last]
+        record: dict[str, Any] = {
+            "case": self.case.name,
+            "round_s": median(self.wall_s),
+            "fastest_round_s": sum(self.fastest_s) / len(self.fastest_s),
+            "cpu_s": median(self.cpu_s),
+            "phases_s": phases,
+            "moved_bytes": [end.result.moved for end in self.last],
+            "peak_mb": [round(end.peak_mb) for end in self.last],
+            "grown_mb": [round(end.grown_mb) for end in self.last],
+        }
+        if reference is not None:
+            ratios = sorted(one / other for one, other in zip(self.wall_s, reference.wall_s, strict=True))
+            record |= {
+                "against": reference.case.name,
+                "aim": self.case.aim,
+                "ratio": median(ratios),
+                "ratio_range": [ratios[0], ratios[-1]],
+                "ratio_of_fastest": sum(self.fastest_s) / sum(reference.fastest_s),
+                "cpu_ratio": median(self.cpu_s) / median(reference.cpu_s),
+            }
+        return record
+
+
+def measure_rounds(letter: str, workload: Workload, repeat: int, console: Console) -> list[dict[str, Any]]:
+    """Run every case `repeat` times in turn (A B C A B C ...), so that slow minutes hit all of them."""
+    figures = {case.name: Figures(case) for case in cases(letter)}
+    for number in range(repeat):
+        for name, figure in figures.items():
+            console.log(f"({letter}) repetition {number + 1} of {repeat}: {name}")
+            figure.add(figure.case.run(workload))
+    records = [f.summary(figures.get(f.case.against or "")) for f in figures.values()]
+    _show_rounds(f"({letter}) {workload.title}", records, console)
+    return records
+
+
+def _show_rounds(title: str, records: Sequence[dict[str, Any]], console: Console) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in ("case", "s/round", "CPU s/round", "against", "ratio (range)", "of fastest", "CPU ratio", "aim"):
+        table.add_column(name, justify="left" if name in ("case", "against") else "right")
+    for record in records:
+        cells = [record["case"], f"{record['round_s']:.3f}", f"{record['cpu_s']:.3f}"]
+        if "ratio" in record:
+            low, high = record["ratio_range"]
+            aim = "" if record["aim"] is None else f"{record['aim']:.2f}"
+            cells += [record["against"], f"{record['ratio']:.3f} ({low:.2f}-{high:.2f})"]
+            cells += [f"{record['ratio_of_fastest']:.3f}", f"{record['cpu_ratio']:.3f}", aim]
+        table.add_row(*cells)
+    console.print(table)
+    detail = Table(title="of the last repetition, mean per round and rank")
+    for name in ("case", "rank", "seconds per phase", "MB up", "MB down", "peak MB", "above start"):
+        detail.add_column(name, justify="left" if name in ("case", "seconds per phase") else "right")
+    for record in records:
+        for rank, phases in enumerate(record["phases_s"]):
+            moved = record["moved_bytes"][rank]
+            detail.add_row(
+                record["case"] if rank == 0 else "",
+                str(rank),
+                " ".join(f"{name} {seconds:.3f}" for name, seconds in phases.items() if seconds >= 0.0005),
+                *(f"{moved.get(f'physical_{way}', 0.0) / 1e6:.1f}" for way in ("up", "down")),
+                str(record["peak_mb"][rank]),
+                str(record["grown_mb"][rank]),
+            )
+    console.print(detail)
+
+
+def measure_memory(console: Console) -> list[dict[str, Any]]:
+    """Peak memory of a server and the one worker that hosts 4, 16 and 64 clients."""
+    table = Table(title="memory by hosted clients, BERT of 1.1 M parameters (4.3 MB), all clients in every round")
+    for name in ("clients", "update_memory_mb", "server MB above start", "worker MB above start"):
+        table.add_column(name, justify="right")
+    records = []
+    for limit in (1024, 16):
+        for clients in HOSTED:
+            ended = run_ranks(partial(time_runner, hosting(clients), update_memory_mb=limit), 2)
+            grown = [round(end.grown_mb) for end in ended]
+            records.append({"clients": clients, "update_memory_mb": limit, "grown_mb": grown})
+            table.add_row(str(clients), str(limit), *map(str, grown))
+    console.print(table)
+    return records
+
+
+def measure_startup(repeat: int, console: Console) -> list[dict[str, Any]]:
+    """Seconds from the launch of torchrun until three ranks have met, against importing torch and transformers."""
+    program = str(Path(__file__).with_name("rank_start.py"))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=3", program]
+    one, three = [], []
+    for _ in range(repeat):
+        one.append(_seconds([sys.executable, "-c", START_ONE]))
+        three.append(_seconds(launch))
+    ratios = sorted(b / a for a, b in zip(one, three, strict=True))
+    record = {
+        "import_s": median(one),
+        "torchrun_s": median(three),
+        "ratio": median(ratios),
+        "ratio_range": [ratios[0], ratios[-1]],
+        "ratio_of_fastest": min(three) / min(one),
+        "aim": 1.5,
+    }
+    table = Table(title="start-up")
+    for name in ("import once, s", "3 ranks under torchrun, s", "ratio (range)", "of fastest", "aim"):
+        table.add_column(name, justify="right")
+    spread = f"{record['ratio']:.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+    table.add_row(f"{median(one):.2f}", f"{median(three):.2f}", spread, f"{record['ratio_of_fastest']:.2f}", "1.50")
+    console.print(table)
+    return [record]
+
+
+def _seconds(command: Sequence[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; see the top of the file."""
+    parser = argparse.ArgumentParser(prog="benchmarks/rounds.py", description=__doc__.splitlines()[0])
+    chosen = (*WORKLOADS, "memory", "startup", "all")
+    parser.add_argument("--workload", choices=chosen, default="all", help="what to measure; see benchmarks/README.md")
+    parser.add_argument("--rounds", type=int, help="timed rounds in each run; by default 3 to 5")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each case, interleaved (default 3)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file too")
+    parser.add_argument("--tiny", action="store_true", help="shrink models and data: does it run? not for timing")
+    args = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for letter, workload in WORKLOADS.items():
+        if args.workload in (letter, "all"):
+            workload = shrunk(workload) if args.tiny else workload
+            workload = replace(workload, rounds=args.rounds or workload.rounds)
+            results[letter] = measure_rounds(letter, workload, args.repeat, console)
+    if args.workload in ("memory", "all"):
+        results["memory"] = measure_memory(console)
+    if args.workload in ("startup", "all"):
+        results["startup"] = measure_startup(args.repeat, console)
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The benchmark compares like with like, and runs. Nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
+
+from benchmarks.measured import time_plain, time_runner
+from benchmarks.plain import best_half
+from benchmarks.rounds import cases, main
+from benchmarks.workloads import WORKLOADS, shrunk
+
+
+@pytest.mark.parametrize("letter", list(WORKLOADS))
+def test_the_plain_loop_and_the_runner_train_the_same_federation(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "0")):
+        monkeypatch.setenv(name, value)
+    workload = shrunk(WORKLOADS[letter])
+    plain = time_plain(workload, keep=True).weights
+    runner = time_runner(workload, keep=True).weights
+    start = torch.cat([p.detach().view(-1) for p in workload.task.build_model(0).parameters()])
+    assert plain is not None and runner is not None
+    # Not equal bits: the plain loop averages weights in fp32, the runner differences of weights almost exactly.
+    # One round of fp32 rounding is 1e-7 of a weight and later steps feel it; another batch, seed, rate or share of
+    # a client in the average moves the weights by a few per cent of the way they went, or more.
+    assert (plain - runner).norm() < 1e-3 * (plain - start).norm()
+    other = replace(workload, client=replace(workload.client, lr=1.05 * workload.client.lr))
+    changed = time_plain(other, keep=True).weights
+    assert changed is not None
+    assert (changed - runner).norm() > 1e-2 * (plain - start).norm()
+
+
+def test_the_best_half_is_as_even_as_possible() -> None:
+    assert sorted(best_half([4, 5, 6, 7, 8])) in ([0, 1, 2], [3, 4])
+    assert best_half([9, 1, 1]) == [0]
+    assert best_half([3]) == [0]
+
+
+def test_every_case_is_measured_against_another_of_its_workload() -> None:
+    for letter in WORKLOADS:
+        names = [case.name for case in cases(letter)]
+        assert all(case.against in (None, *names) for case in cases(letter))
+
+
+def test_the_command_line_prints_and_writes_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "figures.json"
+    assert main(["--workload", "c", "--tiny", "--rounds", "1", "--repeat", "1", "--json", str(target)]) == 0
+    written = json.loads(target.read_text())["c"]
+    assert [record["case"] for record in written] == [case.name for case in cases("c")]
+    assert "runner, working server + 1" in capsys.readouterr().out
+    sent = {record["case"]: record["moved_bytes"] for record in written}
+    assert sent["runner, 1 process"][0]["physical_up"] == 0
+    assert sent["runner, server + 2 workers"][0]["physical_down"] > 0
