@@ -98,7 +98,6 @@ class RandomTokens(Task):
                 n_positions=self.length,
                 bos_token_id=0,
                 eos_token_id=0,
-                loss_type="ForCausalLM",
             )
         )
 
@@ -113,8 +112,9 @@ class RandomTokens(Task):
         if self.family == "t5":
             source, target = (half.contiguous() for half in batch.chunk(2, dim=1))
             return model(input_ids=source, labels=target).loss * target.numel(), target.numel()
-        count = batch.numel() - len(batch)
-        return model(input_ids=batch, labels=batch).loss * count, count
+        logits = model(input_ids=batch).logits[:, :-1]
+        targets = batch[:, 1:]
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"), targets.numel()
 
     def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[Any]:
         """Never called: no client has an evaluation split."""
