@@ -20,6 +20,7 @@ setup(
         "sentencepiece>=0.2.1",
         "safetensors>=0.6",
         "numpy>=2",
+        "typing_extensions>=4.10",
         "pydantic>=2.11,<3",
         "PyYAML>=6",
         "tensorboard>=2.19",

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fedtorch.client import Client
 from fedtorch.comm.topology import Topology
 from fedtorch.config import Config
 from fedtorch.errors import ConfigError, DataError
+from fedtorch.placement import Placement, place
 from fedtorch.tasks.base import Merged, Task
 from fedtorch.train.engine import Engine
 from fedtorch.weights import Partition
@@ -73,12 +73,17 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     if rank == 0 and (empty := [name for name, sizes in training.manifest().items() if not sizes.get("train")]):
         log.warning("%d clients have no training examples and take no part: %s", len(empty), ", ".join(empty[:10]))
     config.check_clients([client.name for client in clients])
+    if config.clients.sampling == "size_proportional" and getattr(algorithm, "weights", "equal") != "equal":
+        raise ConfigError(
+            "clients.sampling is size_proportional, which already favours large clients, and algorithm.weights is "
+            f"{getattr(algorithm, 'weights', None)}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
+        )
     for hp in {config.client_for(client.name) for client in clients}:
         algorithm.check(hp)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
     server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
     topology = Topology(num_ranks, bool(server_works))
-    check_data(task, clients, topology, rank)
+    check_data(task, place(config, task, training, clients, topology), topology, rank)
     if engine is None:
         where = device(config.system.device)
         try:
@@ -112,14 +117,11 @@ def training_clients(task: Task) -> list[Client]:
     return clients
 
 
-def check_data(task: Task, clients: Sequence[Client], topology: Topology, rank: int) -> None:
-    """Read the files of the clients that are at home here, so that a malformed line shows before the first round."""
-    homes = topology.homes({client.name: float(client.sizes["train"]) for client in clients})
-    mine = [name for name, worker in homes.items() if rank in topology.workers[worker]]
-    known = task.manifest()
+def check_data(task: Task, placement: Placement, topology: Topology, rank: int) -> None:
+    """Read the files of the clients that live here, so that a malformed line shows before the first round."""
+    mine = [name for name, worker in placement.judges.items() if rank in topology.workers[worker]]
     for name in mine if len(mine) <= CHECKED_CLIENTS else []:
-        if name in known:
-            task.check(name)
+        task.check(name)
 
 
 def device(choice: str) -> torch.device:

@@ -117,8 +117,9 @@ class ClientStore:
             for name in list(victims):
                 if used <= self.memory_bytes:
                     return
-                used -= victims[name].num_bytes
-                self._spilled[(name, is_staged)] = self._write(name, victims.pop(name), is_staged)
+                # write first: if the disk refuses, the state is still in memory
+                self._spilled[(name, is_staged)] = self._write(name, victims[name], is_staged)
+                used -= victims.pop(name).num_bytes
 
     def _write(self, client: str, state: ClientState, is_staged: bool) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -354,7 +354,7 @@ class Config:
                 )
         for key in ("per_round", "min"):
             value = getattr(self.clients, key)
-            if value != "all" and value > len(names) and self.paradigm == "federated":
+            if value != "all" and value > len(names) and (self.paradigm == "federated" or key == "min"):
                 advice = "`all` or at most" if key == "per_round" else "at most"
                 raise ConfigError(
                     f"clients.{key} is {value} but the task `{self.task_name}` has {len(names)} clients; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedtorch import yaml_config
 from fedtorch.build import Parts
 from fedtorch.config import ClientConfig
+from fedtorch.placement import cost, place
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
 _STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
@@ -18,25 +19,16 @@ def describe(parts: Parts, *, num_ranks: int) -> str:
 
 
 def _placement(parts: Parts) -> str:
-    costs = {
-        client.name: client.sizes["train"] * parts.training.cost(client.name) * _passes(parts, client.name)
-        for client in parts.clients
-    }
-    homes = parts.topology.homes(costs)
+    costs = {client.name: cost(parts.config, parts.training, client) for client in parts.clients}
+    homes = place(parts.config, parts.task, parts.training, parts.clients, parts.topology).homes
     total = sum(costs.values())
     lines = [f"placement: {len(parts.clients)} clients on {len(parts.topology.workers)} workers (share of the work)"]
-    for worker, ranks in enumerate(parts.topology.workers):
-        mine = [name for name, home in homes.items() if home == worker]
-        share = sum(costs[name] for name in mine) / total
-        shown = ", ".join(mine[:_MOST_SHOWN]) + (
-            f" and {len(mine) - _MOST_SHOWN} more" if len(mine) > _MOST_SHOWN else ""
-        )
-        lines.append(f"  rank {ranks[0]:<3} {share:6.1%}  {shown or '(idle)'}")
+    for row in parts.topology.describe(costs, homes):
+        shown = ", ".join(row.clients[:_MOST_SHOWN])
+        if len(row.clients) > _MOST_SHOWN:
+            shown += f" and {len(row.clients) - _MOST_SHOWN} more"
+        lines.append(f"  rank {row.ranks[0]:<3} {row.cost / total:6.1%}  {shown or '(idle)'}")
     return "\n".join(lines)
-
-
-def _passes(parts: Parts, client: str) -> float:
-    return float(parts.config.client_for(client).epochs or 1)
 
 
 def _traffic(parts: Parts, num_ranks: int) -> str:
@@ -46,7 +38,8 @@ def _traffic(parts: Parts, num_ranks: int) -> str:
     down = 4 * size * (num_ranks - 1)
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
     count = f"{parts.engine.shared.size:,} shared and {parts.engine.private.size:,} private numbers"
-    return f"traffic: {count}; per round at most {down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up, {cohort} clients"
+    sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
+    return f"traffic: {count}; per round at most {sizes}, {cohort} clients"
 
 
 def _memory(parts: Parts) -> str:

@@ -20,7 +20,7 @@ JUDGED = ("private", "personal")
 CACHED_CLIENTS = 64
 
 # Batches judged between two signs of life; within them, examples of similar length are put together.
-BATCHES_PER_BEAT = 8
+BATCHES_PER_BEAT = 2
 
 
 class Evaluation:
@@ -42,6 +42,7 @@ class Evaluation:
         rank.broadcast()
         with rank.timed("evaluate"):
             own = self._judge(rank.config.eval.split, at_best=False)
+            rank.arrive("scores")  # the last chance to stop: from here on the evaluation counts
             if not rank.algorithm.exchanged:
                 self._keep_own_best(own)
             scores = self._gather(own)
@@ -56,7 +57,9 @@ class Evaluation:
         rank.is_fresh = rank.comm.size == 1
         rank.broadcast()
         with rank.timed("evaluate"):
-            return self._gather(self._judge(rank.config.eval.final_split, at_best=True))
+            own = self._judge(rank.config.eval.final_split, at_best=True)
+            rank.arrive("scores")
+            return self._gather(own)
 
     def _judge(self, split: str, *, at_best: bool) -> dict[str, Scores]:
         """Scores of the clients at home here."""
@@ -79,7 +82,6 @@ class Evaluation:
 
     def _gather(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
         rank = self.rank
-        rank.arrive("scores")
         messages = [
             rank.message(
                 "score", name, lists={metric: (total, float(count)) for metric, (total, count) in pairs.items()}
@@ -102,6 +104,8 @@ class Evaluation:
             if is_best:
                 best = rank.server.tensors.setdefault("best", torch.empty_like(rank.server.weights))
                 best.copy_(rank.server.weights)
+        if not rank.algorithm.exchanged and self._all_have_stopped():
+            rank.server.numbers["stopped"] = 1
         stopped = int(rank.server.numbers.get("stopped", 0))
         answer = [rank.message("decision", numbers={"is_best": int(is_best), "stopped": stopped})]
         (answered,) = rank.comm.share(answer if rank.comm.is_server else [], round=rank.round)
@@ -112,13 +116,23 @@ class Evaluation:
                 rank.store.stage(name, _with_best(rank.store.get(name)))
                 rank.store.commit([name])
 
+    def _all_have_stopped(self) -> bool:
+        """On the server: does every client rest? Called by all ranks."""
+        rank = self.rank
+        resting = [
+            rank.message("numbers", name)
+            for name in rank.store.clients()
+            if rank.store.get(name).numbers.get("stopped")
+        ]
+        return len(rank.comm.gather(resting, round=rank.round)) == len(rank.setting.clients)
+
     def _keep_own_best(self, scores: Mapping[str, Scores]) -> None:
         """Every client's best round by its own dev score; a client that stopped gaining rests from then on."""
         rank = self.rank
         for name, pairs in scores.items():
             state = rank.store.get(name)
-            if state.numbers.get("stopped"):
-                continue
+            if state.numbers.get("stopped") or not state.numbers.pop("unjudged", 0):
+                continue  # it has not trained since it was judged last
             total, count = pairs[self.metric]
             if Selection(state.numbers, rank.config.eval.patience).offer(total / count, rank.round):
                 state = _with_best(state)

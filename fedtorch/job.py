@@ -111,9 +111,13 @@ class ClientJob:
             tensors, numbers = self.engine.optimizer_state()
             self.state.tensors.update({f"{purpose}/optimizer/{key}": value for key, value in tensors.items()})
             self.state.numbers.update({f"{purpose}/optimizer/{key}": value for key, value in numbers.items()})
+        self.keep_private()
+        return curve
+
+    def keep_private(self) -> None:
+        """Put the engine's private weights into the client's state."""
         if self.engine.private.size:
             self.state.tensors["private"] = self.engine.flat_private.detach().cpu().clone()
-        return curve
 
     def send_difference(self, received: Tensor) -> None:
         """Put `received` − trained weights into `outgoing["weights"]`: the pseudo-gradient."""

@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -30,11 +31,12 @@ from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
 from fedtorch.errors import FedtorchError, Interrupted
-from fedtorch.results import table
 from fedtorch.rank import Setting
+from fedtorch.results import table
 from fedtorch.runner import Result, Runner
 from fedtorch.status import write_status
 from fedtorch.track import Tracker
+from fedtorch.weights import digest_of
 
 log = logging.getLogger("fedtorch")
 
@@ -50,20 +52,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = yaml_config.load(args.config, args.set)
         torch.set_num_threads(config.system.threads)
+        if not args.dry_run:
+            _start_logging(config.folder, rank)
         runs = _build_all(config, num_ranks=num_ranks, rank=rank)
         if args.dry_run:
             if rank == 0:
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
-        _start_logging(config.folder, rank)
         stop.listen()
-        with _join(runs[0], num_ranks=num_ranks) as comm:
+        with _join(runs, num_ranks=num_ranks) as comm:
             for parts in runs:
                 comm.preflight(parts.facts())
             _run_all(runs, comm, args.resume, stop, _command(args))
         return 0
     except FedtorchError as error:
-        return _end(config, error, rank, _command(args))
+        log.debug("the run ends", exc_info=error)
+        return _end(None if args.dry_run else config, error, rank, _command(args))
+    except Exception as error:
+        log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
+        if rank == 0 and config is not None and not args.dry_run:
+            reason = f"{type(error).__name__}; see log.rank0.txt"
+            write_status(config.folder, code=1, reason=reason, command=_command(args))
+        raise
 
 
 def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
@@ -80,22 +90,24 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     return [first, build(companion, num_ranks=num_ranks, rank=rank, engine=first.engine if same_model else None)]
 
 
-def _join(parts: Parts, *, num_ranks: int) -> Communicator:
+def _join(runs: Sequence[Parts], *, num_ranks: int) -> Communicator:
+    names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
     if num_ranks == 1:
-        return LocalCommunicator(parts.names)
-    system = parts.config.system
-    return DistributedCommunicator.join(names=parts.names, timeout_s=system.timeout, exchange=system.exchange)
+        return LocalCommunicator(names)
+    system = runs[0].config.system
+    return DistributedCommunicator.join(names=names, timeout_s=system.timeout, exchange=system.exchange)
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:
     """One run after the other; the table of the first, with the others beside it, comes last."""
     done: list[tuple[Parts, Result, Tracker | None]] = []
     for parts in runs:
-        done.append((parts, *_run_one(parts, comm, resume, stop, command)))
-    for parts, result, tracker in reversed(done):
-        if tracker is not None:
-            tracker.result(table(parts, result), show=parts is runs[0])
-            write_status(parts.config.folder, code=0, reason="done", command=command, round=result.rounds)
+        # a checkpoint given by path is the first run's
+        mode = resume if parts is runs[0] or resume in ("auto", "never", "force") else "auto"
+        done.append((parts, *_run_one(parts, comm, mode, stop, command)))
+    _, _, tracker = done[0]
+    if tracker is not None:
+        tracker.show()
 
 
 def _run_one(
@@ -116,18 +128,21 @@ def _run_one(
         topology=parts.topology,
         checkpoints=checkpoints,
         config_record=yaml_config.to_dict(config, masked=True),
-        facts=_lasting(parts.facts()),
+        facts=_lasting(parts),
         stop=stop,
         tracker=tracker,
     )
     try:
         result = Runner(setting).run(start)
-        if comm.is_server:
+        if comm.is_server and parts.algorithm.exchanged:
             parts.task.save_model(parts.engine.module, config.folder / "model")
-        return result, tracker
     finally:
         if tracker is not None:
             tracker.close()
+    if tracker is not None:
+        tracker.result(table(parts, result))
+        write_status(config.folder, code=0, reason="done", command=command, round=result.rounds)
+    return result, tracker
 
 
 def _open_folder(parts: Parts, comm: Communicator, start: int | None, command: str) -> Tracker:
@@ -155,26 +170,33 @@ def _find_start(parts: Parts, comm: Communicator, checkpoints: Checkpoints, resu
     messages = []
     if comm.is_server:
         found = None
-        if resume not in ("auto", "never", "force"):
-            found = checkpoints.adopt(checkpoints.open(Path(resume)))
+        is_path = resume not in ("auto", "never", "force")
+        if is_path:
+            found = checkpoints.open(Path(resume))
         elif resume != "never":
             found = checkpoints.latest()
         if found is not None and resume != "force":
             present = yaml_config.to_dict(parts.config, masked=True)
-            checkpoints.check_fits(found, present, yaml_config.record_difference, _lasting(parts.facts()))
+            checkpoints.check_fits(found, present, yaml_config.record_difference, _lasting(parts))
+        if found is not None and is_path:
+            found = checkpoints.adopt(found)
         if found is None:
             checkpoints.clear()
         else:
             log.info("resuming after round %d from %s", found.round, found.folder)
+        comm.heartbeat(phase="start", round=0)
         messages = [Message(NO_CLIENT, "decision", numbers={"round": -1 if found is None else found.round})]
+    comm.arrive("start", round=0)  # checking a checkpoint may take long, and nobody waits for long in a collective
     (start,) = comm.share(messages, round=0)
     round = int(start.numbers["round"])
     return None if round < 0 else round
 
 
-def _lasting(facts: dict[str, str]) -> dict[str, str]:
+def _lasting(parts: Parts) -> dict[str, str]:
     """The facts that a checkpoint must agree with; other library versions or code may change bits but are allowed."""
-    return {key: facts[key] for key in ("shared parameters", "private parameters", "data") if key in facts}
+    facts = parts.facts()
+    kept = {key: facts[key] for key in ("shared parameters", "private parameters", "data") if key in facts}
+    return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(parts.engine.initial())})[:16]}
 
 
 class StopFlag:
@@ -207,7 +229,8 @@ def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -
 
 def _start_logging(folder: Path, rank: int) -> None:
     """One file per rank; the terminal gets warnings, and everything from rank 0 but debug lines."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     file = logging.FileHandler(folder / f"log.rank{rank}.txt")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = TerminalHandler()  # knows about the progress bar
@@ -226,10 +249,18 @@ def _command(args: argparse.Namespace) -> str:
     """The command that continues this run."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
+    if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
+        start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     words = [*start, "-m", "fedtorch.main"]
     words += ["--config", str(args.config)] if args.config else []
-    words += ["--set", *args.set] if args.set else []
+    words += ["--set", *map(_masked, args.set)] if args.set else []
     return shlex.join(words)
+
+
+def _masked(override: str) -> str:
+    """`key=value`, with the value hidden where the key ends like a secret's."""
+    key = override.partition("=")[0]
+    return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override
 
 
 def _parser() -> argparse.ArgumentParser:

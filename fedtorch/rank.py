@@ -17,6 +17,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config, ServerConfig
+from fedtorch.placement import cost, place
 from fedtorch.server import ServerOptimizer, ServerState
 from fedtorch.tasks.base import Task
 from fedtorch.track import Tracker
@@ -67,10 +68,8 @@ class Rank:
         settings = {config.client, *(config.client_for(name) for name in config.per_client)}
         keeps = any(hp.optimizer_state == "keep" or hp.steps is not None for hp in settings)
         self.is_stateful = keeps or setting.algorithm.stateful(engine.private)
-        self.homes = setting.topology.homes({client.name: self.cost(client) for client in setting.clients})
-        judged = {name: float(sum(sizes.values())) for name, sizes in setting.task.manifest().items()}
-        # a client is judged at its home; where clients are merged, or have no training data, homes do not cover them
-        self.judges = self.homes if set(self.homes) >= set(judged) else setting.topology.homes(judged)
+        placement = place(config, setting.task, setting.training, setting.clients, setting.topology)
+        self.homes, self.judges = placement.homes, placement.judges
         spill = config.folder / "spill" / f"rank{self.comm.rank}"
         self.store = ClientStore(spill / "states", config.system.state_memory_mb << 20)
         self.received = torch.zeros(engine.shared.size * len(self.algorithm.exchanged), dtype=engine.shared.dtype)
@@ -98,10 +97,7 @@ class Rank:
 
     def cost(self, client: Client) -> float:
         """Relative cost of this client's local training in a round."""
-        hp = self.config.client_for(client.name)
-        steps = hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0
-        examples = steps or client.sizes["train"] * (hp.epochs or 1)
-        return examples * self.setting.training.cost(client.name)
+        return cost(self.config, self.setting.training, client)
 
     def hosts(self, worker: int) -> bool:
         """Does this rank belong to that worker?"""

@@ -7,22 +7,24 @@ from typing import Any
 from fedtorch.build import Parts
 from fedtorch.evaluate import averages
 from fedtorch.runner import Result
+from fedtorch.runs import read_run
 
 
 def table(parts: Parts, result: Result) -> dict[str, Any]:
     """Everything the final table shows, every score with the number of examples behind it."""
+    last = read_run(parts.config.folder).last  # from the records, which a resumed run has too
+    sizes = {client.name: client.sizes["train"] for client in parts.clients}
     clients = {}
     for name in parts.names:
-        report = result.reports.get(name)
-        scores = result.scores.get(name)
-        if report is None and scores is None:
+        if name not in last and name not in result.scores:
             continue
+        record = last.get(name, {})
         clients[name] = {
-            "examples": report.examples if report else 0,
-            "status": report.status if report else None,
-            "loss": report.loss_mean if report else None,
-            "weight": result.weights.get(name),
-            "scores": {metric: list(pair) for metric, pair in (scores or {}).items()},
+            "examples": sizes.get(name, 0),
+            "status": record.get("status"),
+            "loss": record.get("loss_mean"),
+            "weight": record.get("weight"),
+            "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
         }
     metrics = sorted({metric for scores in result.scores.values() for metric in scores})
     means = {}

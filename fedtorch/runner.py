@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedtorch.algorithms.base import Updates
+from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.client import Client
 from fedtorch.errors import FedtorchError, Interrupted, NonFiniteError, QuorumError
 from fedtorch.evaluate import CACHED_CLIENTS, Evaluation
@@ -57,6 +57,8 @@ class Runner:
         self.evaluation = Evaluation(self.rank)
         self.result = Result()
         self.outgoing = torch.zeros_like(self.rank.received)
+        self.weights: dict[str, float] = {}  # of this round
+        self.saved = 0  # rounds in the last checkpoint
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(setting.training.load)
 
     def run(self, resume: int | None = None) -> Result:
@@ -67,59 +69,92 @@ class Runner:
             FedtorchError: see `errors`.
         """
         rank, config = self.rank, self.setting.config
+        self._share_initial_weights()
+        if resume is not None:
+            restore(rank, resume)
+        self.saved = rank.round
         try:
-            self._share_initial_weights()
-            if resume is not None:
-                restore(rank, resume)
-            elif config.eval.on_start:
-                self._track_scores(self.evaluation.during_training())
+            self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
             while rank.round < config.rounds and not rank.server.numbers.get("stopped"):
                 self._one_round()
             return self._finish()
         except Stopped:
-            save(rank, is_last=True)
+            if rank.round > self.saved:
+                save(rank, is_last=True)
             raise Interrupted(f"stopped by a signal after round {rank.round}; everything is saved") from None
 
     def _one_round(self) -> None:
-        rank, config, tracker = self.rank, self.setting.config, self.setting.tracker
-        with rank.timed("server_train"):
-            if rank.comm.is_server:
-                self.setting.algorithm.server_train(rank.server)
-        rank.broadcast()
-        with rank.timed("train"):
-            reports = self._train_own_clients()
-            rank.arrive("gather")
+        rank, config = self.rank, self.setting.config
+        before = self._server_train()
+        try:
+            rank.broadcast()
+            with rank.timed("train"):
+                reports = self._train_own_clients()
+                rank.arrive("gather")
+        except Stopped:
+            self._take_back(before)
+            raise
         with rank.timed("aggregate"):
             reports = rank.comm.gather_reports(reports, round=rank.round)
+            self.weights = {}
             accepted = self._decide(reports)
             if accepted and rank.algorithm.exchanged:
                 self._step(accepted)
             rank.store.commit([report.client for report in accepted])
             rank.updates.clear()
         rank.round += 1
-        is_end = rank.round == config.rounds
-        scores = {}
-        if config.eval.every and (rank.round % config.eval.every == 0 or is_end):
-            scores = self.evaluation.during_training()
-        if not rank.algorithm.exchanged and rank.comm.is_server and reports and not any(r.steps for r in reports):
-            rank.server.numbers["stopped"] = 1  # every client has stopped for itself
-        if tracker is not None:
-            # before saving: a resume drops the records of rounds that are not in the checkpoint
-            self.result.reports.update({report.client: report for report in reports})
-            self._track_scores(scores)
-            tracker.round(rank.round - 1, reports, self.result.weights, rank.seconds, rank.comm.meter.take())
+        try:
+            self._evaluate_if_due()
+        finally:  # before saving: a resume drops the records of rounds that are not in the checkpoint
+            self._track_round(reports)
         rank.seconds = {}  # the next round's record shows the checkpoint's seconds
-        if rank.round % config.checkpoint.every == 0 or is_end:
-            save(rank)
+        if rank.round % config.checkpoint.every == 0 or rank.round == config.rounds:
+            if save(rank):
+                self.saved = rank.round
+
+    def _server_train(self) -> dict[str, Tensor] | None:
+        """The server's own step, and what it may have changed, so that an abandoned round can be repeated."""
+        rank, algorithm = self.rank, self.setting.algorithm
+        if type(algorithm).server_train is Algorithm.server_train:
+            return None
+        before = {name: tensor.clone() for name, tensor in rank.server.tensors.items()} if rank.comm.is_server else {}
+        self.numbers_before = dict(rank.server.numbers)
+        with rank.timed("server_train"):
+            if rank.comm.is_server:
+                algorithm.server_train(rank.server)
+        rank.is_fresh = rank.comm.size == 1
+        return before
+
+    def _take_back(self, before: dict[str, Tensor] | None) -> None:
+        """Undo `server_train`."""
+        if before is None:
+            return
+        server = self.rank.server
+        server.numbers = self.numbers_before
+        for name in [name for name in server.tensors if name not in before]:
+            del server.tensors[name]
+        for name, tensor in before.items():
+            server.tensors[name].copy_(tensor)
+
+    def _evaluate_if_due(self) -> None:
+        """Judge the present weights if the schedule asks for it and it was not done yet."""
+        rank, config = self.rank, self.setting.config
+        due = config.eval.on_start
+        if rank.round:
+            due = bool(config.eval.every) and (rank.round % config.eval.every == 0 or rank.round == config.rounds)
+        if due and rank.server.numbers.get("evaluated", -1) < rank.round:
+            scores = self.evaluation.during_training()
+            rank.server.numbers["evaluated"] = rank.round
+            self._track_scores(scores)
 
     def _share_initial_weights(self) -> None:
         """Every rank starts from the server's model, all of it: rows added to an embedding are drawn at random."""
         rank, engine = self.rank, self.setting.engine
-        rank.arrive("init")
-        for part in (engine.initial_shared, engine.initial_private):
+        rank.arrive("init", may_stop=False)
+        for part in engine.initial():
             if part.numel():
-                rank.comm.broadcast(part)
-        engine.load(engine.initial_shared)
+                rank.comm.broadcast(part.view(-1))
+        engine.adopt_initial()
         if rank.algorithm.exchanged:
             rank.shared.copy_(engine.initial_shared)
             rank.is_fresh = True
@@ -131,7 +166,14 @@ class Runner:
         drawn = cohort(setting.clients, per_round, clients.sampling, seed=rank.config.run.seed, round=rank.round)
         costs = {client.name: rank.cost(client) for client, _ in drawn}
         placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
-        return [self._train(client, draws) for client, draws in drawn if rank.hosts(placed[client.name])]
+        reports = []
+        try:
+            for client, draws in drawn:
+                if rank.hosts(placed[client.name]):
+                    reports.append(self._train(client, draws))
+        except Stopped:
+            pass  # all ranks must come to the same meeting, which then stops them together
+        return reports
 
     def _train(self, client: Client, draws: int) -> Report:
         """One client's round: its report; its update and new state wait for the server's decision."""
@@ -159,15 +201,18 @@ class Runner:
                 examples=self.load(client.name, "train"),
                 on_step=on_step,
             )
+            version = self._clear_outgoing()
             update = setting.algorithm.client_update(job)
             report = update.report
             if update.grad is not None:
+                self._take_over(update.grad, version)
                 # a norm is finite exactly when every element is
                 norm, largest = (torch.linalg.vector_norm(self.outgoing, p).item() for p in (2, torch.inf))
                 report = replace(report, norm=norm, max_abs=largest)
                 rank.updates.put(client.name, self.outgoing)
             if rank.is_stateful:
-                rank.store.stage(client.name, job.state)
+                if update.grad is not None or report.steps:  # a client that rested is as it was
+                    rank.store.stage(client.name, job.state)
             elif job.state.tensors or job.state.numbers:
                 raise FedtorchError(
                     f"{type(setting.algorithm).__name__} left something in a client's state, but its stateful() says "
@@ -183,6 +228,21 @@ class Runner:
         extra = {**report.extra, "draws": draws} if draws > 1 else report.extra
         return replace(report, extra=extra, seconds=time.monotonic() - started)
 
+    def _clear_outgoing(self) -> int:
+        """Forget the last client's update; returns the version of the emptied vector."""
+        if len(self.rank.algorithm.exchanged) > 1:
+            self.outgoing.fill_(torch.nan)  # so that a part which an algorithm forgets is refused, not taken over
+        return self.outgoing._version
+
+    def _take_over(self, grad: Tensor, version: int) -> None:
+        """Make `outgoing` the update that the algorithm returned: it filled `job.outgoing`, or has its own vector."""
+        if grad.data_ptr() != self.outgoing.data_ptr():
+            if grad.shape != self.outgoing.shape:
+                raise ValueError(f"Update.grad has shape {tuple(grad.shape)}, expected {tuple(self.outgoing.shape)}")
+            self.outgoing.copy_(grad)
+        elif self.outgoing._version == version:
+            raise ValueError("Update.grad is job.outgoing, but nothing was written to it; use job.send_difference")
+
     def _decide(self, reports: Sequence[Report]) -> list[Report]:
         """The updates that count, none if they are too few; decided by the server (elsewhere only names come back).
 
@@ -196,7 +256,8 @@ class Runner:
             for report, reason in refused:
                 log.warning("round %d: client %s is left out: %s", rank.round + 1, report.client, reason)
             numbers = rank.server.numbers
-            numbers["void_rounds"] = 0 if len(accepted) >= config.min else numbers.get("void_rounds", 0) + 1
+            draws = sum(int(report.extra.get("draws", 1)) for report in accepted)
+            numbers["void_rounds"] = 0 if draws >= config.min else numbers.get("void_rounds", 0) + 1
             if numbers["void_rounds"]:
                 log.warning(
                     "round %d: %d usable updates, clients.min is %d: the server takes no step",
@@ -204,7 +265,7 @@ class Runner:
                     len(accepted),
                     config.min,
                 )
-                accepted, self.result.weights = [], {}
+                accepted = []
             ends = {"NonFiniteError": refused and config.on_failure == "stop"}
             ends["QuorumError"] = numbers["void_rounds"] >= QUORUM_PATIENCE
             verdict = next((name for name, is_so in ends.items() if is_so), "ok")
@@ -213,7 +274,8 @@ class Runner:
         verdict_message, *names = rank.comm.share(messages, round=rank.round)
         if verdict_message.status == "NonFiniteError":
             raise NonFiniteError(
-                f"round {rank.round + 1}: a client failed or sent NaN or infinity and clients.on_failure is stop"
+                f"round {rank.round + 1}: a client failed, sent NaN or infinity, or exceeded clients.max_update_norm, "
+                "and clients.on_failure is stop; the log names it"
             )
         if verdict_message.status == "QuorumError":
             raise QuorumError(
@@ -228,7 +290,8 @@ class Runner:
 
         def combine(updates: Updates) -> Tensor:
             weights = algorithm.weigh(updates.reports)
-            self.result.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
+            self.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
+            self.result.weights.update(self.weights)
             return algorithm.aggregate(updates, weights)
 
         grad = rank.comm.aggregate(rank.updates, accepted, combine, round=rank.round)
@@ -248,6 +311,15 @@ class Runner:
         self._track_scores(result.scores, final=True)
         self.setting.engine.load(rank.shared)
         return result
+
+    def _track_round(self, reports: Sequence[Report]) -> None:
+        """Record the round that is over; a client that rested has nothing to show."""
+        rank, tracker = self.rank, self.setting.tracker
+        if tracker is None:
+            return
+        shown = [report for report in reports if rank.algorithm.exchanged or report.steps or report.status != "ok"]
+        self.result.reports.update({report.client: report for report in shown})
+        tracker.round(rank.round - 1, shown, self.weights, rank.seconds, rank.comm.meter.take())
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
         config = self.setting.config.eval

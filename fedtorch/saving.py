@@ -16,23 +16,28 @@ from fedtorch.weights import digest_of
 log = logging.getLogger(__name__)
 
 
-def save(rank: Rank, *, is_last: bool = False) -> None:
+def save(rank: Rank, *, is_last: bool = False) -> bool:
     """Write a checkpoint of the state after `rank.round` rounds; every rank writes its own changed clients.
 
-    If the disk refuses, the run goes on and tries again next round, `checkpoint.save_retries` rounds in a row.
+    If the disk refuses, the run goes on and tries again at the next checkpoint, `checkpoint.save_retries` times in a
+    row; False means that this one was not written.
 
     Raises:
         CheckpointError: on all ranks, when the retries are used up or this was the last chance (`is_last`).
     """
     with rank.timed("checkpoint"):
         rank.arrive("checkpoint", may_stop=False)
-        gathered = rank.comm.gather([_write_client(rank, name) for name in rank.store.dirty()], round=rank.round)
+        written = [_write_client(rank, name) for name in rank.store.dirty()]
+        rank.arrive("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
+        gathered = rank.comm.gather(written, round=rank.round)
         answer = [rank.message("decision", status=_write(rank, gathered, is_last))] if rank.comm.is_server else []
+        rank.arrive("saved", may_stop=False)
         (answered,) = rank.comm.share(answer, round=rank.round)
         if answered.status == "failed":
             raise CheckpointError(f"the state after round {rank.round} could not be saved; see the errors above")
         if answered.status == "ok":
             rank.store.mark_clean()
+        return answered.status == "ok"
 
 
 def restore(rank: Rank, round: int) -> None:
@@ -42,22 +47,33 @@ def restore(rank: Rank, round: int) -> None:
     if rank.comm.is_server:
         saved = checkpoints.load_server(found)
         for name, plane in rank.planes(rank.received).items():
+            if name not in saved.tensors or saved.tensors[name].shape != plane.shape:
+                raise CheckpointError(
+                    f"{found.folder} has no `{name}` of {plane.numel()} numbers, which this algorithm and model need; "
+                    "begin anew with `--resume never`"
+                )
             plane.copy_(saved.tensors.pop(name))
         rank.server.tensors.update(saved.tensors)
         rank.server.numbers = saved.numbers
     for name in sorted(found.clients):
-        if rank.hosts(rank.homes[name]):
+        if name in rank.homes and rank.hosts(rank.homes[name]):
+            rank.comm.heartbeat(phase="restore", round=round, client=name)
             rank.store.put(name, checkpoints.load_client(found, name))
+    rank.arrive("restored", may_stop=False)
     rank.round, rank.is_fresh = round, rank.comm.size == 1
-    stopped = [rank.message("decision", numbers={"stopped": int(rank.server.numbers.get("stopped", 0))})]
-    (answered,) = rank.comm.share(stopped if rank.comm.is_server else [], round=round)
-    if answered.numbers["stopped"]:
-        rank.server.numbers["stopped"] = 1
+    # what decides about the loop must be known to all
+    common: dict[str, int | float] = {
+        name: rank.server.numbers[name] for name in ("stopped", "evaluated") if name in rank.server.numbers
+    }
+    (answered,) = rank.comm.share(
+        [rank.message("decision", numbers=common)] if rank.comm.is_server else [], round=round
+    )
+    rank.server.numbers.update(answered.numbers)
 
 
 def digest(rank: Rank) -> str:
     """sha256 over the global weights and every client's state; equal exactly when all bits are. On the server."""
-    rank.arrive("digest")
+    rank.arrive("digest", may_stop=False)
     messages = []
     for name in rank.store.clients():
         parts = bytes.fromhex(digest_of(rank.store.get(name).tensors))
@@ -72,6 +88,7 @@ def digest(rank: Rank) -> str:
 
 
 def _write_client(rank: Rank, name: str) -> Message:
+    rank.comm.heartbeat(phase="checkpoint", round=rank.round, client=name)
     try:
         entry = rank.setting.checkpoints.write_client(rank.round, name, rank.store.get(name))
     except CheckpointError as error:

@@ -32,7 +32,7 @@ def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, 
     path = run_dir / NAME
     partial = path.with_name(f"{NAME}.partial")
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.write_text(json.dumps(record, indent=1) + "\n")
         os.replace(partial, path)
     except OSError as error:

@@ -202,6 +202,13 @@ class Tracker:
         except REFUSALS as error:
             self._warn(f"could not write or show {path}", error)
 
+    def show(self) -> None:
+        """Print the final table of the run, and of those inside its folder beside it."""
+        try:
+            show_results(self.run_dir, metric=self.metric)
+        except OSError as error:
+            self._warn("the table could not be shown", error)
+
     def close(self) -> None:
         """Finish all files and give the terminal back."""
         if self._console is not None:

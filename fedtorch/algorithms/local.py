@@ -28,6 +28,7 @@ class Local(FedAvg):
             return Update(None, self.report(job, LossCurve()))
         curve = job.train(job.state.tensors.get("personal", job.initial))
         job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
+        job.state.numbers["unjudged"] = 1  # the next evaluation counts for this client
         return Update(None, self.report(job, curve))
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:

@@ -11,9 +11,11 @@ from torch import Tensor
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.client import ClientState
+from fedtorch.errors import ConfigError
 from fedtorch.job import ClientJob
 from fedtorch.train.loop import LossCurve, Step
 from fedtorch.train.loop import train as take_steps
+from fedtorch.train.optim import LocalTraining
 from fedtorch.update import Update
 
 
@@ -34,6 +36,13 @@ class PFedMe(FedAvg):
     inner_steps: int = 5
     """optimiser steps per minimisation; their rate is client.lr"""
 
+    def check(self, hp: LocalTraining) -> None:
+        """Every minimisation starts its optimiser afresh."""
+        if hp.optimizer_state == "keep":
+            raise ConfigError(
+                "algorithm.name is `pfedme`, which cannot keep an optimiser; set client.optimizer_state: reset"
+            )
+
     def client_update(self, job: ClientJob) -> Update:
         """One local iteration per planned step."""
         engine = job.engine
@@ -50,6 +59,7 @@ class PFedMe(FedAvg):
             epochs.append(step.epoch)
             theta = engine.flat.detach().cpu()
             weights.sub_(weights - theta, alpha=self.eta * self.lam)
+            job.keep_private()
             job.on_step(index + 1)
         job.state.tensors["personal"] = engine.flat.detach().cpu().clone()
         torch.sub(job.received["weights"], weights, out=job.outgoing["weights"])

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.weighting import normalised
 from fedtorch.errors import ConfigError
 from fedtorch.job import ClientJob
 from fedtorch.server import ServerState
-from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.engine import Engine, GradientHook, to_device
 from fedtorch.train.optim import LocalTraining
 from fedtorch.update import Report, Update
 from fedtorch.weights import Layout
@@ -74,8 +75,8 @@ class Scaffold(FedAvg):
         return shift_gradients
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
-        """Unweighted mean."""
-        return [1.0 / len(reports)] * len(reports)
+        """Unweighted mean (under size-proportional sampling, over the draws)."""
+        return normalised("equal", reports)
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """x by the server optimiser; c by |C|/N of the mean change of the clients' c_i."""
@@ -95,8 +96,9 @@ def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
     engine.module.eval()
     for start in range(0, len(job.examples), size):
         part = [job.examples[i] for i in range(start, min(start + size, len(job.examples)))]
-        total_loss, count = job.task.loss(engine.module, job.task.collate(part, True))
+        total_loss, count = job.task.loss(engine.module, to_device(job.task.collate(part, True), engine.device))
         (total_loss / count * len(part) / len(job.examples)).backward()
+        job.on_step(0)
     flat = engine.shared.empty()
     for view, gradient in zip(engine.shared_views(flat), engine.shared_gradients(), strict=True):
         view.copy_(gradient)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SumScale

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.group import Group, Op

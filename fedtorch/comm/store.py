@@ -6,9 +6,10 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed as dist
+from typing_extensions import Self
 
 from fedtorch.errors import DeadlineError, PreflightError
 

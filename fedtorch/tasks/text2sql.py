@@ -136,7 +136,7 @@ class Text2SQL(Task):
         return self.model.build(seed, self.vocabulary)
 
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
-        """input_ids and labels, int64 of shapes (batch, longest source) and (batch, longest target); -100 is padding."""
+        """input_ids (batch, longest source) and labels (batch, longest target), int64; -100 is padding."""
         pad_id = self.vocabulary.pad_token_id
         inputs = pad([example.source for example in examples], pad_id)
         return {

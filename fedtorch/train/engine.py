@@ -44,13 +44,16 @@ class Engine:
         self.shared = Layout.of({name: parameters[name] for name in shared})
         self.private = Layout.of({name: parameters[name] for name in private})
         self.flat, self.flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
+        self.frozen = Layout.of({name: parameters[name] for name in frozen})
+        self.flat_frozen = self._bind(self.frozen, parameters)
         for name in frozen:
             parameters[name].requires_grad_(False)
         self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
         self.trained = [parameters[name] for name in self.trained_names]
         self.initial_shared = self.flat.detach().cpu().clone()
         self.initial_private = self.flat_private.detach().cpu().clone()
-        self._buffers = {n: b.detach().clone() for n, b in module.named_buffers() if b.is_floating_point()}
+        self.initial_frozen = self.flat_frozen.detach().cpu().clone()
+        self._buffers = {n: b.detach().cpu().clone() for n, b in module.named_buffers() if b.is_floating_point()}
         self._optimizers: dict[tuple[Any, ...], torch.optim.Optimizer] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -64,6 +67,15 @@ class Engine:
         for name, buffer in self.module.named_buffers():
             if name in self._buffers:
                 buffer.copy_(self._buffers[name])
+
+    def initial(self) -> list[Tensor]:
+        """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""
+        return [self.initial_shared, self.initial_private, self.initial_frozen, *self._buffers.values()]
+
+    def adopt_initial(self) -> None:
+        """Take what was received into `initial()` as this engine's start."""
+        self.flat_frozen.copy_(self.initial_frozen)
+        self.load(self.initial_shared)
 
     def start(
         self,

@@ -143,7 +143,9 @@ def make_schedule(
     for group in optimizer.param_groups:
         # a schedule takes `initial_lr` where an earlier one has left it: the last client's rate
         group["lr"] = group["initial_lr"] = hp.lr
-    return get_scheduler(hp.schedule, optimizer, num_warmup_steps=hp.warmup_steps, num_training_steps=max(1, steps))
+    # transformers' `constant` ignores the warm-up
+    name = "constant_with_warmup" if hp.schedule == "constant" and hp.warmup_steps else hp.schedule
+    return get_scheduler(name, optimizer, num_warmup_steps=hp.warmup_steps, num_training_steps=max(1, steps))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

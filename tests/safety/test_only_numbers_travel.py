@@ -8,7 +8,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from harness import make_config, make_runner
 from ranks import run_ranks
