@@ -248,3 +248,41 @@ def test_a_taken_port_is_named(config: Path, capsys: pytest.CaptureFixture[str])
         ranks = start_ranks(as_rank, 2, str(config), 0, environ={"MASTER_PORT": str(port)})
         assert ranks.join(60)[0].result == 4
     assert free_port() != port or True
+
+
+@pytest.mark.parametrize("paradigm", ["local", "centralized"])
+def test_a_companion_of_any_paradigm_runs_beside_and_resumes_from_a_path(
+    paradigm: str, config: Path, tmp_path: Path
+) -> None:
+    compare = "compare={paradigm: " + paradigm + "}"
+    assert run(config, compare) == 0
+    first = results(config)["digest"]
+    checkpoint = config.parent / "run" / "checkpoints" / "round_000002"
+    again = f"run.dir={tmp_path / 'again'}"
+    assert run(config, compare, again, options=("--resume", str(checkpoint))) == 0
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["digest"] == first
+    assert run(config, compare, again) == 0
+
+
+def test_secrets_are_masked_and_a_failed_start_leaves_a_private_folder(config: Path) -> None:
+    assert run(config, "task.data=/nowhere", "run.name=x") == 3
+    folder = config.parent / "run"
+    assert folder.stat().st_mode & 0o077 == 0
+    status = json.loads((folder / "status.json").read_text())
+    assert status["code"] == 3 and "/nowhere" in status["reason"]
+    assert run(config, "task.data=/nowhere", "run.name=y", "task.tokenizer=t") == 3
+    assert "--set" in json.loads((folder / "status.json").read_text())["command"]
+
+
+def test_size_proportional_sampling_wants_equal_weights(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ("clients.sampling=size_proportional", "clients.per_round=2")
+    assert run(config, *sampling) == 2
+    assert "set algorithm.weights to equal" in capsys.readouterr().err
+    assert run(config, *sampling, "algorithm.weights=equal") == 0
+
+
+def test_the_command_that_resumes_hides_secrets() -> None:
+    from fedtorch.main import _masked
+
+    assert _masked("track.api_token=hunter2") == "track.api_token=<masked>"
+    assert _masked("client.lr=0.1") == "client.lr=0.1"

@@ -116,7 +116,12 @@ def various(folder: Path) -> dict[str, Config]:
     heavy = {"a": {"epochs": 10}}
     return {
         "early stop": make_config(
-            folder / "1", still, paradigm="local", rounds=300, client=replace(CLIENT, lr=0.5), eval=EvalConfig(patience=2)
+            folder / "1",
+            still,
+            paradigm="local",
+            rounds=300,
+            client=replace(CLIENT, lr=0.5),
+            eval=EvalConfig(patience=2),
         ),
         "no training data": make_config(folder / "2", untrained, Ditto(), client=CLIENT, rounds=2, per_client=heavy),
         "no training data, local": make_config(
