@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import platform
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +16,19 @@ import transformers
 import fedtorch
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
+from fedtorch.checkpoint import Checkpoints
 from fedtorch.client import Client
+from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.config import Config
 from fedtorch.errors import ConfigError, DataError
 from fedtorch.placement import Placement, place
+from fedtorch.rank import Setting
 from fedtorch.tasks.base import Merged, Task
+from fedtorch.track import Tracker
 from fedtorch.train.engine import Engine
 from fedtorch.weights import Partition
-from fedtorch.yaml_config import digest
+from fedtorch.yaml_config import digest, to_dict
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +48,32 @@ class Parts:
     names: tuple[str, ...]
     topology: Topology
     engine: Engine
+
+    def setting(
+        self,
+        comm: Communicator,
+        checkpoints: Checkpoints,
+        *,
+        stop: Callable[[], bool],
+        tracker: Tracker | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> Setting:
+        """The runner's setting on this rank. facts: what a checkpoint must agree with, beside the config."""
+        return Setting(
+            config=self.config,
+            task=self.task,
+            training=self.training,
+            algorithm=self.algorithm,
+            clients=self.clients,
+            engine=self.engine,
+            comm=comm,
+            topology=self.topology,
+            checkpoints=checkpoints,
+            config_record=to_dict(self.config, masked=True),
+            facts=facts or {},
+            stop=stop,
+            tracker=tracker,
+        )
 
     def facts(self) -> dict[str, str]:
         """What must be the same on every rank, as text; compared before any group is made."""

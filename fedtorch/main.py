@@ -31,7 +31,6 @@ from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
 from fedtorch.errors import FedtorchError, Interrupted
-from fedtorch.rank import Setting
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
 from fedtorch.status import write_status
@@ -117,21 +116,7 @@ def _run_one(
     checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
     start = _find_start(parts, comm, checkpoints, resume)
     tracker = _open_folder(parts, comm, start, command) if comm.is_server else None
-    setting = Setting(
-        config=config,
-        task=parts.task,
-        training=parts.training,
-        algorithm=parts.algorithm,
-        clients=parts.clients,
-        engine=parts.engine,
-        comm=comm,
-        topology=parts.topology,
-        checkpoints=checkpoints,
-        config_record=yaml_config.to_dict(config, masked=True),
-        facts=_lasting(parts),
-        stop=stop,
-        tracker=tracker,
-    )
+    setting = parts.setting(comm, checkpoints, stop=stop, tracker=tracker, facts=_lasting(parts))
     try:
         result = Runner(setting).run(start)
         if comm.is_server and parts.algorithm.exchanged:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtorch import yaml_config
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.build import build
@@ -14,7 +13,6 @@ from fedtorch.checkpoint import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
-from fedtorch.rank import Setting
 from fedtorch.runner import Runner
 from fedtorch.tasks.base import Task
 
@@ -39,18 +37,6 @@ def make_runner(config: Config, comm: Communicator | None = None, **changes: Any
     """A runner for `config`; alone in this process unless a communicator is given."""
     num_ranks, rank = (comm.size, comm.rank) if comm is not None else (1, 0)
     parts = build(config, num_ranks=num_ranks, rank=rank)
-    setting = Setting(
-        config=config,
-        task=parts.task,
-        training=parts.training,
-        algorithm=parts.algorithm,
-        clients=parts.clients,
-        engine=parts.engine,
-        comm=comm or LocalCommunicator(parts.names),
-        topology=parts.topology,
-        checkpoints=Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep),
-        config_record=yaml_config.to_dict(config),
-        facts={},
-        stop=lambda: False,
-    )
+    checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
+    setting = parts.setting(comm or LocalCommunicator(parts.names), checkpoints, stop=lambda: False)
     return Runner(replace(setting, **changes))

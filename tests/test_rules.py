@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down; a module may import its own level and those below. Modules that are not named are in `main`'s.
 LEVELS: list[tuple[str, ...]] = [
-    ("runner", "rank", "evaluate", "saving", "checkpoint", "checkpoint_files"),
+    ("runner", "work", "rank", "placement", "evaluate", "saving", "checkpoint", "checkpoint_files"),
     ("track", "console", "curves", "records", "summary", "runs", "status", "event_file"),
     ("algorithms", "tasks"),
     ("job", "train", "client", "server", "sampling"),
@@ -67,7 +67,7 @@ def test_only_comm_imports_torch_distributed() -> None:
 
 def test_the_loop_names_no_algorithm_task_or_model() -> None:
     words = re.compile(r"fedavg|fedprox|scaffold|fednova|ditto|lorar|text2sql|\bt5\b|bert|gpt", re.IGNORECASE)
-    for name in ("runner.py", "rank.py", "evaluate.py", "saving.py", "job.py"):
+    for name in ("runner.py", "rank.py", "evaluate.py", "saving.py", "job.py", "work.py", "placement.py"):
         # papers may be cited in comments and docstrings
         code = ast.unparse(_without_docstrings(ast.parse((PACKAGE / name).read_text())))
         assert not words.findall(code), name

@@ -241,7 +241,7 @@ def test_scaffold_two_clients_three_rounds(tmp_path: Path, monkeypatch: pytest.M
     runner = make_runner(config)
     cohorts = [[0, 1], [0], [0, 1]]
     clients = runner.setting.clients
-    monkeypatch.setattr("fedtorch.runner.cohort", lambda *args, round, **kw: [(clients[i], 1) for i in cohorts[round]])
+    monkeypatch.setattr("fedtorch.work.cohort", lambda *args, round, **kw: [(clients[i], 1) for i in cohorts[round]])
     expected = [
         ({"0": 0.95, "1": -3.6}, 1.265, -1.325),
         ({"0": 1.3155, "1": -3.6}, 1.4569, -1.14225),
