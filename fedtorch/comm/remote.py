@@ -82,10 +82,13 @@ class RemoteUpdates(Updates):
         return out
 
     def _transport(self, terms: Sequence[Term]) -> Op:
-        """The one that moves fewer bytes: an int64 vector per other rank, or one of this dtype per remote client."""
+        """The one that moves fewer bytes: an int64 vector per other rank, or one of this dtype per remote client.
+
+        At a tie the former, in which all ranks add at the same time.
+        """
         if self._exchange == "auto":
             remote = sum(rank != 0 for _, rank, _ in terms)
-            return Op.SEND if remote * self.dtype.itemsize <= 8 * (self._group.size - 1) else Op.REDUCE
+            return Op.SEND if remote * self.dtype.itemsize < 8 * (self._group.size - 1) else Op.REDUCE
         return Op.SEND if self._exchange == "send" else Op.REDUCE
 
     def _receive(
