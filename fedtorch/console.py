@@ -69,7 +69,9 @@ class Console:
             self._draw(now)
         elif self.progress == "lines" and now - self._last_shown >= HEARTBEAT_S:
             width = len(str(self.rounds))
-            self.say(f"round {self.done + 1:>{width}}/{self.rounds}  {now - self._last_round:.0f}s  {text}")
+            self.say(
+                f"round {min(self.done + 1, self.rounds):>{width}}/{self.rounds}  {now - self._last_round:.0f}s  {text}"
+            )
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""

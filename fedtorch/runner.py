@@ -74,7 +74,9 @@ class Runner:
         except Stopped:
             if rank.round > self.saved:
                 save(rank, is_last=True)
-            raise Interrupted(f"stopped by a signal after round {rank.round}; everything is saved") from None
+            raise Interrupted(
+                f"stopped by a signal; {rank.round} rounds are saved, the one under way will be repeated"
+            ) from None
 
     def _one_round(self) -> None:
         rank, config = self.rank, self.setting.config

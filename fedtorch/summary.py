@@ -26,7 +26,7 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
     console = console or Console(width=None if sys.stdout.isatty() else 120)
     table = Table(title=f"{run.name}: {run.last_round} rounds", title_justify="left", box=box.SIMPLE)
     table.add_column("client")
-    for heading in ("examples", "final loss", "weight"):
+    for heading in ("examples", "last round's loss", "weight"):
         table.add_column(heading, justify="right")
     scores = _scores(run, metric)
     columns = [] if scores is None else [scores]
