@@ -116,7 +116,7 @@ class Store:
         wanted = tuple(keys)
         if self._awaited is None or self._awaited[0] != wanted:
             if self._awaited is not None or self._waiter is None:  # the first one, or the last still blocks its thread
-                self._waiter = _Caller("fedtorch-store-wait"), self._call(lambda: self.inner.clone())
+                self._waiter = _Caller("fedtorch-store-wait"), self._call(lambda: self.inner.clone())  # type: ignore[attr-defined]
             caller, connection = self._waiter
             self._awaited = wanted, caller.start(lambda: connection.wait(list(wanted), _FOREVER))
         try:
