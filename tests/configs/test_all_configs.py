@@ -47,11 +47,14 @@ def test_no_config_named_means_the_default_job() -> None:
     assert difference(config, companion) == ["paradigm was federated and is now local"]
 
 
+SMALL = {"real_small", "real_small_lorar"}  # ours, for a CPU
+
+
 def test_rows_of_the_lorar_paper_and_the_remaining_combinations_are_there() -> None:
     combined = {
         f"{a}{w}" for a, w in itertools.product(("fedavg", "fedopt", "fedprox"), ("", "_lorar", "_lr", "_equal"))
     }
-    assert {path.stem for path in (ROOT / "lorar").glob("*.yaml")} == combined | {"finetune", "centralized"}
+    assert {path.stem for path in (ROOT / "lorar").glob("*.yaml")} == combined | {"finetune", "centralized"} | SMALL
 
 
 # Lorar: algorithm, weights, server optimiser, its rate and momentum, mu. The first eight are rows of tables 2 and 3.
