@@ -36,13 +36,15 @@ NOT_TIMED = 2
 class Timing:
     """Of one rank. round_s, cpu_s: wall and processor time of each timed round, all threads of the rank.
 
-    phases_s, moved: mean per timed round, by the runner's names.
+    phases_s, moved: mean per timed round, by the runner's names. held_mb: most memory at the end of a round, without
+    pages of mapped files, which the system takes back when it needs them; above what it was before the runner was built.
     """
 
     round_s: list[float]
     cpu_s: list[float]
     phases_s: dict[str, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
+    held_mb: float = 0.0
     weights: Tensor | None = None
 
 
@@ -51,6 +53,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.ends = [(time.perf_counter(), time.process_time())]
+        self.held_mb = [anonymous_mb()]
         self.phases: list[Mapping[str, float]] = []
         self.moved: list[Mapping[str, float]] = []
 
@@ -65,6 +68,7 @@ class Watch:
     ) -> None:
         """A round has ended."""
         self.ends.append((time.perf_counter(), time.process_time()))
+        self.held_mb.append(anonymous_mb())
         self.phases.append(dict(seconds))
         self.moved.append(dict(traffic))
 
@@ -78,7 +82,8 @@ class Watch:
             [end[clock] - start[clock] for start, end in zip(self.ends, self.ends[1:], strict=False)][timed]
             for clock in (0, 1)
         )
-        return Timing(wall, cpu, _mean(self.phases[timed]), _mean(self.moved[timed]))
+        held = max(self.held_mb) - self.held_mb[0]
+        return Timing(wall, cpu, _mean(self.phases[timed]), _mean(self.moved[timed]), held)
 
 
 class WatchedTracker(Tracker):
@@ -151,6 +156,13 @@ def time_plain(workload: Workload, keep: bool = False) -> Timing:
     timing = watch.timing(workload.rounds)
     timing.weights = weights if keep else None
     return timing
+
+
+def anonymous_mb() -> float:
+    """Memory of the process that is no file's; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), 0.0)
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

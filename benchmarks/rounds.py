@@ -151,16 +151,21 @@ def _show_rounds(title: str, records: Sequence[dict[str, Any]], console: Console
 
 def measure_memory(console: Console) -> list[dict[str, Any]]:
     """Peak memory of a server and the one worker that hosts 4, 16 and 64 clients."""
-    table = Table(title="memory by hosted clients, BERT of 1.1 M parameters (4.3 MB), all clients in every round")
-    for name in ("clients", "update_memory_mb", "server MB above start", "worker MB above start"):
+    table = Table(title="memory above the start by hosted clients, BERT of 1.1 M parameters (4.3 MB)")
+    for name in ("clients", "update_memory_mb", "server peak MB", "worker peak MB", "worker MB held"):
         table.add_column(name, justify="right")
     records = []
     for limit in (1024, 16):
         for clients in HOSTED:
             ended = run_ranks(partial(time_runner, hosting(clients), update_memory_mb=limit), 2)
-            grown = [round(end.grown_mb) for end in ended]
-            records.append({"clients": clients, "update_memory_mb": limit, "grown_mb": grown})
-            table.add_row(str(clients), str(limit), *map(str, grown))
+            record = {
+                "clients": clients,
+                "update_memory_mb": limit,
+                "grown_mb": [round(end.grown_mb) for end in ended],
+                "held_mb": [round(end.result.held_mb) for end in ended],
+            }
+            records.append(record)
+            table.add_row(str(clients), str(limit), *map(str, record["grown_mb"]), str(record["held_mb"][1]))
     console.print(table)
     return records
 
