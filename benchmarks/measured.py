@@ -37,7 +37,7 @@ class Timing:
     """Of one rank. round_s, cpu_s: wall and processor time of each timed round, all threads of the rank.
 
     phases_s, moved: mean per timed round, by the runner's names. held_mb: most memory at the end of a round, without
-    pages of mapped files, which the system takes back when it needs them; above what it was before the runner was built.
+    pages of mapped files, which the system takes back when it needs them; above what it was before the runner.
     """
 
     round_s: list[float]
