@@ -1,0 +1,67 @@
+"""What submitit runs as every task of a job: one rank of fedtorch, in that task's own process.
+
+A module of its own, so that submitit's job file holds a reference to the class and a few strings, never code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from fedtorch.errors import Interrupted
+from fedtorch.main import StopFlag, main
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """`python -m fedtorch.main` with `arguments`, as the rank that submitit's environment describes.
+
+    1. The ranks find each other as under torchrun; on one machine through the loopback address.
+    2. While the run goes on its own handlers answer signals: the round under way is abandoned, all before it saved.
+    3. Stopped by submitit's signal (time limit, or preemption that sends it), rank 0 hands over to submitit's handler,
+       which counts time-outs and requeues the job; its next attempt resumes after the last complete round.
+    4. Stopped by SIGTERM or SIGINT the job ends with 75: `scancel` means it, and a partition that preempts by
+       requeueing puts the job back itself.
+    5. Any other failure is the task's exit status, so that SLURM shows it.
+    """
+
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> None:
+        """Run; returns when done, and on ranks other than 0 also when the job will be requeued.
+
+        Raises:
+            SystemExit: with fedtorch's exit code, or by submitit after it has requeued the job.
+        """
+        requeue = _join_as_rank()
+        handler = signal.getsignal(requeue)
+        stop = StopFlag()
+        code = main(self.arguments, stop)
+        # None: another rank was told; the signal on its way to this one is submitit's
+        if code == Interrupted.exit_code and stop.signal in (requeue, None) and callable(handler):
+            signal.signal(requeue, handler)
+            signal.raise_signal(requeue)
+        elif code:
+            raise SystemExit(code)
+
+    def checkpoint(self) -> Any:
+        """For submitit: what to run after a requeue, namely the same; fedtorch finds its checkpoints itself."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def _join_as_rank() -> signal.Signals:
+    """Set RANK, WORLD_SIZE, ... from submitit's environment; returns the signal that asks a job to requeue."""
+    from submitit import JobEnvironment
+    from submitit.helpers import TorchDistributedEnvironment
+
+    job = JobEnvironment()
+    TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+    if job.num_nodes == 1:
+        os.environ["MASTER_ADDR"] = "127.0.0.1"  # a machine need not be able to resolve its own name
+    os.environ["GROUP_WORLD_SIZE"] = str(job.num_nodes)  # for the command in status.json
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return signal.Signals[f"SIG{job.USR_SIG}"]

@@ -1,0 +1,120 @@
+"""What became of the runs of a sweep, read from their folders, finished or not."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedtorch import records
+from fedtorch.errors import ConfigError
+from fedtorch.records import totals
+from fedtorch.runs import read_run
+from launchers.plan import planned, read_status
+from launchers.pool import is_locked
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. state: waiting, starting, running, died, done, interrupted or failed. rounds: planned, 0 if unknown.
+
+    score: macro average of the evaluation that counts, with what it is called and the examples behind it.
+    age_s: seconds since the run last wrote anything, None before.
+    """
+
+    name: str
+    state: str
+    round: int = 0
+    rounds: int = 0
+    score: float | None = None
+    metric: str = ""
+    count: int = 0
+    age_s: float | None = None
+    reason: str = ""
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The runs planned in `folder`, or the one that it is.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    names = planned(folder)
+    if names:
+        return [read_row(folder / name) for name in names]
+    if (folder / "status.json").is_file() or (folder / "slurm").is_dir():
+        return [read_row(folder)]
+    raise ConfigError(f"{folder} is neither a sweep's folder nor a run's; name the --dir of `launchers.sweep run`")
+
+
+def read_row(run_dir: Path) -> Row:
+    """One run, from status.json and metrics.jsonl."""
+    status = read_status(run_dir)
+    held = is_locked(run_dir)
+    state = str(status.get("state", "waiting"))
+    if held and state != "running":
+        state = "starting"
+    if held is False and state in ("running", "waiting"):
+        state = "died"
+    reason = str(status.get("reason") or "") if state in ("failed", "interrupted") else ""
+    if state == "died":
+        reason = "its process ended without a word; see output.txt"
+    written = [p.stat().st_mtime for name in ("status.json", records.NAME) if (p := run_dir / name).is_file()]
+    age = max(0.0, time.time() - max(written)) if written else None
+    try:
+        run = read_run(run_dir)
+    except ConfigError:
+        return Row(run_dir.name, state, age_s=age, reason=reason)
+    metric = run.metric()
+    judged = next(iter(run.judged()), None)
+    if metric is None or judged is None or not judged.of(metric):
+        return Row(run_dir.name, state, run.last_round, run.rounds, age_s=age, reason=reason)
+    average = totals({client: {metric: pair} for client, pair in judged.of(metric).items()})[metric]
+    return Row(
+        run_dir.name,
+        state,
+        run.last_round,
+        run.rounds,
+        score=average["macro"],
+        metric=f"{judged.split} {metric}",
+        count=int(average["count"] or 0),
+        age_s=age,
+        reason=reason,
+    )
+
+
+def show(folder: Path, console: Console | None = None) -> None:
+    """Print the table, one line per run, and the sums."""
+    rows = read_rows(folder)
+    table = Table(title=f"{folder}: {summary(rows)}", title_justify="left", box=box.SIMPLE)
+    for heading, justify in (("run", "left"), ("state", "left"), ("round", "right"), ("score", "right")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    table.add_column("last sign", justify="right")
+    table.add_column("why", overflow="fold")
+    for row in rows:
+        rounds = f"{row.round}/{row.rounds}" if row.rounds else "-"
+        table.add_row(row.name, row.state, rounds, _score(row), _age(row.age_s), row.reason)
+    (console or Console()).print(table)
+
+
+def summary(rows: list[Row]) -> str:
+    """How many runs are in which state, such as `3 done, 1 failed`."""
+    states = [row.state for row in rows]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+
+
+def _score(row: Row) -> str:
+    return "-" if row.score is None else f"{row.metric} {row.score:.4f} of {row.count}"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds / 86400:.0f} days ago"

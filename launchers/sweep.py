@@ -1,0 +1,145 @@
+"""Many runs: every config with every point of a grid and every seed, on this machine or as a SLURM job array.
+
+python -m launchers.sweep run --config configs/lorar --seeds 0 1 2 --dir runs/lorar --jobs 2
+python -m launchers.sweep run --config a.yaml --grid client.lr=1e-3,1e-4 --grid rounds=5,10 --dir runs/grid
+python -m launchers.sweep run --config a.yaml --seeds 0 1 2 --dir runs/seeds --executor slurm --partition gpu
+python -m launchers.sweep status runs/lorar
+
+The same command again goes on where it ended: finished runs are skipped, interrupted and failed ones resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fedtorch.errors import ConfigError, FedtorchError, Interrupted
+from launchers.plan import Point, is_done, make_points, parse_grid, read_status, save_plan
+from launchers.pool import Command, Pool
+from launchers.resources import Resources, add_options, resources_of
+from launchers.status_table import show
+from launchers.submit import in_queue, job_of, note_job, submit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all done (or submitted); 1: some failed; 2: bad input, nothing was started; 75: interrupted."""
+    args = _parser().parse_args(arguments)
+    try:
+        if args.command == "status":
+            show(args.dir)
+            return 0
+        return _run(args)
+    except FedtorchError as error:
+        print(f"launchers.sweep: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace) -> int:
+    points = make_points(args.config, args.dir, grid=parse_grid(args.grid), seeds=args.seeds or (), overrides=args.set)
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError(f"--jobs is {args.jobs} but should be at least 1")
+    resources = resources_of(args) if args.executor == "slurm" else None
+    if args.ranks < 1 or (args.ranks > 1 and resources):
+        raise ConfigError(
+            f"--ranks is {args.ranks}; give 1 or more, and with --executor slurm --tasks-per-node instead"
+        )
+    missing = [point for point in points if not is_done(point)]
+    if args.dry_run:
+        for point in points:
+            print(f"{'would run' if point in missing else 'done before'}  {point.name}")
+        return 0
+    save_plan(args.dir, points)
+    if len(missing) < len(points):
+        print(f"{len(points) - len(missing)} of {len(points)} runs were done before")
+    if not missing:
+        return 0
+    if resources is None:
+        return _run_here(missing, args.dir, jobs=args.jobs or 1, ranks=args.ranks)
+    return _submit(missing, args.dir, resources, at_once=args.jobs or 256)
+
+
+def _submit(points: Sequence[Point], folder: Path, resources: Resources, *, at_once: int) -> int:
+    queue = in_queue()
+    begun = [point for point in points if job_of(point.folder) in queue]
+    for point in begun:
+        print(f"left out, it is in the queue: job {job_of(point.folder)}  {point.name}")
+    if points := [point for point in points if point not in begun]:
+        requests, name = [point.request for point in points], folder.resolve().name
+        jobs = submit(requests, resources, folder / "slurm", name=name, at_once=at_once)
+        for point, job in zip(points, jobs, strict=True):
+            note_job(point.folder, job.job_id)
+            print(f"job {job.job_id}  {point.name}")
+    print(f"status:  python -m launchers.sweep status {folder}")
+    return 0
+
+
+def _run_here(points: Sequence[Point], folder: Path, *, jobs: int, ranks: int) -> int:
+    commands = [Command(p.name, _words(p, ranks), p.folder) for p in points]
+    folders = {point.name: point.folder for point in points}
+    locked: list[str] = []
+
+    def tell(name: str, event: str, code: int) -> None:
+        why = ""
+        if event == "locked":
+            locked.append(name)
+            event, why = "left out", ": another process runs it"
+        elif event == "ended":
+            status = read_status(folders[name])
+            event = "done" if code == 0 else str(status.get("state"))
+            why = "" if code == 0 else f": {status.get('reason')}"
+            if event not in ("done", "interrupted", "failed"):  # it had no time to write why
+                event, why = "died", f": exit status {code}; see {folders[name] / 'output.txt'}"
+        print(f"{event:11}  {name}{why}", flush=True)
+
+    codes, is_interrupted = Pool(jobs, lambda slot: _environment(slot, jobs), tell).run(commands)
+    show(folder)
+    if is_interrupted:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return Interrupted.exit_code
+    return 1 if locked or any(codes.values()) else 0
+
+
+def _words(point: Point, ranks: int) -> list[str]:
+    start = [sys.executable, "-m"]
+    if ranks > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
+    return [*start, "fedtorch.main", *point.request.arguments()]
+
+
+def _environment(slot: int, slots: int) -> Mapping[str, str]:
+    """One thread per process, and the slot's share of the GPUs; with more slots than GPUs they take turns."""
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
+    if gpus and seen != "":
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[slot::slots] or [gpus[slot % len(gpus)]])
+    return variables
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="launchers.sweep", description=__doc__, formatter_class=formatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="make the runs that are missing")
+    run.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE|FOLDER", help="each file is a run")
+    run.add_argument("--grid", action="append", default=[], metavar="KEY=A,B", help="values of a key; several multiply")
+    run.add_argument("--seeds", type=int, nargs="+", metavar="SEED")
+    run.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override, in all runs")
+    run.add_argument("--dir", type=Path, required=True, help="folder of the sweep, with a folder for every run")
+    run.add_argument("--executor", choices=("local", "slurm"), default="local")
+    run.add_argument("--jobs", type=int, metavar="N", help="runs at once; default: 1 here, 256 on a cluster")
+    run.add_argument("--ranks", type=int, default=1, metavar="R", help="here: ranks of each run, by torchrun")
+    run.add_argument("--dry-run", action="store_true", help="check all configs and list the runs")
+    add_options(run)
+    status = commands.add_parser("status", help="table of the runs in a folder")
+    status.add_argument("dir", type=Path, metavar="DIR")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

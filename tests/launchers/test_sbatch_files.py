@@ -1,0 +1,83 @@
+"""The batch files that need no submitit: right shell, right options, right commands, right exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_slurm
+import pytest
+from test_main import TINY
+
+from fedtorch.main import _parser
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "slurm").glob("*.sbatch"))
+
+
+def options(path: Path) -> dict[str, str]:
+    """The #SBATCH lines as option -> value."""
+    found = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?", path.read_text(), re.MULTILINE)
+    return dict(found)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_is_valid_shell_and_asks_for_requeue_and_an_early_signal(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+    asked = options(path)
+    assert asked["signal"] == "USR2@120" and "requeue" in asked and asked["open-mode"] == "append"
+    assert int(asked["nodes"]) >= 1 and int(asked["ntasks-per-node"]) >= 1
+    assert asked.get("gpus-per-node", asked["ntasks-per-node"]) == asked["ntasks-per-node"]  # one rank per GPU
+    assert f"sbatch slurm/{path.name}" in path.read_text()  # how to use it, in the file
+
+
+def test_there_is_a_file_for_each_shape() -> None:
+    shapes = {path.stem: options(path) for path in FILES}
+    assert set(shapes) == {"one-node-gpus", "several-nodes", "cpu", "seeds"}
+    assert shapes["several-nodes"]["nodes"] == "2" and "gpus-per-node" not in shapes["cpu"]
+    assert shapes["seeds"]["array"] == "0-2%3" and "%a" in shapes["seeds"]["output"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_rank_gets_a_command_that_fedtorch_understands(path: Path, tmp_path: Path) -> None:
+    environ = fake_slurm.install(tmp_path / "fake", python="/bin/echo") | fake_slurm.job(tasks=3)
+    (tmp_path / "fake" / "python").write_text('#!/bin/bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR" "$@"\n')
+    command = ["bash", path, "some/a.yaml", "--set", "rounds=3"]
+    done = subprocess.run(command, env=environ | {"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line.split()[:4] for line in lines] == [[str(i), str(i), "3", "127.0.0.1"] for i in range(3)]
+    words = lines[0].split()[4:]
+    assert words[:2] == ["-m", "fedtorch.main"]
+    args = _parser().parse_args(words[2:])
+    assert args.config == [Path("some/a.yaml")] and args.resume == "auto" and "rounds=3" in args.set
+    assert path.stem != "seeds" or args.set[1:] == ["run.seed=7", "run.name=a,seed=7"]
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "requeued"),
+    [(75, "RUNNING", True), (75, "COMPLETING", False), (0, "RUNNING", False), (7, "RUNNING", False)],
+)
+def test_only_an_interrupted_job_that_nobody_cancels_is_requeued(
+    code: int, state: str, requeued: bool, tmp_path: Path
+) -> None:
+    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2) | {"FAKE_STATE": state}
+    (tmp_path / "fake" / "python").write_text(f"#!/bin/bash\nexit {code}\n")
+    done = subprocess.run(["bash", ROOT / "slurm" / "cpu.sbatch", "a.yaml"], env=environ, capture_output=True)
+    assert done.returncode == code
+    calls = tmp_path / "fake" / "scontrol.calls"
+    assert (calls.read_text() if calls.exists() else "") == ("requeue 4242\n" if requeued else "")
+
+
+@pytest.mark.slow  # every rank is a process of its own that imports torch
+def test_the_cpu_file_runs_a_config_on_three_ranks(tmp_path: Path, tiny_data: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
+    environ = fake_slurm.install(tmp_path / "fake", python=sys.executable) | fake_slurm.job(tasks=3, number=31)
+    done = subprocess.run(["bash", ROOT / "slurm" / "cpu.sbatch", config], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "run" / "env.json").read_text())["ranks"] == 3
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"

@@ -1,0 +1,241 @@
+"""`launchers.slurm` and the job arrays of `launchers.sweep`: what they refuse, what they ask SLURM for, and real runs
+through submitit's debug and local executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickletools
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_slurm
+import pytest
+from test_main import TINY
+
+from fedtorch import yaml_config
+from fedtorch.errors import ConfigError
+from launchers import rank_process, slurm, sweep
+from launchers.rank_process import RankProcess
+from launchers.resources import Resources
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_data: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
+    return path
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with stand-ins for SLURM's commands, first on PATH."""
+    environ = fake_slurm.install(tmp_path / "fake", python=sys.executable)
+    for key in ("PATH", "FAKE", "REAL_PYTHON"):
+        monkeypatch.setenv(key, environ[key])
+    return tmp_path / "fake"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": 0}, "--nodes is 0 but should be at least 1"),
+        ({"gpus_per_node": -1}, "--gpus-per-node is -1"),
+        ({"tasks_per_node": 0}, "--tasks-per-node is 0"),
+        ({"time_min": 0}, "--time is 0"),
+        ({"grace_s": 120, "time_min": 2}, "--grace is 120 s but --time is only 2 min"),
+        ({"nodes": 2, "executor": "local"}, "--executor local has this machine only"),
+        ({"tasks_per_node": 2, "executor": "debug"}, "--executor debug runs in this process, as one rank, but 2"),
+        ({"sbatch": ("account=",)}, "--sbatch account=: expected key=value"),
+        ({"sbatch": ("time=3",)}, "--sbatch time=3: time has an option of its own"),
+    ],
+)
+def test_what_no_cluster_can_give_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Resources(**changes)  # type: ignore[arg-type]
+
+
+def test_a_rank_per_gpu_unless_asked_otherwise() -> None:
+    assert Resources(nodes=2, gpus_per_node=4).ranks == 8
+    assert Resources(gpus_per_node=4, tasks_per_node=5).ranks == 5 and Resources(nodes=3).ranks == 3
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert slurm.main(arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_bad_input_is_refused_before_anything_is_submitted(
+    config: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ["--config", str(config)]
+    assert "config file nowhere.yaml does not exist" in refused(["--config", "nowhere.yaml"], capsys)
+    assert "unknown key `rouds`" in refused([*known, "--set", "rouds=3"], capsys)
+    few = refused([*known, "--nodes", "4", "--set", "clients.per_round=2"], capsys)
+    assert "4 ranks are 3 workers, but a round has only 2 clients" in few
+    assert not (cluster / "sbatch.calls").exists() and not (config.parent / "run").exists()
+
+
+def test_a_machine_without_slurm_says_so(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "sbatch and srun not found on this machine" in refused(["--config", str(config)], capsys)
+
+
+def test_without_submitit_the_package_to_install_is_named(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert "pip install 'fedtorch-nlp[slurm]'" in refused(["--config", str(config)], capsys)
+
+
+def test_what_sbatch_says_reaches_the_user(
+    config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_REFUSE", "invalid partition specified: gqu")
+    text = refused(["--config", str(config), "--partition", "gqu"], capsys)
+    assert "sbatch refused the job: sbatch: error: invalid partition specified: gqu" in text
+
+
+def sbatch_options(cluster: Path) -> dict[str, str]:
+    text = (cluster / "script.sh").read_text()
+    subprocess.run(["bash", "-n", cluster / "script.sh"], check=True)
+    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?", text, re.MULTILINE))
+
+
+def test_what_slurm_is_asked_for(config: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--nodes 2 --gpus-per-node 4 --partition gpu --time 30 --grace 60 --cpus-per-task 3 --sbatch account=me"
+    assert slurm.main(["--config", str(config), *options.split()]) == 0
+    asked = sbatch_options(cluster)
+    expected = {"nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "partition": "gpu", "time": "30"}
+    expected |= {"signal": "USR2@60", "cpus-per-task": "3", "account": "me", "requeue": "", "job-name": "tiny"}
+    assert {key: asked.get(key) for key in expected} == expected and asked["open-mode"] == "append"
+    assert re.search(r"srun .*--kill-on-bad-exit=0 --wait=300 --cpus-per-task=3 ", (cluster / "script.sh").read_text())
+    assert "4242" in capsys.readouterr().out
+
+
+def test_the_job_file_is_the_users_own_and_holds_a_reference_and_words(config: Path, cluster: Path) -> None:
+    assert slurm.main(["--config", str(config)]) == 0
+    folder = config.parent / "run" / "slurm"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    content = (folder / "4242_submitted.pkl").read_bytes()
+    names = [argument for code, argument, _ in pickletools.genops(content) if isinstance(argument, str)]
+    assert "launchers.rank_process" in names and "RankProcess" in names and "--config" in names
+    assert len(content) < 2000  # a class pickled by value, with its code, would take more
+
+
+def test_a_sweep_becomes_one_array_that_leaves_out_what_is_done(
+    config: Path,
+    cluster: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["run", "--config", str(config), "--seeds", "0", "1", "2", "--dir", str(out), "--executor", "slurm"]
+    assert sweep.main([*arguments, "--jobs", "2", "--partition", "cpu", "--tasks-per-node", "3"]) == 0
+    assert sbatch_options(cluster)["array"] == "0-2%2" and sbatch_options(cluster)["ntasks-per-node"] == "3"
+    assert len(list((out / "slurm").glob("4242_*_submitted.pkl"))) == 3
+    assert "job 4242_1  tiny,seed=1" in capsys.readouterr().out
+    assert sweep.main(["status", str(out)]) == 0
+    assert "3 waiting" in capsys.readouterr().out
+    done = out / "tiny,seed=0"
+    (done / "status.json").write_text(json.dumps({"state": "done"}))
+    (done / "config.yaml").write_text(yaml_config.to_yaml(yaml_config.load(config, ["run.seed=0"])))
+    monkeypatch.setenv("FAKE_QUEUE", "17 4242_1")
+    assert sweep.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "1 of 3 runs were done before" in said and "in the queue: job 4242_1  tiny,seed=1" in said
+    assert "job 4242  tiny,seed=2" in said and "array" not in sbatch_options(cluster)
+
+
+def test_a_run_folder_has_one_job_at_a_time(
+    config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert slurm.main(["--config", str(config)]) == 0
+    monkeypatch.setenv("FAKE_QUEUE", "4242")
+    assert f"job 4242 for {config.parent / 'run'} waits or runs already" in refused(["--config", str(config)], capsys)
+    monkeypatch.setenv("FAKE_QUEUE", "4241")
+    assert slurm.main(["--config", str(config)]) == 0
+    monkeypatch.setenv("FAKE_NO_QUEUE", "Unable to contact slurm controller")
+    assert "Unable to contact slurm controller" in refused(["--config", str(config)], capsys)
+
+
+def test_the_debug_executor_runs_the_config_here(config: Path) -> None:
+    assert slurm.main(["--config", str(config), "--executor", "debug", "--set", "rounds=1"]) == 0
+    status = json.loads((config.parent / "run" / "status.json").read_text())
+    assert (status["state"], status["round"]) == ("done", 1)
+    assert "RANK" not in os.environ
+
+
+def test_the_debug_executor_gives_the_runs_exit_code(config: Path, tmp_path: Path) -> None:
+    assert slurm.main(["--config", str(config), "--executor", "debug", "--set", f"task.data={tmp_path}"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("by", "handled", "exit_code"),
+    [
+        (signal.SIGUSR2, True, None),  # submitit's: it requeues
+        (None, True, None),  # another rank was told first
+        (signal.SIGTERM, False, 75),  # scancel: stays cancelled
+        (signal.SIGINT, False, 75),
+    ],
+)
+def test_only_submitits_signal_requeues(
+    by: signal.Signals | None, handled: bool, exit_code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+
+    def run(arguments: tuple[str, ...], stop: rank_process.StopFlag) -> int:
+        signal.signal(signal.SIGUSR2, stop)  # type: ignore[arg-type]  # fedtorch's own handlers take the place
+        stop.signal = by
+        return 75
+
+    monkeypatch.setattr(rank_process, "main", run)
+    monkeypatch.setattr(rank_process, "_join_as_rank", lambda: signal.SIGUSR2)
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
+    try:
+        if exit_code is None:
+            RankProcess(())()
+        else:
+            with pytest.raises(SystemExit) as ended:
+                RankProcess(())()
+            assert ended.value.code == exit_code
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert received == ([signal.SIGUSR2] if handled else [])
+
+
+def digest(run: Path) -> str:
+    found: str = json.loads((run / "results.json").read_text())["digest"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, tmp_path: Path) -> None:
+    """Three ranks; submitit's signal in the middle; requeued by submitit, resumed, and equal to one process."""
+    arguments = ["--config", str(config), "--set", "rounds=40"]
+    command = [sys.executable, "-m", "launchers.slurm", *arguments, "--executor", "local", "--tasks-per-node", "3"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    run = tmp_path / "run"
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and '"kind":"round"' in metrics.read_text()):
+        time.sleep(0.05)
+    (job_file,) = (run / "slurm").glob("*_submitted.pkl")
+    children = Path(f"/proc/{job_file.name.split('_')[0]}/task/{job_file.name.split('_')[0]}/children").read_text()
+    for child in children.split():
+        os.kill(int(child), signal.SIGUSR2)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    log = "".join(path.read_text() for path in (run / "slurm").glob("*_0_log.*"))
+    assert "Requeued job" in log and "resuming after round" in log
+    alone = tmp_path / "alone"
+    assert slurm.main([*arguments, f"run.dir={alone}", "--executor", "debug"]) == 0
+    assert digest(run) == digest(alone)
