@@ -6,8 +6,8 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,11 +20,12 @@ from fedtorch.checkpoint import Checkpoints
 from fedtorch.client import Client
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
-from fedtorch.config import Config
+from fedtorch.comm.wire import KEY
+from fedtorch.config import ClientConfig, ClientsConfig, Config
 from fedtorch.errors import ConfigError, DataError
 from fedtorch.placement import Placement, place
 from fedtorch.rank import Setting
-from fedtorch.tasks.base import Merged, Task
+from fedtorch.tasks.base import SERVER, Merged, Task
 from fedtorch.track import Tracker
 from fedtorch.train.engine import Engine
 from fedtorch.weights import Partition
@@ -35,10 +36,15 @@ log = logging.getLogger(__name__)
 # With more clients than this, a rank does not read all its clients' files before the first round.
 CHECKED_CLIENTS = 100
 
+LOSS = "loss"  # what `evaluate.judge` calls the loss, beside the task's metrics
+
 
 @dataclass
 class Parts:
-    """What a config describes, built on one rank without talking to any other."""
+    """What a config describes, built on one rank without talking to any other.
+
+    remarks: what the tasks' checks found worth knowing about the clients that live here, one line per client.
+    """
 
     config: Config
     task: Task
@@ -48,6 +54,7 @@ class Parts:
     names: tuple[str, ...]
     topology: Topology
     engine: Engine
+    remarks: list[str] = field(default_factory=list)
 
     def setting(
         self,
@@ -75,6 +82,11 @@ class Parts:
             tracker=tracker,
         )
 
+    def show_remarks(self) -> None:
+        """Log the remarks, all in one warning."""
+        if self.remarks:
+            log.warning("\n  ".join(["about the data:", *self.remarks]))
+
     def facts(self) -> dict[str, str]:
         """What must be the same on every rank, as text; compared before any group is made."""
         return {
@@ -101,20 +113,30 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
     training = Merged(task) if config.paradigm == "centralized" else task
     clients = training_clients(training)
-    if rank == 0 and (empty := [name for name, sizes in training.manifest().items() if not sizes.get("train")]):
+    # one whose entry has no `train` at all is there to be judged only
+    if rank == 0 and (empty := [name for name, sizes in training.manifest().items() if sizes.get("train") == 0]):
         log.warning("%d clients have no training examples and take no part: %s", len(empty), ", ".join(empty[:10]))
-    config.check_clients([client.name for client in clients])
+    with_server = [SERVER] if training.server_examples() else []
+    replace(config, clients=ClientsConfig()).check_clients([*(client.name for client in clients), *with_server])
+    replace(config, per_client={}).check_clients([client.name for client in clients])
     if config.clients.sampling == "size_proportional" and getattr(algorithm, "weights", "equal") != "equal":
         raise ConfigError(
             "clients.sampling is size_proportional, which already favours large clients, and algorithm.weights is "
             f"{getattr(algorithm, 'weights', None)}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
         )
-    for hp in {config.client_for(client.name) for client in clients}:
+    if config.paradigm == "centralized" and not algorithm.exchanged:
+        raise ConfigError(
+            f"paradigm is centralized but algorithm.name is {config.algorithm_name}, which sends nothing, so the one "
+            "client's model would never be judged; set algorithm.name to fedavg"
+        )
+    for hp in _client_settings(config, clients):
         algorithm.check(hp)
+    algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
     server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
     topology = Topology(num_ranks, bool(server_works))
-    check_data(task, place(config, task, training, clients, topology), topology, rank)
+    check_metrics(task, config.task_name)
+    remarks = check_data(task, place(config, task, training, clients, topology), topology, rank)
     if engine is None:
         where = device(config.system.device)
         try:
@@ -130,7 +152,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         raise ConfigError(
             f"eval.select_by is {config.eval.select_by} but the task `{config.task_name}` measures {', '.join(known)}"
         )
-    return Parts(config, task, training, algorithm, clients, names, topology, engine)
+    return Parts(config, task, training, algorithm, clients, names, topology, engine, remarks)
 
 
 def training_clients(task: Task) -> list[Client]:
@@ -141,18 +163,37 @@ def training_clients(task: Task) -> list[Client]:
     """
     manifest = task.manifest()
     clients = [
-        Client(name, index, dict(sizes)) for index, (name, sizes) in enumerate(manifest.items()) if sizes.get("train")
+        Client(name, index, sizes if isinstance(sizes, dict) else dict(sizes))
+        for index, (name, sizes) in enumerate(manifest.items())
+        if sizes.get("train")
     ]
     if not clients:
         raise DataError(f"none of the {len(manifest)} clients has a training example; prepare the data again")
     return clients
 
 
-def check_data(task: Task, placement: Placement, topology: Topology, rank: int) -> None:
-    """Read the files of the clients that live here, so that a malformed line shows before the first round."""
-    mine = [name for name, worker in placement.judges.items() if rank in topology.workers[worker]]
-    for name in mine if len(mine) <= CHECKED_CLIENTS else []:
-        task.check(name)
+def check_metrics(task: Task, name: str) -> None:
+    """Refuse metrics whose scores could not travel, or would be lost.
+
+    Raises:
+        ConfigError: names the metric.
+    """
+    for metric in task.metrics():
+        if not KEY.fullmatch(metric):
+            raise ConfigError(f"the task `{name}` measures {metric!r}; rename it to match {KEY.pattern}")
+        if metric == LOSS:
+            raise ConfigError(f"the task `{name}` measures `{LOSS}`, which every evaluation adds itself; rename it")
+
+
+def check_data(task: Task, placement: Placement, topology: Topology, rank: int) -> list[str]:
+    """Read the files of the clients that live here, so that a malformed line shows before the first round.
+
+    Returns one line for each client that has something to remark on.
+    """
+    here = {worker for worker, ranks in enumerate(topology.workers) if rank in ranks}
+    mine = [name for name, worker in placement.judges.items() if worker in here]
+    checked = mine if len(mine) <= CHECKED_CLIENTS else []
+    return [f"{name}: {remark}" for name in checked if (remark := task.check(name))]
 
 
 def device(choice: str) -> torch.device:
@@ -176,6 +217,12 @@ def code_digest(*classes: type) -> str:
     for name in sorted(files):
         hasher.update(name.encode() + b"\0" + files[name].read_bytes())
     return hasher.hexdigest()[:16]
+
+
+def _client_settings(config: Config, clients: Sequence[Client]) -> set[ClientConfig]:
+    """Every distinct setting that a client trains with; not one look-up and hash per client."""
+    special = {client.name for client in clients if client.name in config.per_client}
+    return {*map(config.client_for, special), *([config.client] if len(special) < len(clients) else [])}
 
 
 def _partition(config: Config) -> Partition:

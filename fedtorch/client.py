@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class ClientStore:
        so a client that failed, or whose update was refused, is where it was before the round.
 
     At most `memory_bytes` of tensors stay in memory; the least recently used go to `folder` (safetensors and JSON)
-    and are read back when asked for. `dirty` names what changed since the last `mark_clean`.
+    and are read back when asked for. If the disk refuses them, they stay in memory, with one warning.
+    `dirty` names what changed since the last `mark_clean`.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -63,6 +68,7 @@ class ClientStore:
         self._staged: dict[str, ClientState] = {}
         self._spilled: dict[tuple[str, bool], Path] = {}
         self._dirty: set[str] = set()
+        self._is_warned = False
         shutil.rmtree(folder, ignore_errors=True)  # left by a process that died; what counts is in the checkpoint
 
     def get(self, client: str) -> ClientState:
@@ -117,16 +123,39 @@ class ClientStore:
             for name in list(victims):
                 if used <= self.memory_bytes:
                     return
-                # write first: if the disk refuses, the state is still in memory
-                self._spilled[(name, is_staged)] = self._write(name, victims[name], is_staged)
+                try:
+                    self._spilled[(name, is_staged)] = self._write(name, victims[name], is_staged)
+                except (OSError, SafetensorError) as error:
+                    self._warn(error)
+                    return
                 used -= victims.pop(name).num_bytes
+
+    def _warn(self, error: Exception) -> None:
+        if not self._is_warned:
+            log.warning(
+                "client states take more than system.state_memory_mb: %s cannot be written (%s); make room there",
+                self.folder,
+                type(error).__name__,
+            )
+        self._is_warned = True
 
     def _write(self, client: str, state: ClientState, is_staged: bool) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{file_stem(client)}{'.staged' if is_staged else ''}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, path)
+        save_file(_apart(state.tensors), path)
         path.with_suffix(".json").write_text(json.dumps(state.numbers))
         return path
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, copied where two share memory, which safetensors refuses: a best round that is the present one."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if place in seen else tensor.contiguous()
+        seen.add(place)
+    return apart
 
 
 def _read(path: Path) -> ClientState:

@@ -8,32 +8,28 @@ ranges of single values are checked when a file is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedtorch.config_training import ClientConfig, Count, Positive, ServerConfig, Whole
 from fedtorch.errors import ConfigError
 
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-
-
-def _refuse_unused(section: str, config: Any, used_by: dict[str, tuple[str, ...]]) -> None:
-    """A value that would have no effect under the chosen optimiser is an error."""
-    for known in fields(config):
-        users = used_by.get(known.name)
-        value = getattr(config, known.name)
-        if users and config.optimizer not in users and value != known.default:
-            raise ConfigError(
-                f"{section}.{known.name} is {value} but {section}.optimizer is {config.optimizer}, which does not use "
-                f"it; remove {section}.{known.name} or set {section}.optimizer to {' or '.join(users)}"
-            )
+__all__ = [
+    "CheckpointConfig",
+    "ClientConfig",
+    "ClientsConfig",
+    "Config",
+    "EvalConfig",
+    "PartitionConfig",
+    "RunConfig",
+    "ServerConfig",
+    "SystemConfig",
+    "TrackConfig",
+]
 
 
 @dataclass(frozen=True)
@@ -52,51 +48,6 @@ class RunConfig:
             raise ConfigError(
                 f"run.name is {self.name[:40]!r} but it names a folder; use 1 to 200 characters other than / and \\"
             )
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """`server`: the optimiser that applies the combined update (the FedOPT family)."""
-
-    optimizer: Literal["none", "sgd", "adam", "yogi", "adagrad"] = "none"
-    """none: add the combined update (FedAvg); the others take a step along it (FedAvgM, FedAdam, ...)."""
-    lr: NotNegative | None = None
-    """Server learning rate; null: 1.0 for sgd. The adaptive ones need a number."""
-    momentum: BelowOne = 0.0
-    """Of sgd: b <- momentum b + g, without dampening."""
-    beta1: BelowOne | None = None
-    """Of adam, yogi, adagrad: decay of the first moment; null: 0.9, for adagrad 0."""
-    beta2: BelowOne = 0.99
-    """Of adam and yogi: decay of the second moment."""
-    tau: Positive = 1e-3
-    """Of the adaptive ones: added to the root of the second moment, which starts at tau squared."""
-    bias_correction: bool = False
-    """Of the adaptive ones: correct both moments for their start; the second moment then starts at 0."""
-
-    def __post_init__(self) -> None:
-        adaptive = ("adam", "yogi", "adagrad")
-        used_by = {
-            "lr": ("sgd", *adaptive),
-            "momentum": ("sgd",),
-            "beta1": adaptive,
-            "beta2": ("adam", "yogi"),
-            "tau": adaptive,
-            "bias_correction": adaptive,
-        }
-        _refuse_unused("server", self, used_by)
-        if self.optimizer in adaptive and self.lr is None:
-            raise ConfigError(
-                f"server.lr is null but server.optimizer is {self.optimizer}; set it, for example to 0.01"
-            )
-
-    def resolved(self) -> ServerConfig:
-        """The same with null replaced by the number it stands for (with `optimizer: none` both stay null)."""
-        if self.optimizer == "none":
-            return self
-        if self.optimizer == "sgd":
-            return replace(self, lr=1.0 if self.lr is None else self.lr)
-        default = 0.0 if self.optimizer == "adagrad" else 0.9
-        return replace(self, beta1=default if self.beta1 is None else self.beta1)
 
 
 @dataclass(frozen=True)
@@ -128,72 +79,6 @@ class ClientsConfig:
 
 
 @dataclass(frozen=True)
-class ClientConfig:
-    """`client`: local training, for every client; `per_client` changes single fields for single clients."""
-
-    optimizer: Literal["sgd", "adam", "adamw", "adafactor"] = "adamw"
-    """Local optimiser; adafactor is the one of transformers."""
-    lr: NotNegative = 1e-3
-    """Learning rate at its highest point. No effect with `relative_step`."""
-    weight_decay: NotNegative = 0.0
-    """Of all optimisers; decoupled for adamw and adafactor, added to the gradient for sgd and adam."""
-    momentum: BelowOne = 0.0
-    """Of sgd."""
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """Of adam and adamw: decay of the two moments."""
-    eps: Positive = 1e-8
-    """Of adam and adamw: added to the root of the second moment."""
-    adafactor_eps: tuple[Positive, Positive] = (1e-30, 1e-3)
-    """Of adafactor: added to the squared gradient; lower bound of the parameter scale."""
-    clip_threshold: Positive = 1.0
-    """Of adafactor: largest root mean square of an update."""
-    decay_rate: Annotated[float, Field(lt=0)] = -0.8
-    """Of adafactor: the second moment of step k decays with 1 - k^decay_rate."""
-    scale_parameter: bool = False
-    """Of adafactor: multiply the rate by the parameter's root mean square."""
-    relative_step: bool = False
-    """Of adafactor: its own rate, falling with the step, in place of `lr`; needs `schedule: constant`."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The rate within a round: constant, or falling to 0 over the round's steps."""
-    warmup_steps: Whole = 0
-    """Steps at the start of a round in which the rate rises from 0."""
-    max_grad_norm: Positive | None = None
-    """Gradients with a larger L2 norm are scaled down to it before each step; null: no limit."""
-    batch_size: Count = 8
-    """Examples per forward pass (micro-batch)."""
-    accumulation: Count = 1
-    """Micro-batches per optimiser step."""
-    accumulation_rule: Literal["exact", "spill"] = "exact"
-    """The last, incomplete group of an epoch. exact: a step with the mean of what there is;
-    spill: its gradient and loss go into the next epoch's first step (Lorar's code)."""
-    epochs: Count | None = None
-    """Passes over the training set per round; 1 when neither `epochs` nor `steps` is given."""
-    steps: Count | None = None
-    """Optimiser steps per round in place of `epochs`; the next round goes on where this one stopped in the data."""
-    optimizer_state: Literal["reset", "keep"] = "reset"
-    """The optimiser's state at the start of a round: fresh, or as the client left it."""
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None and self.steps is not None:
-            raise ConfigError(
-                f"client.epochs is {self.epochs} and client.steps is {self.steps} but only one of them can be set; "
-                f"set the other to null"
-            )
-        if self.epochs is None and self.steps is None:
-            object.__setattr__(self, "epochs", 1)
-        adam, adafactor = ("adam", "adamw"), ("adafactor",)
-        used_by = {"momentum": ("sgd",), "betas": adam, "eps": adam}
-        used_by |= dict.fromkeys(
-            ("adafactor_eps", "clip_threshold", "decay_rate", "scale_parameter", "relative_step"), adafactor
-        )
-        _refuse_unused("client", self, used_by)
-        if self.relative_step and self.schedule != "constant":
-            raise ConfigError(
-                f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"
-            )
-
-
-@dataclass(frozen=True)
 class PartitionConfig:
     """`partition`: which parameters do not travel, by shell patterns over their names (`encoder.block.0.*`)."""
 
@@ -215,10 +100,23 @@ class EvalConfig:
     """Split the best model is judged on at the end."""
     select_by: str | None = None
     """Metric that chooses the best model; null: the task's main metric."""
+    point: Literal["received", "trained"] = "received"
+    """The model a client is judged with: the server's (beside its private parameters), or its own as it was after its
+    training of the round, before the server combined it; a client that sat out the round has only the former. Where a
+    client has a model that the server never overwrites (paradigm local, personal algorithms), it is always that one."""
+    also_received: bool = False
+    """With `point: trained`: judge both; scores of the former are called `received/<metric>`, at the end those of the
+    newest weights."""
+    best: Literal["together", "per_client"] = "together"
+    """One best round by the scores of all clients, or each client keeps the model of its own best round. Where
+    nothing is exchanged it is always the latter."""
+    per_example: bool = False
+    """Record the final split's scores example by example, for a paired test between two runs."""
     batch_size: Count = 64
     """Examples per prediction step."""
     patience: Count | None = None
-    """Evaluations without gain before training stops (paradigm local: for each client by itself); null: never."""
+    """Evaluations without gain before training stops; with `best: per_client` those of every client that has a score.
+    Where nothing is exchanged each client rests by itself. null: never."""
     merge: bool = True
     """Choose by all clients' examples together (micro average); false: by the mean over clients (macro average)."""
     on_start: bool = False
@@ -230,6 +128,10 @@ class EvalConfig:
                 f"eval.patience is {self.patience} but eval.every is 0 (no evaluations); "
                 f"set eval.every to at least 1 or eval.patience to null"
             )
+        if self.also_received and self.point == "received":
+            raise ConfigError("eval.also_received is true but eval.point is received already; set one of them back")
+        if self.best == "per_client" and self.every == 0:
+            raise ConfigError("eval.best is per_client but eval.every is 0 (no evaluations); set eval.every to 1")
 
 
 @dataclass(frozen=True)
@@ -271,7 +173,7 @@ class SystemConfig:
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: only when it is the only rank."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
-    """How updates are summed: one reduce per round, or sent one by one; same result, auto: the one with fewer bytes."""
+    """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
     update_memory_mb: Count = 1024
     """Memory per rank for updates that wait to be sent."""
     state_memory_mb: Count = 2048
@@ -322,6 +224,21 @@ class Config:
             raise ConfigError(
                 f"per_client has entries ({', '.join(list(self.per_client)[:3])}) but paradigm is centralized, which "
                 f"has one client that owns all data; set per_client to null"
+            )
+        if self.paradigm == "centralized" and self.partition.private:
+            raise ConfigError(
+                "partition.private is set but paradigm is centralized, where the one client's private parameters would "
+                "reach none of those that are judged; set partition.private to []"
+            )
+        if self.paradigm == "centralized" and self.eval.point == "trained":
+            raise ConfigError(
+                "eval.point is trained but paradigm is centralized, where those that are judged do not train; set "
+                "eval.point to received and eval.also_received to false"
+            )
+        if self.paradigm == "local" and self.eval.also_received:
+            raise ConfigError(
+                "eval.also_received is true but paradigm is local, where nothing is received; set eval.also_received "
+                "to false"
             )
         if self.algorithm_name == "fedopt" and self.paradigm == "federated" and self.server.optimizer == "none":
             raise ConfigError(

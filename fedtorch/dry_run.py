@@ -37,6 +37,9 @@ def _traffic(parts: Parts, num_ranks: int) -> str:
     cohort = len(parts.clients) if config.clients.per_round == "all" else config.clients.per_round
     down = 4 * size * (num_ranks - 1)
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
+    if message := parts.algorithm.message_bytes(parts.engine.shared):
+        copies = cohort if parts.algorithm.combines_everywhere else 1
+        down, up = message * copies * (num_ranks - 1), message * cohort
     count = f"{parts.engine.shared.size:,} shared and {parts.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
     return f"traffic: {count}; per round at most {sizes}, {cohort} clients"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +33,8 @@ class ClientJob:
     received: what the server broadcast, flat CPU vectors by name (`Algorithm.exchanged`); read only.
     state: what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused.
     outgoing: flat CPU vectors to fill with what the client sends, by name; empty if nothing is exchanged.
+    first_private: the private weights it starts its first round with, flat; None: the engine's initial ones.
+    rounds: of the whole run. share: the client's chance to be drawn for one.
     hp: the client's local training settings. examples: its training data, which never leaves this rank.
     on_step(n): called after every optimiser step (heartbeat, progress, interruption).
     """
@@ -46,6 +50,9 @@ class ClientJob:
     hp: LocalTraining
     examples: Sequence[Any]
     on_step: Callable[[int], None]
+    first_private: Tensor | None = None
+    rounds: int = 1
+    share: Fraction = Fraction(1)
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""
@@ -58,8 +65,8 @@ class ClientJob:
 
     @property
     def private(self) -> Tensor | None:
-        """The client's private weights, flat over the engine's private layout; None before its first round."""
-        return self.state.tensors.get("private")
+        """The client's private weights, flat over the engine's private layout; None: the engine's initial ones."""
+        return self.state.tensors.get("private", self.first_private)
 
     def plans(self, num_examples: int, *, purpose: str, epochs: int | None = None) -> list[StepPlan]:
         """The round's optimiser steps over `num_examples` examples: `epochs` or else what `hp` says."""
@@ -71,7 +78,20 @@ class ClientJob:
             return list(batching.steps(num_examples, cursor=cursor, count=self.hp.steps, seed=seed, client=name))
         count = epochs or self.hp.epochs or 1
         # numbered through the run, so that 10 rounds of 1 epoch see the data in the same order as 1 round of 10
-        return list(batching.epochs(num_examples, first=self.round * count, count=count, seed=seed, client=name))
+        first = self.round * count
+        if epochs is None and self.hp.total_epochs is not None:
+            count = max(0, min(count, self.hp.total_epochs - first))
+        return list(batching.epochs(num_examples, first=first, count=count, seed=seed, client=name))
+
+    def steps_of_the_run(self, num_examples: int, *, epochs: int | None = None) -> int:
+        """The optimiser steps over `num_examples` examples that this client is expected to take in the run."""
+        if epochs is None and self.hp.steps is not None:
+            return math.ceil(self.share * self.rounds * self.hp.steps)
+        count = self.rounds * (epochs or self.hp.epochs or 1)
+        if epochs is None and self.hp.total_epochs is not None:
+            count = min(count, self.hp.total_epochs)
+        batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
+        return math.ceil(self.share * count * batching.steps_per_epoch(num_examples))
 
     def train(
         self,
@@ -92,11 +112,15 @@ class ClientJob:
         settings = hp or self.hp
         examples = self.examples if data is None else data
         plans = self.plans(len(examples), purpose=purpose, epochs=epochs)
+        spans_run = settings.schedule_span == "run"
+        taken = int(self.state.numbers.get(f"{purpose}/steps", 0)) if spans_run else 0
+        total = self.steps_of_the_run(len(examples), epochs=epochs) if spans_run else len(plans)
         self.engine.start(
             weights,
             self.private,
             settings,
-            steps=len(plans),
+            steps=total,
+            taken=taken,
             seed=self.seed(f"{purpose}/dropout"),
             optimizer_state=self._kept_optimizer(purpose) if settings.optimizer_state == "keep" else None,
         )
@@ -107,6 +131,8 @@ class ClientJob:
             before_step=before_step,
             after_step=self.on_step,
         )
+        if spans_run:
+            self.state.numbers[f"{purpose}/steps"] = taken + len(plans)
         if settings.optimizer_state == "keep":
             tensors, numbers = self.engine.optimizer_state()
             self.state.tensors.update({f"{purpose}/optimizer/{key}": value for key, value in tensors.items()})

@@ -40,13 +40,16 @@ from fedtorch.weights import digest_of
 log = logging.getLogger("fedtorch")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a config; returns the exit code (0 done, 2 config, 3 data, ... 75 interrupted; see `errors`)."""
+def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -> int:
+    """Run a config; returns the exit code (0 done, 2 config, 3 data, ... 75 interrupted; see `errors`).
+
+    stop: for a launcher that wants to know which signal ended the run; it need not be listening yet.
+    """
     args = _parser().parse_args(arguments)
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if args.dry_run and args.ranks:
         num_ranks = args.ranks
-    stop = StopFlag()
+    stop = stop or StopFlag()
     config: Config | None = None
     try:
         config = yaml_config.load(args.config, args.set)
@@ -56,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = _build_all(config, num_ranks=num_ranks, rank=rank)
         if args.dry_run:
             if rank == 0:
+                runs[0].show_remarks()
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
         stop.listen()
@@ -86,7 +90,9 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
         config.partition,
         config.run.seed,
     )
-    return [first, build(companion, num_ranks=num_ranks, rank=rank, engine=first.engine if same_model else None)]
+    second = build(companion, num_ranks=num_ranks, rank=rank, engine=first.engine if same_model else None)
+    second.remarks = [remark for remark in second.remarks if remark not in first.remarks]
+    return [first, second]
 
 
 def _join(runs: Sequence[Parts], *, num_ranks: int) -> Communicator:
@@ -115,6 +121,8 @@ def _run_one(
     config = parts.config
     checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
     start = _find_start(parts, comm, checkpoints, resume)
+    if start is None:
+        parts.show_remarks()  # a resumed run has them in its log already
     tracker = _open_folder(parts, comm, start, command) if comm.is_server else None
     setting = parts.setting(comm, checkpoints, stop=stop, tracker=tracker, facts=_lasting(parts))
     try:
@@ -237,7 +245,7 @@ def _command(args: argparse.Namespace) -> str:
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
         start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     words = [*start, "-m", "fedtorch.main"]
-    words += ["--config", str(args.config)] if args.config else []
+    words += ["--config", *map(str, args.config)] if args.config else []
     words += ["--set", *map(_masked, args.set)] if args.set else []
     return shlex.join(words)
 
@@ -250,7 +258,14 @@ def _masked(override: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedtorch.main", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", type=Path, help="YAML file; without it the default job: eight generated silos")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="YAML file, or several of which the later ones change the first; without it the default job: eight "
+        "generated silos",
+    )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(
         "--resume",

@@ -70,10 +70,10 @@ def build(runs: Sequence[tuple[str, Run]], metric: str | None) -> Table:
         raise ConfigError(f"--metric is {chosen} but the runs have {', '.join(sorted(known))}")
     groups: dict[str, list[tuple[str, Run]]] = {}
     for name, run in runs:
-        groups.setdefault(_identity(run), []).append((name, run))
-    papers = [match[0] for _, run in runs if (match := find(run)) is not None]
+        groups.setdefault(same_settings(run), []).append((name, run))
+    papers = [match[0] for _, run in runs if (match := find(run, chosen)) is not None]
     columns = dict(papers[0].clients) if papers else {}
-    sizes = dict(zip(papers[0].clients, papers[0].sizes, strict=True)) if papers else {}
+    sizes = _sizes(papers[0]) if papers else {}
     rows: list[TableRow] = []
     for group in groups.values():
         rows += _rows(group, chosen)
@@ -88,7 +88,8 @@ def build(runs: Sequence[tuple[str, Run]], metric: str | None) -> Table:
 def markdown(table: Table) -> str:
     """The table for people: figures in percent with two decimals, examples in the headings, remarks below."""
     scale = 100 if table.is_percent else 1
-    heads = [f"{heading} ({table.sizes[client]})" for client, heading in table.columns.items()]
+    sizes = {client: f" ({table.sizes[client]})" if client in table.sizes else "" for client in table.columns}
+    heads = [f"{heading}{sizes[client]}" for client, heading in table.columns.items()]
     header = ["run", "split", *heads, "Macro", "Micro", "correct" if table.is_percent else "sum"]
     lines = [f"{table.metric}{', percent' if table.is_percent else ''} (examples in brackets)", ""]
     lines += ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
@@ -96,7 +97,7 @@ def markdown(table: Table) -> str:
         cells = []
         for client in table.columns:
             count = row.counts.get(client)
-            suffix = f" of {count}" if count not in (None, table.sizes[client]) else ""
+            suffix = f" of {count}" if count not in (None, table.sizes.get(client)) else ""
             cells.append(_figure(row.values.get(client, []), scale) + suffix)
         cells += [_figure(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
         cells.append(f"{fmean(row.correct):.6g} of {sum(row.counts.values())}" if row.correct else "-")
@@ -126,7 +127,7 @@ def as_csv(table: Table) -> str:
     return text.getvalue()
 
 
-def _identity(run: Run) -> str:
+def same_settings(run: Run) -> str:
     """Equal for runs that differ only in seed, name and folder; a run without config is alone."""
     if not run.config:
         return str(run.folder.resolve())
@@ -136,7 +137,7 @@ def _identity(run: Run) -> str:
 
 def _rows(group: Sequence[tuple[str, Run]], metric: str) -> list[TableRow]:
     name, run = group[0]
-    match = find(run)
+    match = find(run, metric)
     remarks = [note for member in group for note in _remarks(*member, is_alone=len(group) == 1)]
     judged = [_counting(member, metric) for _, member in group]
     labels = list(dict.fromkeys(j.label for found in judged for j in found))
@@ -151,7 +152,7 @@ def _rows(group: Sequence[tuple[str, Run]], metric: str) -> list[TableRow]:
     rows[0].notes += remarks
     rows[0].label += "" if len(group) == 1 else f" (n={len(group)})"
     rows[0].num_runs = len(group)
-    if match is not None and match[0].metric == metric:
+    if match is not None:
         paper, published = match
         rows[0].notes += _differences(paper, rows[0], paper.differences(published, run))
         rows.append(
@@ -161,10 +162,10 @@ def _rows(group: Sequence[tuple[str, Run]], metric: str) -> list[TableRow]:
                 {
                     **{c: [p / 100] for c, p in zip(paper.clients, published.percent, strict=True)},
                     "macro": [published.macro / 100],
-                    "micro": [published.micro / 100],
+                    "micro": [] if published.micro is None else [published.micro / 100],
                 },
-                dict(zip(paper.clients, paper.sizes, strict=True)),
-                [published.correct],
+                _sizes(paper),
+                [] if published.correct is None else [published.correct],
                 notes=[f"{paper.title}; {paper.remark}"],
                 is_published=True,
             )
@@ -206,11 +207,15 @@ def _remarks(name: str, run: Run, *, is_alone: bool) -> list[str]:
     return notes
 
 
+def _sizes(paper: Paper) -> dict[str, int]:
+    return dict(zip(paper.clients, paper.sizes, strict=False))  # empty if the paper does not say
+
+
 def _differences(paper: Paper, row: TableRow, settings: Sequence[str]) -> list[str]:
     notes = [f"differs from the paper: {', '.join(settings)}"] if settings else []
     if row.split and row.split != "test":
         notes.append(f"judged on {row.split}, the published row on test")
-    sizes = dict(zip(paper.clients, paper.sizes, strict=True))
+    sizes = _sizes(paper)
     others = [f"{c} {n} ({sizes[c]})" for c, n in row.counts.items() if c in sizes and n != sizes[c]]
     if others:
         notes.append(f"other numbers of examples than the paper's: {', '.join(others)}")

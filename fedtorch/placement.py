@@ -25,9 +25,9 @@ class Placement:
 def place(config: Config, task: Task, training: Task, clients: Sequence[Client], topology: Topology) -> Placement:
     """A pure function of its arguments, so every rank computes the same."""
     homes = topology.homes({client.name: cost(config, training, client) for client in clients})
-    judged = {name: float(sum(sizes.values())) for name, sizes in task.manifest().items()}
-    balanced = topology.homes(judged)
-    return Placement(homes, {name: homes.get(name, balanced[name]) for name in judged})
+    manifest = task.manifest()
+    homeless = topology.homes({n: float(sum(sizes.values())) for n, sizes in manifest.items() if n not in homes})
+    return Placement(homes, {name: homes[name] if name in homes else homeless[name] for name in manifest})
 
 
 def cost(config: Config, training: Task, client: Client) -> float:

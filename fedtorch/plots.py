@@ -84,6 +84,11 @@ def _unzip(lines: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Line
     return {name: ([x for x, _ in points], [y for _, y in points]) for name, points in lines.items()}
 
 
+def plot_lines(path: Path, title: str, axes_names: tuple[str, str], lines: Mapping[str, Line]) -> None:
+    """Draw named lines into a PNG file."""
+    _draw(path, title, axes_names, lines, {})
+
+
 def _draw(
     path: Path, title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], heavy: Mapping[str, Line]
 ) -> None:

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint import Checkpoints
-from fedtorch.client import Client, ClientStore
+from fedtorch.client import Client, ClientState, ClientStore
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config, ServerConfig
 from fedtorch.placement import cost, place
+from fedtorch.seeds import seed_for
 from fedtorch.server import ServerOptimizer, ServerState
-from fedtorch.tasks.base import Task
+from fedtorch.tasks.base import SERVER, Task
 from fedtorch.track import Tracker
 from fedtorch.train.engine import Engine
 from fedtorch.update import UpdateBuffer
@@ -58,26 +59,37 @@ class Rank:
 
     received: the server's vectors, end to end in the order of `Algorithm.exchanged`; on the server `server.tensors`
     are views of it, so nothing is copied before a broadcast. is_fresh: do all ranks hold what the server has?
+    has_messages: do clients send compressed messages, so that every rank keeps a replica of the server's state?
     homes: training client -> worker; judges: evaluated client -> worker. round: rounds done.
     """
 
     def __init__(self, setting: Setting) -> None:
         config, engine = setting.config, setting.engine
         self.setting, self.config, self.comm, self.algorithm = setting, config, setting.comm, setting.algorithm
-        # an optimiser or a place in the data that a client keeps is state, whatever the algorithm
-        settings = {config.client, *(config.client_for(name) for name in config.per_client)}
-        keeps = any(hp.optimizer_state == "keep" or hp.steps is not None for hp in settings)
+        # an optimiser, a place in the data or a model that a client keeps is state, whatever the algorithm
+        settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
+        keeps = any(
+            hp.optimizer_state == "keep" or hp.steps is not None or hp.schedule_span == "run" for hp in settings
+        )
+        keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
         self.is_stateful = keeps or setting.algorithm.stateful(engine.private)
         placement = place(config, setting.task, setting.training, setting.clients, setting.topology)
         self.homes, self.judges = placement.homes, placement.judges
         spill = config.folder / "spill" / f"rank{self.comm.rank}"
         self.store = ClientStore(spill / "states", config.system.state_memory_mb << 20)
         self.received = torch.zeros(engine.shared.size * len(self.algorithm.exchanged), dtype=engine.shared.dtype)
-        self.updates = UpdateBuffer(
-            len(self.received), engine.shared.dtype, spill / "updates", config.system.update_memory_mb << 20
-        )
+        message_bytes = self.algorithm.message_bytes(engine.shared)
+        self.has_messages = message_bytes > 0
+        length, dtype = (message_bytes, torch.uint8) if message_bytes else (len(self.received), engine.shared.dtype)
+        self.updates = UpdateBuffer(length, dtype, spill / "updates", config.system.update_memory_mb << 20)
         rule = server_rule(config.server)
-        self.server = ServerState(self.planes(self.received), num_clients=len(setting.clients), optimizer=rule)
+        self.server = ServerState(
+            self.planes(self.received),
+            num_clients=len(setting.clients),
+            optimizer=rule,
+            num_rounds=config.rounds,
+            layout=engine.shared,
+        )
         self.round = 0
         self.is_fresh = False
         self.seconds: dict[str, float] = {}
@@ -95,9 +107,30 @@ class Rank:
         names = self.algorithm.exchanged
         return dict(zip(names, flat.chunk(len(names)), strict=True)) if names else {}
 
+    def known(self) -> dict[str, Tensor]:
+        """The server's vectors as this rank has them; with replicas its further tensors too."""
+        planes = self.planes(self.received)
+        return {**self.server.tensors, **planes} if self.has_messages else planes
+
     def cost(self, client: Client) -> float:
         """Relative cost of this client's local training in a round."""
         return cost(self.config, self.setting.training, client)
+
+    def private_of(self, client: str, state: ClientState) -> Tensor | None:
+        """The client's private weights, flat; before its first round its own draw of them. None if there are none."""
+        layout = self.setting.engine.private
+        if not layout.size:
+            return None
+        if "private" in state.tensors:
+            return state.tensors["private"]
+        drawn = self.setting.task.draw_private(
+            self.setting.engine.module, seed_for(self.config.run.seed, "private", client)
+        )
+        initial = self.setting.engine.initial_private.clone()
+        for name, view in layout.view(initial).items():
+            if name in drawn:
+                view.copy_(drawn[name])
+        return initial
 
     def hosts(self, worker: int) -> bool:
         """Does this rank belong to that worker?"""
@@ -163,4 +196,9 @@ def server_rule(config: ServerConfig) -> ServerOptimizer:
         beta2=resolved.beta2,
         tau=resolved.tau,
         bias_correction=resolved.bias_correction,
+        eps=resolved.eps,
+        weight_decay=resolved.weight_decay,
+        no_decay=resolved.no_decay,
+        schedule=resolved.schedule,
+        warmup_ratio=resolved.warmup_ratio,
     )

@@ -1,8 +1,9 @@
 """metrics.jsonl: one JSON object a line, the only source of curves, tables and reports.
 
 kinds: `run` (clients, rounds), `resume`, `client` and `steps` (one per client and round), `round` (after its clients:
-a round without it is incomplete), `eval` (one per client), `eval_total`, `result`. Rounds count from 1, an evaluation
-before the first round has 0. A number that is not finite is null.
+a round without it is incomplete), `eval` (one per client), `eval_total`, `examples` (scores of single examples, one
+per client), `result`. Rounds count from 1, an evaluation before the first round has 0. A number that is not finite is
+null.
 """
 
 from __future__ import annotations

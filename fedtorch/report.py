@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtorch import apir_report, paired
 from fedtorch.errors import FedtorchError
+from fedtorch.measures_table import measures_markdown
 from fedtorch.paper_table import as_csv, build, markdown, read_all
+from fedtorch.perplexity_table import perplexity_markdown
 from fedtorch.plots import plot_run
 from fedtorch.runs import Run
 
@@ -58,8 +61,58 @@ def make_table(args: argparse.Namespace) -> None:
     print("\n".join(["", *(f"wrote {path}" for path in paths)]), file=sys.stderr)
 
 
+def add_measures_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `measures`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run of the task wikisql")
+    parser.add_argument("--out", type=Path, help="folder for measures.md; default: RUN/report")
+
+
+def make_measures(args: argparse.Namespace) -> None:
+    """Print and write the table of measures.
+
+    Raises:
+        ConfigError: a folder is no run.
+    """
+    text = measures_markdown(read_all(args.runs))
+    sys.stdout.write(text)
+    out: Path = args.out or args.runs[0] / "report"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "measures.md").write_text(text)
+    print(f"\nwrote {out / 'measures.md'}", file=sys.stderr)
+
+
+def add_perplexity_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `perplexity`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run of the task dialog")
+    parser.add_argument("--out", type=Path, help="folder for perplexity.md; default: RUN/report")
+
+
+def make_perplexity(args: argparse.Namespace) -> None:
+    """Print and write the tables of perplexities and of bytes.
+
+    Raises:
+        ConfigError: a folder is no run of the task dialog.
+    """
+    text = perplexity_markdown(read_all(args.runs))
+    sys.stdout.write(text)
+    out: Path = args.out or args.runs[0] / "report"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "perplexity.md").write_text(text)
+    print(f"\nwrote {out / 'perplexity.md'}", file=sys.stderr)
+
+
 REPORTS = {
     "table": Report("scores of every client, beside the published ones", add_table_arguments, make_table),
+    "apir": Report("few-shot tasks against a base run (FewFedWeight)", apir_report.add_arguments, apir_report.make),
+    "ttest": Report("paired t-test between two runs, over single examples", paired.add_arguments, paired.make),
+    "measures": Report(
+        "WikiSQL's measures, beside those of the FedParsing paper", add_measures_arguments, make_measures
+    ),
+    "perplexity": Report(
+        "perplexities and bytes of dialog runs, beside those of the FedAssistant paper",
+        add_perplexity_arguments,
+        make_perplexity,
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtorch.build import Parts
@@ -9,10 +11,14 @@ from fedtorch.evaluate import averages
 from fedtorch.runner import Result
 from fedtorch.runs import read_run
 
+# `bytes_up`, `physical_up`, `messages_up` and the same down, and what clients counted, such as `kv_bytes`
+_COUNTED = ("bytes", "physical", "messages")
+
 
 def table(parts: Parts, result: Result) -> dict[str, Any]:
     """Everything the final table shows, every score with the number of examples behind it."""
-    last = read_run(parts.config.folder).last  # from the records, which a resumed run has too
+    run = read_run(parts.config.folder)  # from the records, which a resumed run has too
+    last = run.last
     sizes = {client.name: client.sizes["train"] for client in parts.clients}
     clients = {}
     for name in parts.names:
@@ -37,6 +43,17 @@ def table(parts: Parts, result: Result) -> dict[str, Any]:
         "split": parts.config.eval.final_split,
         "clients": clients,
         "averages": means,
+        "traffic": _traffic(run.of_kind("round")),
+        "summary": parts.task.summary(result.scores),
         "digest": result.digest,
         "task": parts.task.record(),
     }
+
+
+def _traffic(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes and messages of all rounds together; see `Meter` for what is counted."""
+    total: Counter[str] = Counter()
+    for record in rounds:
+        names = [name for name in record if name.split("_")[0] in _COUNTED and "_" in name or name.endswith("_bytes")]
+        total.update({name: record[name] for name in names})
+    return dict(total)

@@ -6,16 +6,19 @@ Who trains which client in which round is computed from (seed, round, topology) 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from fedtorch import replicas
 from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.errors import Interrupted, NonFiniteError, QuorumError
 from fedtorch.evaluate import Evaluation
 from fedtorch.rank import Rank, Setting, Stopped
 from fedtorch.saving import digest, restore, save
+from fedtorch.server_share import ServerShare
 from fedtorch.tasks.base import Scores
 from fedtorch.update import Report
 from fedtorch.work import Work
@@ -30,12 +33,14 @@ QUORUM_PATIENCE = 3
 class Result:
     """What a run came to; complete on the server.
 
-    scores: per client on the final split, with the best model. reports, weights: each client's last ones.
+    scores: per client on the final split, with the best model; each: of its single examples, if they are recorded.
+    reports, weights: each client's last ones.
     digest: sha256 over the final global weights and every client's state, equal exactly when all bits are.
     """
 
     rounds: int = 0
     scores: Mapping[str, Scores] = field(default_factory=dict)
+    each: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     digest: str = ""
@@ -51,7 +56,9 @@ class Runner:
         self.evaluation = Evaluation(self.rank)
         self.result = Result()
         self.work = Work(self.rank)
+        self.server_share = ServerShare(self.rank)
         self.weights: dict[str, float] = {}  # of this round
+        self.refused: set[str] = set()  # clients of this round, on the server
         self.saved = 0  # rounds in the last checkpoint
 
     def run(self, resume: int | None = None) -> Result:
@@ -65,8 +72,11 @@ class Runner:
         self._share_initial_weights()
         if resume is not None:
             restore(rank, resume)
+            if rank.has_messages:
+                replicas.share_state(rank)
         self.saved = rank.round
         try:
+            self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
             while rank.round < config.rounds and not rank.server.numbers.get("stopped"):
                 self._one_round()
@@ -80,56 +90,53 @@ class Runner:
 
     def _one_round(self) -> None:
         rank, config = self.rank, self.setting.config
-        before = self._server_train()
+        self.weights = {}
+        reports = self._clients_round() if rank.algorithm.trains_clients else []
+        rank.round += 1
         try:
-            rank.broadcast()
-            with rank.timed("train"):
-                reports = self.work.of_this_round()
-                rank.arrive("gather")
-        except Stopped:
-            self._take_back(before)
-            raise
+            self._server_train_if_due()
+            self._evaluate_if_due()
+        finally:  # before saving: a resume drops the records of rounds that are not in the checkpoint
+            self._track_round(reports)
+        rank.seconds = {}  # the next round's record shows the checkpoint's seconds
+        is_last = rank.round == config.rounds or rank.server.numbers.get("stopped")
+        if rank.round % config.checkpoint.every == 0 or is_last:
+            if save(rank):
+                self.saved = rank.round
+
+    def _clients_round(self) -> list[Report]:
+        """The cohort trains and the server takes its step; the reports, complete on the server."""
+        rank = self.rank
+        rank.broadcast()
+        with rank.timed("train"):
+            reports = self.work.of_this_round()
+            rank.arrive("gather")
         with rank.timed("aggregate"):
             reports = rank.comm.gather_reports(reports, round=rank.round)
-            self.weights = {}
             accepted = self._decide(reports)
             if accepted and rank.algorithm.exchanged:
                 self._step(accepted)
             rank.store.commit([report.client for report in accepted])
             rank.updates.clear()
-        rank.round += 1
-        try:
-            self._evaluate_if_due()
-        finally:  # before saving: a resume drops the records of rounds that are not in the checkpoint
-            self._track_round(reports)
-        rank.seconds = {}  # the next round's record shows the checkpoint's seconds
-        if rank.round % config.checkpoint.every == 0 or rank.round == config.rounds:
-            if save(rank):
-                self.saved = rank.round
+        return reports
 
-    def _server_train(self) -> dict[str, Tensor] | None:
-        """The server's own step, and what it may have changed, so that an abandoned round can be repeated."""
+    def _server_train_if_due(self) -> None:
+        """The server's own training, unless it was done in this round; a signal during it leaves it to be repeated."""
         rank, algorithm = self.rank, self.setting.algorithm
         if type(algorithm).server_train is Algorithm.server_train:
-            return None
-        before = {name: tensor.clone() for name, tensor in rank.server.tensors.items()} if rank.comm.is_server else {}
-        self.numbers_before = dict(rank.server.numbers)
+            return
+        if rank.server.numbers.get("server_trained", -1) >= rank.round:  # equal on all ranks, see `restore`
+            return
         with rank.timed("server_train"):
             if rank.comm.is_server:
-                algorithm.server_train(rank.server)
-        rank.is_fresh = rank.comm.size == 1
-        return before
-
-    def _take_back(self, before: dict[str, Tensor] | None) -> None:
-        """Undo `server_train`."""
-        if before is None:
-            return
-        server = self.rank.server
-        server.numbers = self.numbers_before
-        for name in [name for name in server.tensors if name not in before]:
-            del server.tensors[name]
-        for name, tensor in before.items():
-            server.tensors[name].copy_(tensor)
+                try:
+                    self.server_share.train()
+                    rank.server.numbers["server_trained"] = rank.round  # at once: a stop may come at the meeting
+                except Stopped:
+                    pass  # all ranks must come to the same meeting, which then stops them together
+            rank.arrive("server_train")
+        rank.server.numbers["server_trained"] = rank.round
+        rank.is_fresh = False
 
     def _evaluate_if_due(self) -> None:
         """Judge the present weights if the schedule asks for it and it was not done yet."""
@@ -164,6 +171,7 @@ class Runner:
         messages = []
         if rank.comm.is_server:
             accepted, refused = sift(reports, config.max_update_norm)
+            self.refused = {report.client for report, _ in refused}
             for report, reason in refused:
                 log.warning("round %d: client %s is left out: %s", rank.round + 1, report.client, reason)
             numbers = rank.server.numbers
@@ -198,6 +206,10 @@ class Runner:
     def _step(self, accepted: Sequence[Report]) -> None:
         """Weigh and combine the accepted updates; the server takes its step."""
         rank, algorithm = self.rank, self.setting.algorithm
+        if rank.has_messages:
+            self.weights = replicas.step(rank, accepted)
+            self.result.weights.update(self.weights)
+            return
 
         def combine(updates: Updates) -> Tensor:
             weights = algorithm.weigh(updates.reports)
@@ -210,27 +222,35 @@ class Runner:
             assert grad is not None
             rank.server.accepted = list(accepted)
             algorithm.server_update(rank.server, grad)
-        rank.is_fresh = rank.comm.size == 1
+        rank.is_fresh = False
 
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
         rank, result = self.rank, self.result
         result.rounds, result.digest = rank.round, digest(rank)
         result.scores = self.evaluation.at_the_end()
+        result.each = self.evaluation.each if rank.comm.is_server else {}
         best_round = rank.server.numbers.get("best_round")
         result.best_round = None if best_round is None else int(best_round)
         self._track_scores(result.scores, final=True)
+        if self.setting.tracker is not None and result.each:
+            self.setting.tracker.examples(rank.round - 1, self.setting.config.eval.final_split, result.each)
         self.setting.engine.load(rank.shared)
         return result
 
     def _track_round(self, reports: Sequence[Report]) -> None:
-        """Record the round that is over; a client that rested has nothing to show."""
+        """Record the round that is over; a client that rested has nothing to show, one that was refused is not ok."""
         rank, tracker = self.rank, self.setting.tracker
         if tracker is None:
             return
+        refused = {report.client for report in reports if report.status == "ok"} & self.refused
+        reports = [replace(r, status="refused") if r.client in refused else r for r in reports]
         shown = [report for report in reports if rank.algorithm.exchanged or report.steps or report.status != "ok"]
         self.result.reports.update({report.client: report for report in shown})
-        tracker.round(rank.round - 1, shown, self.weights, rank.seconds, rank.comm.meter.take())
+        traffic = Counter(rank.comm.meter.take())
+        for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
+            traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
+        tracker.round(rank.round - 1, shown, self.weights, rank.seconds, traffic)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
         config = self.setting.config.eval

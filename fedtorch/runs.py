@@ -59,20 +59,24 @@ class Run:
         """The records of one kind, in their order."""
         return [record for record in self.records if record["kind"] == kind]
 
-    def judged(self) -> list[Judged]:
-        """The last evaluation of every label and split, the one that counts first.
-
-        That is the one labelled `final`, else one on `test`, else the latest.
-        """
+    def every_evaluation(self) -> list[Judged]:
+        """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
         for record in self.of_kind("eval"):
             key = (record["label"], record["split"], record["round"])
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
+        return [Judged(label, split, round, metrics) for (label, split, round), metrics in found.items()]
+
+    def judged(self) -> list[Judged]:
+        """The last evaluation of every label and split, the one that counts first.
+
+        That is the one labelled `final`, else one on `test`, else the latest.
+        """
         latest: dict[tuple[str, str], Judged] = {}
-        for (label, split, round), metrics in found.items():
-            latest[(label, split)] = Judged(label, split, round, metrics)
+        for judged in self.every_evaluation():
+            latest[(judged.label, judged.split)] = judged
         order = sorted(latest.values(), key=lambda j: (j.label == "final", j.split == "test", j.round), reverse=True)
         return order
 

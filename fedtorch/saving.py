@@ -56,15 +56,15 @@ def restore(rank: Rank, round: int) -> None:
         rank.server.tensors.update(saved.tensors)
         rank.server.numbers = saved.numbers
     for name in sorted(found.clients):
-        if name in rank.homes and rank.hosts(rank.homes[name]):
+        home = rank.homes.get(name, rank.judges.get(name))
+        if home is not None and rank.hosts(home):
             rank.comm.heartbeat(phase="restore", round=round, client=name)
             rank.store.put(name, checkpoints.load_client(found, name))
     rank.arrive("restored", may_stop=False)
-    rank.round, rank.is_fresh = round, rank.comm.size == 1
+    rank.round, rank.is_fresh = round, False
     # what decides about the loop must be known to all
-    common: dict[str, int | float] = {
-        name: rank.server.numbers[name] for name in ("stopped", "evaluated") if name in rank.server.numbers
-    }
+    deciding = ("stopped", "evaluated", "server_trained", "best_round")
+    common = {name: number for name, number in rank.server.numbers.items() if name in deciding}
     (answered,) = rank.comm.share(
         [rank.message("decision", numbers=common)] if rank.comm.is_server else [], round=round
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from fedtorch.update import Report
+from fedtorch.weights import Layout
 
 
 @dataclass
@@ -17,7 +21,8 @@ class ServerState:
     tensors: `weights` (flat shared parameters), the algorithm's further flat vectors (SCAFFOLD's `control`),
         the server optimiser's buffers (`momentum`, `second_moment`), the best weights so far (`best`).
     numbers: `round` (rounds done), `server_steps`, `best_round`, `best_score`, early-stopping counters ...
-    num_clients: N. accepted: the reports behind the step being taken; set by the runner before `server_update`.
+    num_clients: N. num_rounds: of the whole run. layout: of each shared vector.
+    accepted: the reports behind the step being taken; set by the runner before `server_update`.
     optimizer: the rule of the config's `server` section, not state.
     """
 
@@ -26,6 +31,8 @@ class ServerState:
     num_clients: int = 0
     accepted: list[Report] = field(default_factory=list)
     optimizer: ServerOptimizer = field(default_factory=lambda: ServerOptimizer())
+    num_rounds: int = 0
+    layout: Layout | None = None
 
     @property
     def weights(self) -> Tensor:
@@ -42,6 +49,9 @@ class ServerOptimizer:
         m = beta1·m + (1 − beta1)·Δ;  v by rule;  w + lr·m / (sqrt(v) + tau), v starting at tau².
     bias_correction: lr · sqrt(1 − beta2^k) / (1 − beta1^k) in the k-th step, with v starting at 0 (as in
         TensorFlow Federated); not part of the published rules.
+    adamw: torch's AdamW with `eps`, one step per round; the rate rises over `warmup_ratio` of the rounds and, with
+        `schedule: linear`, falls to 0 over the rest (both as transformers' schedules). `no_decay`: parameters without
+        weight decay, by shell patterns.
     """
 
     optimizer: str = "none"
@@ -51,6 +61,11 @@ class ServerOptimizer:
     beta2: float = 0.99
     tau: float = 1e-3
     bias_correction: bool = False
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    no_decay: tuple[str, ...] = ()
+    schedule: str = "constant"
+    warmup_ratio: float = 0.0
 
     @torch.no_grad()
     def step(self, server: ServerState, grad: Tensor) -> None:
@@ -69,6 +84,9 @@ class ServerOptimizer:
         server.numbers["server_steps"] = steps
         start = 0.0 if self.bias_correction else self.tau**2
         first = server.tensors.setdefault("first_moment", torch.zeros_like(weights))
+        if self.optimizer == "adamw":
+            self._adamw(server, grad, steps - 1)
+            return
         second = server.tensors.setdefault("second_moment", torch.full_like(weights, start))
         first.mul_(self.beta1).add_(grad, alpha=self.beta1 - 1)
         square = grad.square_()
@@ -84,3 +102,26 @@ class ServerOptimizer:
         if self.bias_correction:
             rate *= (1 - self.beta2**steps) ** 0.5 / (1 - self.beta1**steps)
         weights.addcdiv_(first, second.sqrt().add_(self.tau), value=rate)
+
+    def rate(self, taken: int, num_rounds: int) -> float:
+        """The learning rate of the step after `taken` steps; with a warm-up that of the first one is 0."""
+        warmup = math.ceil(self.warmup_ratio * num_rounds)
+        if taken < warmup:
+            return self.lr * taken / warmup
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * max(0.0, (num_rounds - taken) / max(1, num_rounds - warmup))
+
+    def _adamw(self, server: ServerState, grad: Tensor, taken: int) -> None:
+        assert server.layout is not None
+        moments = (server.tensors["first_moment"], server.tensors.setdefault("second_moment", torch.zeros_like(grad)))
+        vectors = [server.layout.view(flat) for flat in (server.weights, grad, *moments)]
+        for is_spared in (False, True):
+            names = [n for n in server.layout.names if any(fnmatchcase(n, p) for p in self.no_decay) == is_spared]
+            steps = [torch.tensor(float(taken)) for _ in names]
+            params, grads, firsts, seconds = ([view[name] for name in names] for view in vectors)
+            adamw(
+                params, grads, firsts, seconds, [], steps,
+                fused=True, amsgrad=False, maximize=False, beta1=self.beta1, beta2=self.beta2, eps=self.eps,
+                lr=self.rate(taken, server.num_rounds), weight_decay=0.0 if is_spared else self.weight_decay,
+            )  # fmt: skip

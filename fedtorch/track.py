@@ -165,6 +165,11 @@ class Tracker:
                 self.say(f"round {round + 1:>{width}}  {label} {text}")
         return result
 
+    def examples(self, round: int, split: str, each: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """The scores of single examples: client -> metric -> one value per example (NaN: it does not count)."""
+        for client, metrics in each.items():
+            self._record({"kind": "examples", "round": round + 1, "split": split, "client": client, "metrics": metrics})
+
     def working(self, text: str) -> None:
         """Show progress inside a round, such as `atis step 34, geoquery step 7`; may be called at every step."""
         if self._console is not None:

@@ -16,7 +16,8 @@ class Report:
     """A client's numbers of one round. Everything but `client` and `status` is a number, so it may travel.
 
     client: the client's name (travels as its index in the manifest).
-    status: `ok`, or `failed:<ExceptionName>`; never a message, which could quote the client's text.
+    status: `ok`, or `failed:<ExceptionName>`; never a message, which could quote the client's text. In the records
+        also `refused`: the server would not have the update.
     examples: n_i, the training examples the client holds. steps: optimiser steps taken.
     loss_*: over the losses that `algorithm.loss_reduction` measures. curve: loss of every step, for the plots.
     norm, max_abs: of the update; non-finite exactly when one of its elements is.
@@ -66,8 +67,9 @@ class Update:
 class UpdateBuffer:
     """The updates of this rank's clients, kept until the server has decided on their weights.
 
-    At most `memory_bytes` stay in memory (always at least one update); further ones are written to files under
-    `folder` and read back one at a time, so that a rank's memory does not grow with the clients it hosts.
+    At most `memory_bytes` stay in memory (always at least one update), and one vector more, `blank`; further updates
+    are written to files under `folder` and read back one at a time, so that a rank's memory does not grow with the
+    clients it hosts.
     `clear` removes the files and keeps the memory for the next round. If writing fails (disk full),
     the OSError is the client's failure, not the round's.
     """
@@ -76,19 +78,31 @@ class UpdateBuffer:
         self.size, self.dtype, self.folder = size, dtype, folder
         self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
         self._free: list[Tensor] = []
+        self._blank: Tensor | None = None
         self._held: dict[str, Tensor | Path] = {}
 
+    def blank(self) -> Tensor:
+        """A vector of shape (size,) to fill and then `put`; the same one until it is put. Holds what was left in it."""
+        if self._blank is None:
+            self._blank = self._free.pop() if self._free else torch.zeros(self.size, dtype=self.dtype)
+        return self._blank
+
     def put(self, client: str, grad: Tensor) -> None:
-        """Keep a copy of `grad`, shape (size,)."""
+        """Keep `grad`, shape (size,): a copy of it, or itself if it is the vector that `blank` gave.
+
+        Raises:
+            ValueError: an update of this client is held already.
+            OSError: it had to go to a file and could not; nothing is held of it.
+        """
+        if client in self._held:
+            raise ValueError(f"an update of client `{client}` is held already; a client trains once in a round")
         in_memory = sum(isinstance(held, Tensor) for held in self._held.values())
         if in_memory < self.capacity:
-            slot = self._free.pop() if self._free else torch.empty(self.size, dtype=self.dtype)
-            self._held[client] = slot.copy_(grad)
+            slot = self.blank()
+            self._held[client] = slot if grad is slot else slot.copy_(grad)
+            self._blank = None
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"update_{len(self._held)}.bin"
-            grad.detach().cpu().numpy().tofile(path)
-            self._held[client] = path
+            self._held[client] = self._write(grad)
 
     def get(self, client: str) -> Tensor:
         """The update of `client`, shape (size,); valid until the next `clear`, not to be changed."""
@@ -99,6 +113,17 @@ class UpdateBuffer:
 
     def __contains__(self, client: str) -> bool:
         return client in self._held
+
+    def _write(self, grad: Tensor) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"update_{len(self._held)}.bin"
+        try:
+            # numpy's own tofile says nothing when a disk is full at the last 4 KB (*measured*, numpy 2)
+            path.write_bytes(grad.detach().cpu().numpy().data)
+        except OSError:
+            path.unlink(missing_ok=True)  # a part of an update on a full disk is of use to nobody
+            raise
+        return path
 
     def clear(self) -> None:
         """Forget all updates."""

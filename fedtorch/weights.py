@@ -29,6 +29,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype = torch.float32
     offsets: tuple[int, ...] = field(init=False)
+    sizes: tuple[int, ...] = field(init=False)
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,6 +40,7 @@ class Layout:
         for size in sizes:
             starts.append(starts[-1] + size)
         object.__setattr__(self, "offsets", tuple(starts[:-1]))
+        object.__setattr__(self, "sizes", tuple(sizes))
         object.__setattr__(self, "size", starts[-1])
 
     @classmethod

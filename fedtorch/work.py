@@ -6,12 +6,14 @@ import logging
 import re
 import time
 from dataclasses import replace
-from functools import lru_cache
+from fractions import Fraction
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from fedtorch.client import Client
+from fedtorch.comm.wire import report_problem
 from fedtorch.errors import DataError, FedtorchError
 from fedtorch.evaluate import CACHED_CLIENTS
 from fedtorch.job import ClientJob
@@ -25,20 +27,37 @@ log = logging.getLogger(__name__)
 class Work:
     """Trains clients on this rank; their updates and new states wait in the rank's buffers for the server's decision.
 
-    outgoing: the one vector that every client's update is written to before it is put away.
+    outgoing: the vector that the present client's update is written to; the buffer then keeps it without a copy.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.outgoing = torch.zeros_like(rank.received)
+        self.outgoing = rank.updates.blank()
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.training.load)
+
+    @property
+    def per_round(self) -> int:
+        """Clients drawn for a round; with replacement they may be more than there are."""
+        config, number = self.rank.config.clients, len(self.rank.setting.clients)
+        if config.per_round == "all":
+            return number
+        return config.per_round if config.sampling == "size_proportional" else min(config.per_round, number)
+
+    def share(self, client: Client) -> Fraction:
+        """The client's chance to be drawn for a round."""
+        if self.rank.config.clients.sampling != "size_proportional":
+            return Fraction(self.per_round, len(self.rank.setting.clients))
+        return 1 - (1 - Fraction(client.sizes["train"], self._examples)) ** self.per_round
+
+    @cached_property
+    def _examples(self) -> int:
+        return sum(client.sizes["train"] for client in self.rank.setting.clients)
 
     def of_this_round(self) -> list[Report]:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         rank, setting = self.rank, self.rank.setting
-        clients = rank.config.clients
-        per_round = len(setting.clients) if clients.per_round == "all" else clients.per_round
-        drawn = cohort(setting.clients, per_round, clients.sampling, seed=rank.config.run.seed, round=rank.round)
+        rule = rank.config.clients.sampling
+        drawn = cohort(setting.clients, self.per_round, rule, seed=rank.config.run.seed, round=rank.round)
         costs = {client.name: rank.cost(client) for client, _ in drawn}
         placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
         reports = []
@@ -61,29 +80,43 @@ class Work:
             if setting.stop():
                 raise Stopped
 
+        self.outgoing = rank.updates.blank()
         try:
             on_step(0)
+            state = rank.store.get(client.name)
             job = ClientJob(
                 client=client,
                 round=rank.round,
                 run_seed=rank.config.run.seed,
-                received=rank.planes(rank.received),
-                state=rank.store.get(client.name),
+                received=rank.known(),
+                state=state,
                 outgoing=rank.planes(self.outgoing),
                 engine=setting.engine,
                 task=setting.training,
                 hp=rank.config.client_for(client.name),
                 examples=self.load(client.name, "train"),
                 on_step=on_step,
+                first_private=rank.private_of(client.name, state),
+                rounds=rank.config.rounds,
+                share=self.share(client),
             )
             version = self._clear_outgoing()
             update = setting.algorithm.client_update(job)
-            report = update.report
+            measured = setting.training.measured(setting.engine.module)
+            report = replace(update.report, extra={**update.report.extra, **measured})
+            if problem := report_problem(report):
+                raise FedtorchError(f"{type(setting.algorithm).__name__} made a report that cannot be sent: {problem}")
+            received = rank.shared  # one that is judged with a model of its own has that in its state already
+            is_judged = setting.algorithm.judged_weights(received, job.state) is received
+            if rank.config.eval.point == "trained" and report.steps and is_judged:
+                job.state.tensors["trained"] = setting.engine.flat.detach().cpu().clone()
+                job.state.numbers["trained/round"] = rank.round
             if update.grad is not None:
                 self._take_over(update.grad, version)
-                # a norm is finite exactly when every element is; as a norm, the largest takes 10 times as long
-                norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
-                report = replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
+                if not rank.has_messages:
+                    # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
+                    norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
+                    report = replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
                 rank.updates.put(client.name, self.outgoing)
             if rank.is_stateful:
                 if update.grad is not None or report.steps:  # a client that rested is as it was

@@ -66,8 +66,7 @@ def _explain(cls: Any, prefix: Key, key: Key, errors: list[Any], tree: Tree) -> 
 
 
 def unknown(cls: Any, key: Key, tree: Tree, prefix: Key = ()) -> str:
-    section = _dataclass_in(_type_at(cls, key[:-1]))
-    known = field_names(section) if section else []
+    known = [name for section in _dataclasses_in(_type_at(cls, key[:-1])) for name in field_names(section)]
     where = (*prefix, *key)
     return f"unknown key `{'.'.join(map(str, where))}`{at(tree, where)}; {nearest(str(key[-1]), known)}"
 
@@ -111,9 +110,10 @@ def _expected(kind: Any) -> str:
 def _type_at(kind: Any, key: Key) -> Any:
     """The annotation of the field at `key` below `kind`; None where that cannot be told."""
     for part in key:
-        section = _dataclass_in(kind)
-        if section is not None:
-            kind = typing.get_type_hints(section, include_extras=True).get(str(part))
+        sections = _dataclasses_in(kind)
+        if sections:
+            hints = [typing.get_type_hints(section, include_extras=True) for section in sections]
+            kind = next((hint[str(part)] for hint in hints if str(part) in hint), None)
         elif typing.get_origin(kind) in (list, tuple, dict):
             args = [arg for arg in typing.get_args(kind) if arg is not ...]
             fixed = typing.get_origin(kind) is tuple and isinstance(part, int) and part < len(args)
@@ -123,10 +123,11 @@ def _type_at(kind: Any, key: Key) -> Any:
     return kind
 
 
-def _dataclass_in(kind: Any) -> Any:
-    """`kind`, or the dataclass in a union or annotation, or None."""
-    options = [kind, *typing.get_args(kind)] if typing.get_origin(kind) not in (list, tuple, dict) else []
-    return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
+def _dataclasses_in(kind: Any) -> list[Any]:
+    """`kind` itself, or the dataclasses in a union or annotation."""
+    if typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType):
+        return [found for option in typing.get_args(kind) for found in _dataclasses_in(option)]
+    return [kind] if isinstance(kind, type) and dataclasses.is_dataclass(kind) else []
 
 
 def _path(location: Sequence[str | int], values: Any, kind: str) -> Key:

@@ -43,19 +43,23 @@ _SECRET = {"token", "key", "secret", "password"}
 _HIDDEN = ("task_name", "algorithm_name")
 
 
-def load(path: Path | str | None = None, overrides: Sequence[str] = ()) -> Config:
+def load(path: Path | str | Sequence[Path] | None = None, overrides: Sequence[str] = ()) -> Config:
     """The config of one run: `path` (the default job if None) with its base files, then each `key.path=value`.
+
+    Several paths are laid over one another, the later ones on top.
 
     Raises:
         ConfigError: anything that is wrong, all of it at once where possible, one line each, with file and line.
     """
-    path = DEFAULT if path is None else Path(path)
-    tree = _read_file(path, ())
+    paths = [Path(path or DEFAULT)] if isinstance(path, Path | str | None) else list(path)
+    tree = _read_file(paths[0], ())
+    for upper in paths[1:]:
+        tree = _overlay(tree, _read_file(upper, ()))
     for override in overrides:
         tree = _overlay(tree, _read_override(override))
     run = tree.data.setdefault("run", {})
     if isinstance(run, dict):
-        run.setdefault("name", path.stem)
+        run.setdefault("name", "+".join(path.stem for path in paths))
     config = _build(tree)
     companion(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
     return config

@@ -8,5 +8,10 @@ ALGORITHMS = {
     "fednova": "fedtorch.algorithms.fednova:FedNova",
     "ditto": "fedtorch.algorithms.ditto:Ditto",
     "pfedme": "fedtorch.algorithms.pfedme:PFedMe",
+    "fewfedweight": "fedtorch.algorithms.fewfedweight:FewFedWeight",
+    "silo_augmented": "fedtorch.algorithms.fewfedweight:SiloAugmented",
+    "metaweighting": "fedtorch.algorithms.metaweighting:MetaWeighting",
+    "fedassistant": "fedtorch.algorithms.fedassistant:FedAssistant",
     "local": "fedtorch.algorithms.local:Local",
+    "fedparsing": "fedtorch.algorithms.fedparsing:FedParsing",
 }

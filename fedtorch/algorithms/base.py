@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from fedtorch.client import ClientState
 from fedtorch.job import ClientJob
+from fedtorch.payload import Sparse
 from fedtorch.server import ServerState
 from fedtorch.train.optim import LocalTraining
 from fedtorch.update import Report, Update
@@ -49,8 +50,22 @@ class Algorithm:
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
 
-    def server_train(self, server: ServerState) -> None:
-        """A step of the server's own before the broadcast; nothing by default."""
+    def check_task(self, task: Any) -> None:
+        """Called at start-up with the task that clients train on; raises ConfigError for what it lacks."""
+
+    @property
+    def trains_clients(self) -> bool:
+        """Do clients take part? If not, a round is the server's training alone."""
+        return True
+
+    def server_train(self, server: ServerState, job: ClientJob | None) -> None:
+        """The server's own training, before the first round and after each; nothing by default.
+
+        Changes `server.weights`, which the next broadcast sends and evaluation judges. job: the server's share of the
+        task's data (`Task.server_examples`) as if it were the client `server`, in round 0 for the first time, then 1,
+        2, ...; None if the task has none. May be called again for the same round if it was interrupted: change
+        `server` only at the end.
+        """
 
     def client_update(self, job: ClientJob) -> Update:
         """One client's work of the round."""
@@ -67,6 +82,37 @@ class Algorithm:
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """Change `server` in place by the combined pseudo-gradient; by default one step of the server optimiser."""
         server.optimizer.step(server, grad)
+
+    def message_bytes(self, layout: Layout) -> int:
+        """Length of a client's message (uint8), which then is `Update.grad`; 0: dense vectors are sent.
+
+        Where messages are sent, reports come with `norm` and `max_abs` of what they stand for, and every rank keeps the
+        server's state and takes its step: see `replicas`. The five members below are for such algorithms only.
+        """
+        return 0
+
+    @property
+    def combines_everywhere(self) -> bool:
+        """Does every rank get all messages, or only the server, which then sends its choice to all?"""
+        return False
+
+    @property
+    def replicas_compared_every(self) -> int:
+        """Rounds between comparisons of the ranks' replicas of the server's state."""
+        return 50
+
+    @property
+    def kept_by_server(self) -> tuple[str, ...]:
+        """Tensors of the server's state that only the server has a use for, so that no replica keeps them."""
+        return ()
+
+    def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
+        """The vector that a message stands for."""
+        raise NotImplementedError
+
+    def choose(self, server: ServerState, mean: Tensor) -> Tensor:
+        """The step along the weighted sum of the clients' vectors, as a message of the same length; may keep things."""
+        raise NotImplementedError
 
     def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """The flat shared weights that a client is evaluated with (its private ones are added by the engine)."""

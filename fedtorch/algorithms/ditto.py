@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,24 +26,29 @@ class Ditto(FedAvg):
     is_personal: ClassVar[bool] = True
     lam: float = 0.1
     """lambda, the pull of the personal model towards the received one; 0 is local training"""
+    form: Literal["full", "simplified"] = "full"
+    """train a global model beside the personal one, or average the personal ones"""
     personal_epochs: int | None = None
     """epochs of the personal pass; null: as many as the global pass"""
     personal_lr: float | None = None
     """learning rate of the personal pass; null: the client's"""
 
     def client_update(self, job: ClientJob) -> Update:
-        """Personal pass, then FedAvg's."""
+        """Personal pass, then FedAvg's (full) or nothing more (simplified)."""
         received = job.received["weights"]
         hp: Any = job.hp if self.personal_lr is None else replace(job.hp, lr=self.personal_lr)  # type: ignore[type-var]
-        job.train(
+        curve = job.train(
             job.state.tensors.get("personal", job.initial),
             purpose="personal",
-            before_step=proximal(job.engine, received, self.lam),
+            before_step=proximal(job.engine, received, self.lam if self.form == "full" else 2 * self.lam),
             epochs=self.personal_epochs,
             hp=hp,
         )
         job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
-        return super().client_update(job)
+        if self.form == "full":
+            return super().client_update(job)
+        job.send_difference(received)
+        return Update(job.outgoing["weights"], self.report(job, curve))
 
     def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """v_i; the received model for a client that never took part."""

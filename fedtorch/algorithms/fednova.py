@@ -28,11 +28,12 @@ class FedNova(FedAvg):
 
     def check(self, hp: LocalTraining) -> None:
         """The normaliser is known for SGD with a constant rate, momentum or a proximal term but not both."""
-        known = hp.optimizer == "sgd" and hp.schedule == "constant" and not hp.warmup_steps and not hp.weight_decay
+        known = hp.optimizer == "sgd" and hp.schedule == "constant" and not hp.weight_decay
+        known &= not hp.warmup_steps and not hp.warmup_ratio
         if not known or hp.max_grad_norm is not None or (self.mu and hp.momentum):
             raise ConfigError(
                 "algorithm.name is `fednova`, whose normaliser needs client.optimizer: sgd, client.schedule: constant, "
-                "no weight_decay, warmup_steps or max_grad_norm, and not both client.momentum and algorithm.mu"
+                "no weight_decay, warm-up or max_grad_norm, and not both client.momentum and algorithm.mu"
             )
 
     def client_update(self, job: ClientJob) -> Update:

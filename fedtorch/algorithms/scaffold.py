@@ -40,10 +40,11 @@ class Scaffold(FedAvg):
     def check(self, hp: LocalTraining) -> None:
         """Refuses what the paper's formula does not cover, unless `force`."""
         plain = hp.optimizer == "sgd" and not hp.momentum and not hp.weight_decay and hp.schedule == "constant"
-        if not (plain and hp.max_grad_norm is None and not hp.warmup_steps) and not self.force:
+        plain &= hp.max_grad_norm is None and not hp.warmup_steps and not hp.warmup_ratio
+        if not plain and not self.force:
             raise ConfigError(
                 "algorithm.name is `scaffold`, which needs plain SGD on clients: set client.optimizer: sgd, "
-                "client.schedule: constant, and no momentum, weight_decay, warmup_steps or max_grad_norm; "
+                "client.schedule: constant, and no momentum, weight_decay, warm-up or max_grad_norm; "
                 "or algorithm.force: true if you know what the control variates then mean"
             )
 

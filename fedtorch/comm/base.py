@@ -142,6 +142,14 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    def exchange_all(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
+        """The accepted clients' updates on every rank, in the order of `accepted`, which is the same on all ranks.
+
+        local: the updates of this rank's clients, all of one length. The clients are some of those of the last
+        `gather_reports`. The tensors are not to be changed.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Leave in good order, together with the other ranks; does nothing the second time."""
 

@@ -16,6 +16,7 @@ from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.liveness import Liveness
+from fedtorch.comm.messages import count_replicated, exchange_all
 from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
@@ -154,6 +155,14 @@ class DistributedCommunicator(Communicator):
             raise
         updates.finish(Op.DONE)
         return result
+
+    def exchange_all(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
+        """See the base class; one all-gather, in which every rank sends as much as the one with most clients."""
+        terms = None
+        if self.is_server:
+            terms = [(*self._places[client], 1.0) for client in accepted]
+            count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
+        return exchange_all(self._group, local, self.names, self.meter, terms, round=round)
 
     def close(self) -> None:
         """See the base class; waits at most 10 s for the others before the sockets close."""

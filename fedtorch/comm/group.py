@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
 class Op(IntEnum):
     """What an operation is."""
 
-    BROADCAST, GATHER, SHARE, AGGREGATE, REDUCE, SEND, ONE, DONE, ABORT = range(1, 10)
+    BROADCAST, GATHER, SHARE, AGGREGATE, REDUCE, SUMS, SEND, ONE, DONE, ABORT, ALL = range(1, 12)
 
 
 class Problem(IntEnum):
@@ -102,6 +102,10 @@ class Group:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self.wait(self._start(lambda group: group.broadcast([tensor], options)))
+
+    def all_gather(self, everyone: list[Tensor], mine: Tensor) -> None:
+        """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on."""
+        self.wait(self._start(lambda group: group.allgather([everyone], [mine])))
 
     def start_reduce(self, tensor: Tensor) -> Transfer:
         """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""

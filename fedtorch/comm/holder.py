@@ -90,6 +90,8 @@ class Holder:
             held = self.agree(op, terms)
             if op is Op.REDUCE:
                 self.reduce(held, scale)
+            elif op is Op.SUMS:
+                self._send_sum(held, scale)
             else:
                 self._send([grad for grad, _ in held], in_windows=op is Op.SEND)
 
@@ -120,6 +122,28 @@ class Holder:
             finish()
         senders = self.group.size - 1 if out is not None else 1
         self.meter.count("up", "aggregate", physical=8 * self.local.size * senders)
+
+    def _send_sum(self, held: Sequence[tuple[Tensor, float]], scale: SumScale) -> None:
+        """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
+        idle = [Accumulator(min(self.local.size, WINDOW), self.local.dtype) for _ in range(IN_FLIGHT if held else 0)]
+        sending: deque[tuple[Transfer, Accumulator]] = deque()
+
+        def finish() -> None:
+            work, accumulator = sending.popleft()
+            self.group.wait(work)
+            idle.append(accumulator)
+
+        for start, stop in windows(self.local.size) if held else ():
+            if not idle:
+                finish()
+            accumulator = idle.pop()
+            accumulator.reset(scale)
+            for grad, weight in held:
+                accumulator.add(grad[start:stop], weight)
+            sending.append((self.group.start_send(accumulator.settle(stop - start)), accumulator))
+            self.meter.count("up", "aggregate", physical=8 * (stop - start))
+        while sending:
+            finish()
 
     def _send(self, grads: Sequence[Tensor], *, in_windows: bool) -> None:
         pieces = windows(self.local.size) if in_windows else iter([(0, self.local.size)])

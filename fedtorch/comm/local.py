@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.base import Combine, Communicator, Updates
+from fedtorch.comm.messages import count_replicated
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.comm.wire import Message, decode, encode
 from fedtorch.update import Report, UpdateBuffer
@@ -72,6 +73,11 @@ class LocalCommunicator(Communicator):
         """`combine` of the accepted updates, through the same integer sum as with many ranks."""
         self._count_updates(local, accepted)
         return combine(LocalUpdates(accepted, local))
+
+    def exchange_all(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
+        """They are all here."""
+        count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
+        return [local.get(client) for client in accepted]
 
     def close(self) -> None:
         """Nothing to close."""

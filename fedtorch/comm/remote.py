@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtorch.comm.base import Updates
 from fedtorch.comm.group import Op, Transfer
 from fedtorch.comm.holder import IN_FLIGHT, Holder, Term
-from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
 from fedtorch.update import Report
 
 Exchange = Literal["auto", "reduce", "send"]
@@ -75,28 +75,46 @@ class RemoteUpdates(Updates):
         self._holder.announce(op, terms, scale.exponent)
         held = self._holder.agree(op, terms)
         out = torch.empty(self.size, dtype=self.dtype)
+        remote = [(rank, weight) for _, rank, weight in terms if rank != 0]
         if op is Op.REDUCE:
             self._holder.reduce(held, scale, out)
+        elif op is Op.SUMS:
+            self._receive([(rank, None) for rank in _distinct(remote)], held, scale, out)
         else:
-            self._receive([(rank, weight) for _, rank, weight in terms if rank != 0], held, scale, out)
+            self._receive(remote, held, scale, out)
         return out
 
     def _transport(self, terms: Sequence[Term]) -> Op:
-        """The one that moves fewer bytes: an int64 vector per other rank, or one of this dtype per remote client.
+        """The one in which the busiest rank moves the fewest bytes per element.
 
-        At a tie the former, in which all ranks add at the same time.
+        SEND: the server receives every remote client's update. SUMS: the server receives one sum, of 8 bytes, from
+        every other rank that has clients. REDUCE: gloo's ring, in which every rank moves some two sums, however many
+        ranks there are. At a tie not SEND: in the others all ranks add at the same time.
         """
-        if self._exchange == "auto":
-            remote = sum(rank != 0 for _, rank, _ in terms)
-            return Op.SEND if remote * self.dtype.itemsize < 8 * (self._group.size - 1) else Op.REDUCE
-        return Op.SEND if self._exchange == "send" else Op.REDUCE
+        remote = [(rank, weight) for _, rank, weight in terms if rank != 0]
+        num_bytes = {
+            Op.SUMS: 8 * len(_distinct(remote)),
+            Op.REDUCE: 8 * 2,
+            Op.SEND: self.dtype.itemsize * len(remote),
+        }
+        if self._exchange != "auto":
+            num_bytes = {op: count for op, count in num_bytes.items() if (op is Op.SEND) == (self._exchange == "send")}
+        return min(num_bytes, key=lambda op: num_bytes[op])
 
     def _receive(
-        self, remote: Sequence[tuple[int, float]], held: Sequence[tuple[Tensor, float]], scale: SumScale, out: Tensor
+        self,
+        remote: Sequence[tuple[int, float | None]],
+        held: Sequence[tuple[Tensor, float]],
+        scale: SumScale,
+        out: Tensor,
     ) -> None:
-        """Add this rank's own updates and those that the other ranks send, by (rank, weight) in report order."""
+        """Add this rank's own updates and what the other ranks send, by (rank, weight) in this order.
+
+        A weight of None stands for a rank's sum, which is of its clients' weighted updates already.
+        """
         width = min(self.size, WINDOW)
-        idle = [torch.empty(width, dtype=self.dtype) for _ in range(IN_FLIGHT * len({rank for rank, _ in remote}))]
+        dtype = SUM_DTYPE if any(weight is None for _, weight in remote) else self.dtype
+        idle = [torch.empty(width, dtype=dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
         expected = iter([(rank, stop - start) for start, stop in windows(self.size) for rank, _ in remote])
         arriving: deque[tuple[Transfer, Tensor, Tensor]] = deque()
 
@@ -112,11 +130,19 @@ class RemoteUpdates(Updates):
             accumulator.reset(scale)
             for grad, weight in held:
                 accumulator.add(grad[start:stop], weight)
-            for _, weight in remote:
+            for _, remote_weight in remote:
                 expect()
                 work, part, buffer = arriving.popleft()
                 self._group.wait(work)
-                accumulator.add(part, weight)
+                if remote_weight is None:
+                    accumulator.add_sum(part)
+                else:
+                    accumulator.add(part, remote_weight)
                 idle.append(buffer)
             accumulator.result(out[start:stop])
-        self._holder.meter.count("up", "aggregate", physical=out.nbytes * len(remote))
+        self._holder.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
+
+
+def _distinct(remote: Sequence[tuple[int, float | None]]) -> list[int]:
+    """The ranks, each once, in order."""
+    return list(dict.fromkeys(rank for rank, _ in remote))

@@ -22,7 +22,7 @@ MAX_BYTES = 16 << 20  # of one message's payload
 
 _MAGIC, _VERSION = b"FTMS", 1
 _HEADER = struct.Struct("<4sBBxxqQiQQ")  # magic, version, kind, round, sequence, client, payload length, checksum
-_KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")
+KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")  # of a number or list in a message
 _STATUS = re.compile(r"[A-Za-z][A-Za-z0-9_:]{0,63}")
 _EXTRA = "x."  # before the names of Report.extra, which could otherwise equal a field's
 
@@ -147,8 +147,8 @@ def _problem(content: Any) -> str:
     if not isinstance(numbers, dict) or not isinstance(lists, dict):
         return "`numbers` and `lists` must be objects"
     for key in (*numbers, *lists):
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            return f"key {key!r:.80} does not match {_KEY.pattern}"
+        if not isinstance(key, str) or not KEY.fullmatch(key):
+            return f"key {key!r:.80} does not match {KEY.pattern}"
     for key, value in numbers.items():
         if not _is_number(value):
             return f"`{key}` is {value!r:.80}; expected a float, or an integer of 64 bits"
@@ -175,6 +175,13 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) != len(pairs):
         raise ValueError("a key occurs twice")
     return content
+
+
+def report_problem(report: Report) -> str:
+    """Why this report cannot travel, such as a name in `extra` that is not allowed; empty if it can."""
+    message = report_to_message(report, 0)
+    lists = {key: list(values) for key, values in message.lists.items()}
+    return _problem({"status": message.status, "numbers": message.numbers, "lists": lists})
 
 
 _SCALARS = tuple(f.name for f in fields(Report) if f.name not in ("client", "status", "curve", "extra"))

@@ -65,7 +65,7 @@ def write_client(
         except (TypeError, ValueError) as error:  # UnicodeEncodeError (a lone surrogate) is a ValueError
             raise DataError(f"client {client}, split {split}: a row is not plain JSON: {error}") from None
         (folder / f"{split}.jsonl").write_bytes(data)
-        characters = sum(len(value) for row in rows for value in row.values() if isinstance(value, str))
+        characters = sum(_characters(value) for row in rows for value in row.values())
         digest = hashlib.sha256(data).hexdigest()
         entry["splits"][split] = {"examples": len(rows), "characters": characters, "sha256": digest}
     _write_json(folder / "client.json", facts)
@@ -212,6 +212,13 @@ def _parse(line: bytes, expected: Mapping[str, type]) -> tuple[dict[str, Any] | 
         if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             return None, f"the field {name!r} has half of a surrogate pair"
     return row, ""
+
+
+def _characters(value: Any) -> int:
+    """Length of a text, or of all texts in a list."""
+    if isinstance(value, list):
+        return sum(len(part) for part in value if isinstance(part, str))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _dump(row: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedtorch.errors import DataError
 
-RESERVED = frozenset({"manifest.json", "tokenizer"})  # used beside the clients' folders
+RESERVED = frozenset({"manifest.json", "tokenizer", "public"})  # used beside the clients' folders
 LONGEST_NAME = 100
 SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 

@@ -7,17 +7,18 @@ files with the same options is kept, any other is an error rather than a silent 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from fedtorch.data import prepare_crossfit, prepare_dialog, prepare_fedqa
 from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
+from fedtorch.data.recipe import Recipe, digests, is_prepared
 from fedtorch.errors import DataError, FedtorchError
 
 MAX_TARGET_TOKENS = 512
@@ -45,8 +46,11 @@ def prepare_text2sql(
 
     databases = _databases(db_content)
     files = [raw / f"{stem}{end}" for stem in text2sql.CLIENTS.values() for end in (".json", "-schema.csv")]
-    options = {"sources": _digests([*files, *databases.values()]), "vocab_size": vocab_size}
-    if _is_prepared(out, options):
+    options = {
+        "sources": digests([*files, *databases.values()], "the `data` folder of text2sql-data"),
+        "vocab_size": vocab_size,
+    }
+    if is_prepared(out, options):
         return read_manifest(out)
     with atomic_folder(out) as folder:
         clients: dict[str, Any] = {}
@@ -78,7 +82,7 @@ def prepare_text2sql(
         if parse_sql:
             record["parsed"] = _parsed(golds)
         write_manifest(folder, "text2sql", clients=clients, record=record)
-    _is_prepared(out, options)  # another process may have been faster, with other options
+    is_prepared(out, options)  # another process may have been faster, with other options
     return read_manifest(out)
 
 
@@ -132,35 +136,6 @@ def _parsed(golds: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, dict[
     return result
 
 
-def _digests(files: Sequence[Path]) -> dict[str, str]:
-    """File name -> first 16 digits of its sha256."""
-    digests = {}
-    for path in files:
-        if not path.is_file():
-            raise DataError(f"{path} is missing; --raw must be the `data` folder of text2sql-data")
-        digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return digests
-
-
-def _is_prepared(out: Path, options: Mapping[str, Any]) -> bool:
-    """Whether `out` is a folder prepared with these options; False if it is absent or empty."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    found = read_manifest(out)["record"].get("options", {})
-    changed = sorted(key for key in {*found, *options} if found.get(key) != options.get(key))
-    if changed:
-        raise DataError(f"{out} was prepared before with other {', '.join(changed)}; remove it or choose another --out")
-    return True
-
-
-class Recipe(NamedTuple):
-    """How the command line prepares one data set."""
-
-    about: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], Mapping[str, Any]]
-
-
 def _text2sql_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", type=Path, required=True, help="folder with the files of text2sql-data")
     parser.add_argument("--db-content", type=Path, help="folder with SQLite files, to add matching cell values")
@@ -185,9 +160,27 @@ def _run_synthetic(args: argparse.Namespace) -> Mapping[str, Any]:
     return read_manifest(args.out)
 
 
+def _wikisql_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--raw", type=Path, required=True, help="folder with WikiSQL's .jsonl and .tables.jsonl files")
+    parser.add_argument("--no-extra", action="store_true", help="leave out the files in the folder `extra` of --raw")
+    parser.add_argument("--vocab-size", type=int, default=4000, help="entries of the trained vocabulary (4000)")
+
+
+def _run_wikisql(args: argparse.Namespace) -> Mapping[str, Any]:
+    from fedtorch.data.prepare_wikisql import prepare_wikisql
+
+    return prepare_wikisql(args.raw, args.out, extra=not args.no_extra, vocab_size=args.vocab_size)
+
+
 RECIPES = {
     "text2sql": Recipe("the eight published sets of Lorar", _text2sql_arguments, _run_text2sql),
+    "crossfit": prepare_crossfit.RECIPE,
     "synthetic": Recipe("small made-up text-to-SQL clients to try things out", _synthetic_arguments, _run_synthetic),
+    "fedqa": prepare_fedqa.RECIPE,
+    "synthetic-qa": prepare_fedqa.SYNTHETIC_RECIPE,
+    "wikisql": Recipe("WikiSQL's questions, a pool for server and clients", _wikisql_arguments, _run_wikisql),
+    "dialog": prepare_dialog.RECIPE,
+    "synthetic-dialog": prepare_dialog.SYNTHETIC_RECIPE,
 }
 
 
@@ -242,6 +235,9 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
     table.add_row("total", *sizes(list(clients)), *checks(list(clients)))
     console = Console()
     console.print(table)
+    if dropped := record.get("dropped"):
+        left_out = ", ".join(f"{count} {split}" for split, count in dropped.items())
+        console.print(f"left out, since the query cannot be labelled: {left_out}", highlight=False)
     if trips:
         from fedtorch.data.check import REASONS
 

@@ -92,7 +92,8 @@ def load_tokenizer(
         if not any((folder / file).is_file() for file in ("spiece.model", "tokenizer.json")):
             raise ConfigError(f"{name} has neither `spiece.model` nor `tokenizer.json`; it is not a tokenizer's folder")
         name = str(folder)
-        loader = AutoTokenizer if (folder / "tokenizer_config.json").is_file() else T5Tokenizer
+        is_named = any((folder / file).is_file() for file in ("tokenizer_config.json", "config.json"))
+        loader = AutoTokenizer if is_named else T5Tokenizer
     try:
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name)
     except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy

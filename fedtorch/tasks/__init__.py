@@ -2,4 +2,10 @@
 
 TASKS = {
     "text2sql": "fedtorch.tasks.text2sql:Text2SQL",
+    "fewshot": "fedtorch.tasks.fewshot:FewShotTasks",
+    "qa": "fedtorch.tasks.qa:QA",
+    "qa_re2": "fedtorch.tasks.qa:QARe2",
+    "qa_esim": "fedtorch.tasks.qa:QAEsim",
+    "wikisql": "fedtorch.tasks.wikisql:WikiSQL",
+    "dialog": "fedtorch.tasks.dialog:Dialog",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,28 +11,41 @@ from torch import Tensor, nn
 
 Scores = dict[str, tuple[float, int]]
 
+SERVER = "server"
+"""The name under which the server's own training examples are loaded; no client may have it."""
+
 
 @dataclass(frozen=True)
 class Task:
     """Data + model + loss + prediction + scoring of one problem; the fields of a subclass are its YAML keys.
 
     main_metric: the metric (higher is better) that chooses the best model unless `eval.select_by` names another.
+    judges_loss: is the loss measured beside the scores? It costs a second pass over the judged examples.
     """
 
     main_metric: ClassVar[str] = "accuracy"
+    judges_loss: ClassVar[bool] = True
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""
         raise NotImplementedError
 
+    def server_examples(self) -> int:
+        """Training examples that the server holds itself, loaded with `load("server", "train")`; 0: none."""
+        return 0
+
     def cost(self, client: str) -> float:
         """Relative cost of training on one example of this client; used to balance the workers."""
         return 1.0
 
-    def check(self, client: str) -> None:
-        """Read the client's files and raise DataError for what is wrong; called at its home, before any training."""
+    def check(self, client: str) -> str | None:
+        """Read the client's files and raise DataError for what is wrong; called at its home, before any training.
+
+        Returns what is worth knowing before a run begins, on one line and without the client's text; None if nothing.
+        """
         for split in self.manifest()[client]:
             self.load(client, split)
+        return None
 
     def load(self, client: str, split: str) -> Sequence[Any]:
         """The client's examples, ready to be collated; called only where the client runs."""
@@ -41,6 +54,13 @@ class Task:
     def build_model(self, seed: int) -> nn.Module:
         """The model, from a pretrained folder or with weights drawn from `seed`."""
         raise NotImplementedError
+
+    def draw_private(self, model: nn.Module, seed: int) -> Mapping[str, Tensor]:
+        """Private parameters that a client draws for itself before its first round, by name.
+
+        Names that are not private are ignored; private parameters that are not named start as in `build_model`.
+        """
+        return {}
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """A batch of CPU tensors from examples."""
@@ -54,6 +74,15 @@ class Task:
         """One prediction per example, in their order. The model is in eval mode, without gradients."""
         raise NotImplementedError
 
+    def judged_parts(self, examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+        """A client's examples cut for judging: each part is predicted and scored by itself, and the scores are added.
+
+        Parts of `size` examples by default. A task overrides this where a score is no mean over examples, so that
+        all examples of such a score come together.
+        """
+        for start in range(0, len(examples), size):
+            yield examples[start : start + size]
+
     def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
         """Per metric its sum over the examples and their number."""
         raise NotImplementedError
@@ -61,6 +90,14 @@ class Task:
     def metrics(self) -> tuple[str, ...]:
         """The names that `score` uses, all of them higher-is-better."""
         return (self.main_metric,)
+
+    def measured(self, model: nn.Module) -> Mapping[str, float]:
+        """Numbers that the model counted since the last call, for a client's report; those in bytes end in `_bytes`."""
+        return {}
+
+    def summary(self, scores: Mapping[str, Scores]) -> Mapping[str, Any]:
+        """Figures that are no averages of the final scores (client -> metric -> sum, count), for `results.json`."""
+        return {}
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write the model so that users can load it with the tools of its kind; nothing by default."""
@@ -89,7 +126,8 @@ class Merged(Task):
 
     def load(self, client: str, split: str) -> Sequence[Any]:
         """The clients' examples one after the other."""
-        return [example for name in self.parts.manifest() for example in self.parts.load(name, split)]
+        manifest = self.parts.manifest()
+        return [example for name in manifest if manifest[name].get(split) for example in self.parts.load(name, split)]
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As in `parts`."""
@@ -98,3 +136,7 @@ class Merged(Task):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """As in `parts`."""
         return self.parts.loss(model, batch)
+
+    def measured(self, model: nn.Module) -> Mapping[str, float]:
+        """As in `parts`."""
+        return self.parts.measured(model)

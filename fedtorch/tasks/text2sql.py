@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import torch
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.data.check import round_trip
-from fedtorch.data.folder import read_client, read_manifest, read_rows
+from fedtorch.data.folder import read_client, read_rows
 from fedtorch.data.text2sql import source_text, target_text
 from fedtorch.data.vocabulary import decode, load_tokenizer
 from fedtorch.metrics.exact_match import exact_match
 from fedtorch.models.t5 import RANDOM, T5Model, generate_greedily, pad, save_pretrained
-from fedtorch.seeds import generator_for
-from fedtorch.tasks.base import Scores, Task
-
-log = logging.getLogger(__name__)
-
-Count = Annotated[int, Field(ge=1)]
-SYNTHETIC = "synthetic"
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.prepared import Count, Prepared
 
 
 class Example(NamedTuple):
@@ -40,13 +30,11 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text2SQL(Task):
+class Text2SQL(Prepared):
     """Eight (or any number of) single-database text-to-SQL sets as clients."""
 
     main_metric: ClassVar[str] = "exact_match"
 
-    data: str = SYNTHETIC
-    """folder written by `python -m fedtorch.data prepare`, or `synthetic`: made by the package in data/synthetic"""
     model: T5Model = field(default_factory=T5Model)
     """which T5"""
     tokenizer: str | None = None
@@ -59,28 +47,12 @@ class Text2SQL(Task):
     """longer targets are cut; also the most tokens that are generated"""
     em_normalise: bool = True
     """normalise both strings before exact match, as the paper's code does"""
-    max_train: Count | None = None
-    """at most so many training examples per client, the same ones in every run; null: all"""
-    max_dev: Count | None = None
-    """at most so many dev examples per client"""
-    max_test: Count | None = None
-    """at most so many test examples per client"""
 
-    @cached_property
-    def folder(self) -> Path:
-        """The prepared data; makes the synthetic set where it is asked for and missing."""
-        if self.data != SYNTHETIC:
-            return Path(self.data)
+    def make_synthetic(self, folder: Path) -> None:
+        """Eight silos over eight small schemas."""
         from fedtorch.data.synthetic import prepare
 
-        folder = Path("data") / SYNTHETIC
-        if not (folder / "manifest.json").is_file():
-            prepare(folder)
-        return folder
-
-    @cached_property
-    def _manifest(self) -> dict[str, Any]:
-        return read_manifest(self.folder)
+        prepare(folder)
 
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
@@ -91,33 +63,29 @@ class Text2SQL(Task):
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split after sub-sampling."""
         return {
-            client: {split: self._limit(split, facts["examples"]) for split, facts in entry["splits"].items()}
-            for client, entry in self._manifest["clients"].items()
+            client: {split: self.limit(client, split, facts["examples"]) for split, facts in entry["splits"].items()}
+            for client, entry in self.prepared["clients"].items()
         }
 
     def cost(self, client: str) -> float:
         """Characters per training example."""
-        facts = self._manifest["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
+        facts = self.prepared["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
         return facts["characters"] / max(1, facts["examples"])
 
-    def check(self, client: str) -> None:
+    def check(self, client: str) -> str | None:
         """Parse all rows, and see which gold queries survive encoding, cutting and decoding: a ceiling on exact match.
 
-        What does not survive is logged per split, as numbers: unknown characters, cut targets, changed spaces.
+        Returns the ceilings below 100 % with what did not survive: unknown characters, cut targets, changed spaces.
         """
         read_client(self.folder, client)
-        for split in self._manifest["clients"][client]["splits"]:
+        ceilings = []
+        for split in self.prepared["clients"][client]["splits"]:
             golds = [row["sql"] for row in self._rows(client, split)]
             result = round_trip(self.vocabulary, golds, max_length=self.output_max_length)
             if golds and result.percent < 100:
-                log.warning(
-                    "%s %s: %.2f %% of %d gold queries survive encoding (the ceiling of exact match); misses: %s",
-                    client,
-                    split,
-                    result.percent,
-                    len(golds),
-                    ", ".join(f"{reason} {count}" for reason, count in result.misses.items() if count),
-                )
+                misses = ", ".join(f"{reason} {count}" for reason, count in result.misses.items() if count)
+                ceilings.append(f"{split} {result.percent:.2f} % of {len(golds)} ({misses})")
+        return f"ceiling of exact match after encoding: {'; '.join(ceilings)}" if ceilings else None
 
     def load(self, client: str, split: str) -> list[Example]:
         """Tokenised examples of one client; a fixed random subset where `max_<split>` says so."""
@@ -174,26 +142,13 @@ class Text2SQL(Task):
         """`save_pretrained` of model and tokenizer."""
         save_pretrained(model, self.vocabulary, folder)
 
-    def facts(self) -> dict[str, str]:
-        """Digest of the data manifest."""
-        text = json.dumps(self._manifest["clients"], sort_keys=True)
-        return {"data": hashlib.sha256(text.encode()).hexdigest()[:16]}
-
     def record(self) -> dict[str, Any]:
         """How the data were made."""
-        return {"data": self._manifest.get("record", {}), "vocabulary": len(self.vocabulary)}
+        return {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
 
     def _rows(self, client: str, split: str) -> list[dict[str, Any]]:
         rows = read_rows(self.folder, client, split)
-        limit = self._limit(split, len(rows))
-        if limit == len(rows):
-            return rows
-        picked = torch.randperm(len(rows), generator=generator_for(0, "subset", client, split))[:limit]
-        return [rows[i] for i in sorted(picked.tolist())]
-
-    def _limit(self, split: str, available: int) -> int:
-        limit = getattr(self, f"max_{split}", None)
-        return available if limit is None else min(limit, available)
+        return [rows[i] for i in self.picked(client, split, len(rows))]
 
     def _encode(self, texts: list[str], max_length: int) -> list[list[int]]:
         ids: list[list[int]] = self.vocabulary(texts, truncation=True, max_length=max_length).input_ids

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtorch.train.optim import OPTIMIZERS, LocalTraining, forget, load_state, make_schedule, state_of
+from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
 from fedtorch.weights import Layout, Partition
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
@@ -19,6 +19,7 @@ _BUILT_IN = (
     "optimizer",
     "momentum",
     "weight_decay",
+    "no_decay",
     "betas",
     "eps",
     "adafactor_eps",
@@ -88,20 +89,24 @@ class Engine:
         hp: LocalTraining,
         *,
         steps: int,
+        taken: int = 0,
         seed: int,
         optimizer_state: tuple[Mapping[str, Tensor], Mapping[str, int | float]] | None = None,
     ) -> None:
-        """Load weights, take a fresh (or the given) optimiser state, a new schedule over `steps`; seed dropout."""
+        """Load weights, take a fresh (or the given) optimiser state, a schedule over `steps`; seed dropout.
+
+        taken: steps of the schedule that earlier rounds took.
+        """
         self.load(shared, private)
         key = tuple(getattr(hp, name) for name in _BUILT_IN)
         if key not in self._optimizers:
-            self._optimizers[key] = OPTIMIZERS[hp.optimizer](self.trained, hp)
+            self._optimizers[key] = make_optimizer(self.trained_names, self.trained, hp)
         self._optimizer = self._optimizers[key]
         if optimizer_state is None:
             forget(self._optimizer)
         else:
-            load_state(self._optimizer, self.trained_names, *optimizer_state)
-        self._schedule = make_schedule(self._optimizer, hp, steps)
+            load_state(self._optimizer, self.trained_names, self.trained, *optimizer_state)
+        self._schedule = make_schedule(self._optimizer, hp, steps, taken)
         self._max_grad_norm = hp.max_grad_norm
         self.module.train()
         self.clear_gradients()
@@ -151,7 +156,7 @@ class Engine:
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         """Copies of the optimiser's state, tensors and numbers under `<parameter>/<key>`."""
         assert self._optimizer is not None
-        return state_of(self._optimizer, self.trained_names)
+        return state_of(self._optimizer, self.trained_names, self.trained)
 
     def shared_views(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` (over the shared layout, on the engine's device) for the trained shared parameters."""

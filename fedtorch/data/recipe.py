@@ -1,0 +1,50 @@
+"""What the recipes of `python -m fedtorch.data prepare` share: digests of the sources, and whether it was done."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtorch.data.folder import read_manifest
+from fedtorch.errors import DataError
+
+
+class Recipe(NamedTuple):
+    """How the command line prepares one data set."""
+
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Mapping[str, Any]]
+
+
+def digests(files: Sequence[Path], expected: str, *, root: Path | None = None) -> dict[str, str]:
+    """File name, or path below `root`, -> first 16 digits of its sha256.
+
+    Raises:
+        DataError: a file is missing; `expected` says what `--raw` must be.
+    """
+    found = {}
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path} is missing; --raw must be {expected}")
+        name = path.name if root is None else path.relative_to(root).as_posix()
+        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return found
+
+
+def is_prepared(out: Path, options: Mapping[str, Any]) -> bool:
+    """Whether `out` is a folder prepared with these options; False if it is absent or empty.
+
+    Raises:
+        DataError: it was prepared with other ones, or is no prepared folder.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    found = read_manifest(out)["record"].get("options", {})
+    changed = sorted(key for key in {*found, *options} if found.get(key) != options.get(key))
+    if changed:
+        raise DataError(f"{out} was prepared before with other {', '.join(changed)}; remove it or choose another --out")
+    return True

@@ -1,0 +1,76 @@
+"""What tasks on a prepared folder have in common: its manifest, sub-sampling, and the facts for the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from fedtorch.data.folder import read_manifest
+from fedtorch.seeds import generator_for
+from fedtorch.tasks.base import Task
+
+Count = Annotated[int, Field(ge=1)]
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class Prepared(Task):
+    """A task whose clients lie in a folder written by `python -m fedtorch.data prepare`.
+
+    synthetic_folder: where the package's own data set goes, below `data/`.
+    """
+
+    synthetic_folder: ClassVar[str] = SYNTHETIC
+
+    data: str = SYNTHETIC
+    """folder written by `python -m fedtorch.data prepare`, or `synthetic`: made by the package in data/"""
+    max_train: Count | None = None
+    """at most so many training rows per client, the same ones in every run; null: all"""
+    max_dev: Count | None = None
+    """at most so many dev rows per client"""
+    max_test: Count | None = None
+    """at most so many test rows per client"""
+
+    def make_synthetic(self, folder: Path) -> None:
+        """Write the package's own data set into `folder`."""
+        raise NotImplementedError
+
+    @cached_property
+    def folder(self) -> Path:
+        """The prepared data; makes the synthetic set where it is asked for and missing."""
+        if self.data != SYNTHETIC:
+            return Path(self.data)
+        folder = Path("data") / self.synthetic_folder
+        if not (folder / "manifest.json").is_file():
+            self.make_synthetic(folder)
+        return folder
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """The folder's manifest."""
+        return read_manifest(self.folder)
+
+    def limit(self, client: str, split: str, available: int) -> int:
+        """How many of a client's rows are used."""
+        most = getattr(self, f"max_{split}", None)
+        return available if most is None else min(most, available)
+
+    def picked(self, client: str, split: str, available: int) -> list[int]:
+        """Which of a client's rows are used: a fixed random subset, in file order."""
+        limit = self.limit(client, split, available)
+        if limit == available:
+            return list(range(available))
+        order = torch.randperm(available, generator=generator_for(0, "subset", client, split))
+        return sorted(order[:limit].tolist())
+
+    def facts(self) -> dict[str, str]:
+        """Digest of the data manifest."""
+        text = json.dumps(self.prepared["clients"], sort_keys=True)
+        return {"data": hashlib.sha256(text.encode()).hexdigest()[:16]}
