@@ -1,0 +1,94 @@
+"""Question answering clients as read: questions, their answers' ids, and the texts of all answers of one client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedtorch.errors import DataError
+
+# in the order of FedMatch's tables; PubMedQA stands in for BioASQ, which needs a registration
+CLIENTS = ("privacyqa", "pubmedqa", "fiqa", "insuranceqa", "medquad")
+
+
+def clean(text: str) -> str:
+    """Lower case, and one blank for every run of white space (FedMatch, 4.1); what all texts go through."""
+    return " ".join(text.lower().split())
+
+
+class Question(NamedTuple):
+    """A question and the ids of its answers; `negatives` are those that the publisher labelled so."""
+
+    qid: str
+    text: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One client: all its answers (document id -> text) and its questions, both in the order of the files."""
+
+    documents: dict[str, str]
+    questions: list[Question]
+    notes: dict[str, int] = field(default_factory=dict)
+    """what a reader left out, by reason"""
+
+
+class Builder:
+    """Collects labelled pairs into a Collection; texts that are equal after `clean` are one question, one document.
+
+    A pair that is labelled both ways counts as a positive one.
+    """
+
+    def __init__(self) -> None:
+        self._documents: dict[str, str] = {}  # text -> id
+        self._questions: dict[str, tuple[str, dict[str, bool]]] = {}  # text -> id, (document id -> relevant)
+        self._ids: set[str] = set()
+
+    def document(self, text: str, docid: str | None = None, *, where: str = "") -> str:
+        """The id of this answer: the one given, or a number in the order of arrival.
+
+        Raises:
+            DataError: the text is blank, or the id belongs to another text; `where` is the place to name.
+        """
+        text = clean(text)
+        if not text:
+            raise DataError(f"{where}: the answer is empty; expected text")
+        if text not in self._documents:
+            docid = docid or f"{len(self._documents):06d}"
+            if docid in self._ids:
+                raise DataError(f"{where}: the document id {docid!r} stands for two different texts; expected one")
+            self._ids.add(docid)
+            self._documents[text] = docid
+        return self._documents[text]
+
+    def question(self, text: str, qid: str | None = None, *, where: str = "") -> str:
+        """Adds a question, perhaps without any answer, and returns its cleaned text.
+
+        Raises:
+            DataError: the text is blank.
+        """
+        text = clean(text)
+        if not text:
+            raise DataError(f"{where}: the question is empty; expected text")
+        self._questions.setdefault(text, (qid or f"{len(self._questions):06d}", {}))
+        return text
+
+    def pair(self, question: str, docid: str, relevant: bool) -> None:
+        """Labels a document for a question; both were added before."""
+        labels = self._questions[question][1]
+        labels[docid] = labels.get(docid, False) or relevant
+
+    def build(self, notes: dict[str, int] | None = None) -> Collection:
+        """The collection of all that was added."""
+        questions = [
+            Question(
+                qid,
+                text,
+                tuple(docid for docid, relevant in labels.items() if relevant),
+                tuple(docid for docid, relevant in labels.items() if not relevant),
+            )
+            for text, (qid, labels) in self._questions.items()
+        ]
+        return Collection({docid: text for text, docid in self._documents.items()}, questions, dict(notes or {}))

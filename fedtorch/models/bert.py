@@ -1,0 +1,179 @@
+"""BERT or RoBERTa as a model that scores pairs: which one, how large, with which patch and head."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from transformers import AutoConfig, BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
+from transformers.utils import logging as hf_logging
+
+from fedtorch.errors import ConfigError
+from fedtorch.models.patch import Patch
+from fedtorch.models.ranker import Ranker, save_ranker
+from fedtorch.models.scorer import Head
+from fedtorch.models.wordpieces import Pair, encode, first_line, frame, load_wordpieces, located
+
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+RANDOM = "bert-random"
+KINDS = {"bert": BertModel, "roberta": RobertaModel}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BertEncoder:
+    """Which BERT. With `name: bert-random` the fields from `hidden` to `positions` give its size."""
+
+    name: str = RANDOM
+    """a folder written by `save_pretrained`, `package:NAME/PATH` (a folder in an installed package), a hub name such
+    as bert-base-uncased, or `bert-random`"""
+    hidden: Count = 128
+    """width"""
+    layers: Count = 2
+    """layers"""
+    heads: Count = 2
+    """attention heads, of which `hidden` must be a multiple"""
+    ffn: Count = 512
+    """width of the feed-forward layers"""
+    positions: Count = 512
+    """most tokens of a pair with its special tokens"""
+    dropout: Rate | None = None
+    """dropout rate inside the encoder; null: the model's own, 0.1 for a random one"""
+    head: Head = "scalar"
+    """scalar: the score is a number; two_class: the probability of class 1 of two logits"""
+    head_dropout: Rate = 0.2
+    """dropout rate before the head"""
+    patch: Patch | None = None
+    """the patch, or null for a plain BERT"""
+
+    def __post_init__(self) -> None:
+        if self.name == RANDOM and self.hidden % self.heads:
+            raise ConfigError(f"model.hidden is {self.hidden}, which is not a multiple of model.heads, {self.heads}")
+
+    def tokenizer(self, folder: Path) -> PreTrainedTokenizerBase:
+        """The model's own; for `bert-random` the one in `<folder>/tokenizer`, where `folder` holds the prepared data.
+
+        Raises:
+            ConfigError: there is none, or it is not a usable one.
+        """
+        return load_wordpieces(folder / "tokenizer" if self.name == RANDOM else located(self.name))
+
+    def build(self, seed: int, vocabulary: PreTrainedTokenizerBase) -> Ranker:
+        """The model in fp32. The backbone's weights do not depend on patch and head.
+
+        Raises:
+            ConfigError: the folder is missing or holds no BERT, or the vocabulary does not fit it.
+        """
+        torch.manual_seed(seed)
+        bert = BertModel(self._random_config(vocabulary)) if self.name == RANDOM else self._load(vocabulary)
+        ranker = Ranker(bert, patch=self.patch, head=self.head, head_dropout=self.head_dropout)
+        ranker.initialise(seed)
+        return ranker
+
+    def encode(self, vocabulary: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[list[int]]:
+        """Word-piece ids of each text without special tokens, the first `max_length` of them."""
+        return encode(vocabulary, texts, max_length)
+
+    def collate(self, vocabulary: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        """The batch that the model's `forward` takes: see `frame`."""
+        return frame(vocabulary, pairs)
+
+    def longest(self, question_max: int, answer_max: int) -> int:
+        """Tokens of the longest pair, with its special tokens.
+
+        Raises:
+            ConfigError: the model has fewer positions.
+        """
+        special, positions = 3, self.positions
+        if self.name != RANDOM:
+            config = self._config()
+            positions = config.max_position_embeddings
+            if config.model_type == "roberta":
+                special, positions = 4, positions - config.pad_token_id - 1  # it counts from the padding's id on
+        needed = question_max + answer_max + special
+        if needed > positions:
+            raise ConfigError(
+                f"pairs of up to {question_max} + {answer_max} word pieces and {special} special tokens need {needed} "
+                f"positions, but the model {self.name!r} has {positions}; lower the longest question or answer"
+                + (", or raise task.model.positions" if self.name == RANDOM else "")
+            )
+        return needed
+
+    def save(self, model: Ranker, vocabulary: PreTrainedTokenizerBase, folder: Path) -> None:
+        """Write model and tokenizer: see `save_ranker` and `load_ranker`."""
+        save_ranker(model, vocabulary, folder)
+
+    def record(self, vocabulary: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Facts about the model for the run's record."""
+        return {"encoder": "random weights" if self.name == RANDOM else self.name, "vocabulary": len(vocabulary)}
+
+    def _random_config(self, vocabulary: PreTrainedTokenizerBase) -> BertConfig:
+        dropout = 0.1 if self.dropout is None else self.dropout
+        return BertConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=self.ffn,
+            max_position_embeddings=self.positions,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            pad_token_id=vocabulary.pad_token_id,
+            attn_implementation="sdpa",
+        )
+
+    def _config(self) -> Any:
+        try:
+            config = AutoConfig.from_pretrained(located(self.name))
+        except (OSError, ValueError) as error:
+            raise self._unusable(error) from error
+        if config.model_type not in KINDS:
+            raise ConfigError(
+                f"task.model.name is {self.name!r}, a model of kind {config.model_type!r}; expected one of "
+                f"{', '.join(KINDS)} (MiniLM and the like are of kind bert)"
+            )
+        return config
+
+    def _load(self, vocabulary: PreTrainedTokenizerBase) -> Any:
+        kind = KINDS[self._config().model_type]
+        # sdpa is fast everywhere and hands PAL the whole mask; chunks would hide tokens from it
+        options: dict[str, Any] = {"attn_implementation": "sdpa", "chunk_size_feed_forward": 0}
+        if self.dropout is not None:
+            options |= {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
+        hf_logging.disable_progress_bar()
+        try:
+            bert, info = kind.from_pretrained(
+                located(self.name), dtype=torch.float32, output_loading_info=True, **options
+            )
+        except ConfigError:
+            raise
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._unusable(error) from error
+        absent = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
+        if absent:  # transformers would draw them and say so in a log only
+            raise ConfigError(
+                f"task.model.name is {self.name!r}, which lacks {len(absent)} tensors of a {kind.__name__}, such as "
+                f"`{absent[0]}`; give a folder with all weights"
+            )
+        if info["missing_keys"]:
+            log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
+        if len(vocabulary) > bert.config.vocab_size:
+            raise ConfigError(
+                f"the tokenizer of {self.name!r} has {len(vocabulary)} entries but the model knows "
+                f"{bert.config.vocab_size}; they do not belong together"
+            )
+        return bert
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"task.model.name is {self.name!r}, from which no BERT could be loaded ({first_line(error)}); give a "
+            f"folder written by save_pretrained, the name of a model in the local hub cache, or `{RANDOM}`"
+        )
