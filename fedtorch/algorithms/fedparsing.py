@@ -1,0 +1,230 @@
+"""FedParsing: a server with labels, clients without, and a student and a teacher on each client; with its baselines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.mean_teacher import Consistency, MeanTeacher, Student, Teacher, matching
+from fedtorch.errors import ConfigError
+from fedtorch.job import ClientJob, Trainable
+from fedtorch.server import ServerState
+from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.loop import LossCurve
+from fedtorch.train.optim import LocalTraining
+from fedtorch.update import Report, Update
+from fedtorch.weights import Layout
+
+log = logging.getLogger(__name__)
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class MaskedWords:
+    """`algorithm.masked_words`: what the group hydranet_mlm does to the clients' questions."""
+
+    share: Share = 0.15
+    """of the question's tokens that are chosen"""
+    masked: Share = 0.8
+    """of the chosen ones that are replaced by the mask"""
+    random: Share = 0.1
+    """of the chosen ones that are replaced by any token; the rest stay as they are"""
+
+    def __post_init__(self) -> None:
+        if self.masked + self.random > 1:
+            raise ConfigError(f"masked is {self.masked} and random {self.random}; together they may be at most 1")
+
+
+@dataclass(frozen=True)
+class FedParsing(Algorithm):
+    """The server trains on its labels, sends w_s^t; K clients move a student towards its teacher's answers; then eq. 4.
+
+    w_avg = (w_s^t + Σ_k w_k) / (K + 1): the server counts as one more client, whatever the sizes. It trains on from
+    w_avg, and that is what is judged and sent next. What a client does not train comes back as it was.
+    """
+
+    group: Literal["hydranet", "hydranet_mlm", "fedparsing", "fedparsing_ema"] = "fedparsing_ema"
+    """clients: none; masked words; a teacher that is frozen; a teacher that is a moving average of the student"""
+    student: Student = field(default_factory=Student)
+    """where a client's student starts"""
+    teacher: Teacher = field(default_factory=Teacher)
+    """what the teacher is and how it moves"""
+    consistency: Consistency = field(default_factory=Consistency)
+    """what student and teacher are compared on"""
+    masked_words: MaskedWords = field(default_factory=MaskedWords)
+    """of the group hydranet_mlm"""
+    train_encoder: bool = True
+    """do clients train the encoder; false: the decoder only"""
+    decoder: tuple[str, ...] = ("decoder.*", "masked_words.*")
+    """which parameters are the decoder, by shell patterns over their names; the others are the encoder"""
+
+    def __post_init__(self) -> None:
+        has_student = self.group in ("fedparsing", "fedparsing_ema")
+        unused: dict[str, Any] = {} if self.group == "hydranet_mlm" else {"masked_words": MaskedWords()}
+        unused |= {} if has_student else {"student": Student(), "teacher": Teacher(), "consistency": Consistency()}
+        for name, default in unused.items():
+            if getattr(self, name) != default:
+                raise ConfigError(f"{name} is set but group is {self.group}, which does not use it; remove it")
+
+    def check(self, hp: LocalTraining) -> None:
+        """Epochs are what the teacher and the paper count in."""
+        if hp.steps is not None:
+            raise ConfigError(f"client.steps is {hp.steps} but fedparsing counts in epochs; set client.epochs instead")
+
+    def check_task(self, task: Any) -> None:
+        """The server must have labels, and the task must offer what the group's clients need."""
+        kind, questions = self.consistency.type, getattr(task, "batch_unit", "question") == "question"
+        if not task.server_examples() or not hasattr(task, "consistency"):
+            raise ConfigError(
+                f"algorithm.name is fedparsing but the task {type(task).__name__} has no labelled share for the server "
+                "or cannot compare a student with a teacher; set task.name to wikisql, or paradigm to federated"
+            )
+        if self.group == "hydranet_mlm" and not getattr(task, "masked_words", False):
+            raise ConfigError("algorithm.group is hydranet_mlm, which needs a head; set task.masked_words to true")
+        if kind == "hard" and not (questions and getattr(task, "client_input", "pair") == "pair"):
+            raise ConfigError(
+                "algorithm.consistency.type is hard, which needs all columns of a question together; set "
+                "task.batch_unit to question and task.client_input to pair"
+            )
+
+    @property
+    def trains_clients(self) -> bool:
+        """All groups but the supervised one."""
+        return self.group != "hydranet"
+
+    def stateful(self, private: Layout) -> bool:
+        """Do clients keep their students?"""
+        return self.student.init == "persistent" or super().stateful(private)
+
+    def server_train(self, server: ServerState, job: ClientJob | None) -> None:
+        """E epochs on the labelled share, from w_avg (eq. 3), in round 0 from the start."""
+        assert job is not None  # check_task
+        curve = job.train(server.weights)
+        server.weights.copy_(job.engine.flat.detach())
+        if len(curve):
+            log.info("server: loss %.4f -> %.4f in %d steps", curve.losses[0], curve.losses[-1], len(curve))
+
+    def client_update(self, job: ClientJob) -> Update:
+        """Train on unlabelled rows and send the student."""
+        received = job.received["weights"]
+        decoder = matching(job.engine.shared.names, self.decoder)
+        if self.group == "hydranet_mlm":
+            objective = MaskedWordTask(job.task, self.masked_words)
+            curve = job_with(job, objective).train(received, before_step=self._hook(decoder))
+        else:
+            curve = self._follow_teacher(job, received, decoder)
+        job.send_difference(received)
+        return Update(job.outgoing["weights"], self._report(job, curve))
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """1 / (K + 1) each: the pseudo-gradients' sum with these weights leaves 1 / (K + 1) of w_s^t (eq. 4).
+
+        Under size-proportional sampling a client counts once per draw, and K is the number of draws.
+
+        Logs a warning if no student ever differed from its teacher: without dropout both are the same function, the
+        gradient is exactly zero, and the clients do nothing.
+        """
+        losses = [value for report in reports for value in (report.loss_max, report.loss_min)]
+        if self.group != "hydranet_mlm" and not any(losses):
+            log.warning(
+                "the consistency loss of all %d clients is exactly 0, so they send back what they received: student "
+                "and teacher agree because nothing disturbs the student; set task.head_dropout or "
+                "task.encoder.dropout above 0, or algorithm.student.init to another value than global",
+                len(reports),
+            )
+        draws = [int(report.extra.get("draws", 1)) for report in reports]
+        return [count / (sum(draws) + 1) for count in draws]
+
+    def _follow_teacher(self, job: ClientJob, received: Tensor, decoder: Sequence[str]) -> LossCurve:
+        settings = self.teacher
+        if settings.update is None:
+            settings = replace(settings, update="ema" if self.group == "fedparsing_ema" else "frozen")
+        own = decoder if settings.scope == "decoder" else job.engine.shared.names
+        teacher = MeanTeacher(job.task, job.engine, received, settings, self.consistency, own)  # type: ignore[arg-type]
+        epochs = [plan.epoch for plan in job.plans(len(job.examples), purpose="train")]
+        ends = {n for n, epoch in enumerate(epochs, start=1) if n == len(epochs) or epochs[n] != epoch}
+
+        def on_step(n: int) -> None:
+            if settings.every == "step" or n in ends:
+                teacher.update()
+            job.on_step(n)
+
+        start = self._student(job, received, decoder)
+        curve = job_with(job, teacher, on_step).train(start, before_step=self._hook(decoder))
+        if self.student.init == "persistent":
+            kept = job.engine.shared.view(job.engine.flat.detach())
+            job.state.tensors |= {f"student/{name}": kept[name].cpu().clone() for name in decoder}
+        return curve
+
+    def _student(self, job: ClientJob, received: Tensor, decoder: Sequence[str]) -> Tensor:
+        """The flat weights that the student starts from."""
+        if self.student.init == "global":
+            return received
+        start, layout = received.clone(), job.engine.shared
+        found = layout.view(job.initial)
+        if self.student.init == "persistent":
+            found = {
+                name: job.state.tensors.get(f"student/{name}", place) for name, place in layout.view(received).items()
+            }
+        for name, place in layout.view(start).items():
+            if name in decoder:
+                place.copy_(found[name])
+        return start
+
+    def _hook(self, decoder: Sequence[str]) -> GradientHook | None:
+        """Takes the encoder's gradients away where it is not to be trained."""
+        if self.train_encoder:
+            return None
+        kept = set(decoder)
+
+        def forget_encoder(engine: Engine) -> None:
+            for name, parameter in zip(engine.trained_names, engine.trained, strict=True):
+                if name not in kept:
+                    parameter.grad = None
+
+        return forget_encoder
+
+    def _report(self, job: ClientJob, curve: LossCurve) -> Report:
+        losses = curve.losses or (0.0,)
+        return Report(
+            client=job.client.name,
+            examples=job.client.sizes["train"],
+            steps=len(curve),
+            loss_first=losses[0],
+            loss_last=losses[-1],
+            loss_max=max(losses),
+            loss_min=min(losses),
+            loss_mean=sum(losses) / len(losses),
+            curve=tuple(curve.losses),
+        )
+
+
+@dataclass(frozen=True)
+class MaskedWordTask:
+    """A task whose loss is that of masked words."""
+
+    task: Any
+    settings: MaskedWords
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        """As the task does."""
+        return self.task.collate(examples, train)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """(sum, number of chosen tokens)."""
+        found: tuple[Tensor, int] = self.task.masked_word_loss(
+            model, batch, share=self.settings.share, masked=self.settings.masked, random=self.settings.random
+        )
+        return found
+
+
+def job_with(job: ClientJob, task: Trainable, on_step: Callable[[int], None] | None = None) -> ClientJob:
+    """The same job, its state included, with another objective."""
+    return replace(job, task=task, on_step=on_step or job.on_step)

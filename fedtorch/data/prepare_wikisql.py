@@ -1,0 +1,87 @@
+"""From WikiSQL's published files to a prepared folder: one pool of questions per split, each with its table's header.
+
+<dir>/manifest.json                   one entry, `pool`, with sizes and digests; counts of what was left out
+<dir>/pool/{train,dev,test}.jsonl     question, header, types, agg, sel, conds: [[column, operator, value], ...]
+<dir>/pool/SPLIT.offsets.npy          where each row begins (int64), so that single rows can be read
+<dir>/pool/SPLIT.words.npy            white-space words of each question (int16), to choose short ones
+<dir>/tokenizer/                      a byte-level BPE of the training split, for encoders with random weights
+
+Who holds which training question is not part of it: the task deals them out by its keys and a seed (`data/deal.py`),
+so one folder serves every number of clients and every size of the server's share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtorch.data.folder import read_manifest, write_client, write_manifest
+from fedtorch.data.indexed import write_index
+from fedtorch.data.paths import atomic_folder
+from fedtorch.data.recipe import is_prepared
+from fedtorch.data.subwords import train_subwords
+from fedtorch.data.wikisql import Row, is_labelable, read_split
+from fedtorch.errors import DataError
+
+POOL = "pool"
+SPLITS = ("train", "dev", "test")
+
+
+def prepare_wikisql(raw: Path, out: Path, *, extra: bool = True, vocab_size: int = 4000) -> dict[str, Any]:
+    """Prepare `raw` (train, dev and test `.jsonl` and `.tables.jsonl`, gzipped or not) and return the manifest.
+
+    extra: add the files in `raw/extra` where there is such a folder. A query whose value is not in its question, or
+    with more conditions than the model can name, is left out of its split and counted: HydraNet drops such examples in
+    training and in evaluation.
+
+    Raises:
+        DataError: a file is missing or malformed, or `out` was prepared differently.
+        ConfigError: no vocabulary of that size can be trained.
+    """
+    folders = [raw, *([raw / "extra"] if extra and (raw / "extra").is_dir() else [])]
+    options = {"sources": _digests(folders), "extra": len(folders) > 1, "vocab_size": vocab_size}
+    if not is_prepared(out, options):
+        splits = {split: [row for folder in folders for row in read_split(folder, split)] for split in SPLITS}
+        with atomic_folder(out) as folder:
+            write_pool(folder, "wikisql", splits, options)
+        is_prepared(out, options)  # another process may have been faster, with other options
+    return read_manifest(out)
+
+
+def write_pool(folder: Path, name: str, splits: Mapping[str, Sequence[Row]], options: Mapping[str, Any]) -> None:
+    """Write rows, indices, vocabulary and manifest into `folder`.
+
+    Raises:
+        DataError: a split has no usable question.
+    """
+    kept = {split: [row for row in rows if is_labelable(row)] for split, rows in splits.items()}
+    if empty := [split for split, rows in kept.items() if not rows]:
+        raise DataError(f"{name}: the split {empty[0]} has no usable question")
+    entry = write_client(folder, POOL, kept, facts={})
+    for split, rows in kept.items():
+        write_index(folder / POOL / f"{split}.jsonl")
+        lengths = np.array([len(row["question"].split()) for row in rows], dtype=np.int16)
+        np.save(folder / POOL / f"{split}.words.npy", lengths, allow_pickle=False)
+    headers = {" ".join(row["header"]): None for row in kept["train"]}
+    train_subwords(
+        [" string real"] + [f" {text}" for text in (*headers, *(row["question"] for row in kept["train"]))],
+        folder / "tokenizer",
+        size=options["vocab_size"],
+    )
+    dropped = {split: len(splits[split]) - len(rows) for split, rows in kept.items()}
+    write_manifest(folder, name, clients={POOL: entry}, record={"options": options, "dropped": dropped})
+
+
+def _digests(folders: Sequence[Path]) -> dict[str, str]:
+    """Folder and file name -> first 16 digits of the sha256, for the files that are there."""
+    names = [f"{split}{kind}{end}" for split in SPLITS for kind in (".jsonl", ".tables.jsonl") for end in ("", ".gz")]
+    found = [(folder.name if folder is not folders[0] else "", folder / name) for folder in folders for name in names]
+    return {
+        f"{part}/{path.name}".lstrip("/"): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for part, path in found
+        if path.is_file()
+    }

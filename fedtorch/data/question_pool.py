@@ -1,0 +1,103 @@
+"""Who holds which questions of a prepared pool: the server, the clients, and the parts that are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedtorch.data.deal import Deal, deal
+from fedtorch.data.indexed import IndexedRows
+from fedtorch.data.prepare_wikisql import POOL
+from fedtorch.errors import DataError
+from fedtorch.seeds import generator_for
+
+CLIENT, PART = "client", "part"
+
+
+@dataclass(frozen=True)
+class QuestionPool:
+    """A prepared folder and how it is shared out. Rows are read when asked for; only integers stay in memory.
+
+    limits: split -> at most so many questions, a fixed random subset. The other fields: see `tasks.wikisql.WikiSQL`.
+    """
+
+    folder: Path
+    server: int
+    clients: int
+    sizes: tuple[int, int]
+    seed: int
+    max_words: int | None
+    parts: int
+    limits: Mapping[str, int | None]
+
+    @cached_property
+    def dealt(self) -> Deal:
+        """Who holds which training question."""
+        return deal(self.usable("train"), server=self.server, clients=self.clients, sizes=self.sizes, seed=self.seed)
+
+    @cached_property
+    def manifest(self) -> dict[str, dict[str, int]]:
+        """Questions per client (`client000`, ...), then those of each part of dev and test (`part00`, ...)."""
+        sizes = self.dealt.sizes.tolist()
+        same = {size: {"train": size} for size in set(sizes)}  # one object per size: there may be 100 000 clients
+        width = len(str(len(sizes) - 1))
+        found = {f"{CLIENT}{place:0{width}}": same[size] for place, size in enumerate(sizes)}
+        width = len(str(self.parts - 1))
+        for part in range(self.parts):
+            found[f"{PART}{part:0{width}}"] = {split: len(self._judged(split, part)) for split in ("dev", "test")}
+        return found
+
+    def read_server(self) -> list[dict[str, Any]]:
+        """The server's share of the training questions."""
+        return self._rows("train").read([int(row) for row in self.dealt.server])
+
+    def read(self, client: str, split: str) -> list[dict[str, Any]]:
+        """The questions of a client or a part.
+
+        Raises:
+            DataError: there is no such client, or its files are damaged.
+        """
+        if client not in self.manifest:
+            raise DataError(f"there is no client {ascii(client)[:60]} among {self.clients}")
+        if self.is_part(client):
+            return self._rows(split).read(self._judged(split, int(client.removeprefix(PART))))
+        return self._rows(split).read(self.dealt.of(int(client.removeprefix(CLIENT))))
+
+    def usable(self, split: str) -> NDArray[np.int32]:
+        """Row numbers of the questions that are short enough.
+
+        Raises:
+            DataError: the folder was not prepared by `prepare wikisql`.
+        """
+        path = self.folder / POOL / f"{split}.words.npy"
+        try:
+            lengths = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            advice = "run `python -m fedtorch.data prepare wikisql --raw DIR --out DIR`"
+            raise DataError(f"{path} cannot be read ({type(error).__name__}); {advice}") from None
+        is_short = lengths <= (self.max_words if self.max_words is not None else np.iinfo(np.int16).max)
+        return np.flatnonzero(is_short).astype(np.int32)
+
+    @staticmethod
+    def is_part(client: str) -> bool:
+        """Is it a part of dev and test rather than a client?"""
+        return client.startswith(PART)
+
+    def _rows(self, split: str) -> IndexedRows:
+        return IndexedRows(self.folder / POOL / f"{split}.jsonl")
+
+    def _judged(self, split: str, part: int) -> list[int]:
+        """Every `parts`-th of the split's questions, of the subset where there is a limit."""
+        rows, limit = self.usable(split), self.limits.get(split)
+        if limit is not None and limit < len(rows):
+            order = torch.randperm(len(rows), generator=generator_for(0, "subset", split)).numpy()
+            rows = np.sort(rows[order[:limit]])
+        found: list[int] = rows[part :: self.parts].tolist()
+        return found

@@ -1,0 +1,156 @@
+"""WikiSQL's published files: reading them, splitting questions into words, and finding a condition's value in them.
+
+A question file has one JSON object a line, `{"table_id", "question", "sql": {"sel", "agg", "conds": [[column, operator,
+value], ...]}}`, the table file `{"id", "header", "types", ...}`; rows of tables may be there or not and are not used.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtorch.errors import DataError
+
+AGGREGATIONS = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
+OPERATORS = ("=", ">", "<", "OP")
+MOST_CONDITIONS = 4
+TYPES = {"text": "string", "real": "real"}
+"""A column's type as published -> as it stands in the model's input."""
+
+Row = dict[str, Any]
+"""question, header, types (as in the input), agg, sel, conds: [column, operator, value as text]."""
+
+
+def read_split(folder: Path, split: str) -> list[Row]:
+    """The questions of `split` with their tables' headers, in file order; `.jsonl` or `.jsonl.gz`.
+
+    Raises:
+        DataError: a file is missing; a line is no JSON object or lacks a field; a question refers to a table or a
+            column that is not there, or to an unknown aggregation or operator. The message has file and line, and
+            no text of the question.
+    """
+    tables: dict[str, Row] = {}
+    for path, number, table in _lines(folder, f"{split}.tables.jsonl"):
+        tables[str(table.get("id"))] = _table(table, f"{path}:{number}")
+    return [_row(row, tables, f"{path}:{number}") for path, number, row in _lines(folder, f"{split}.jsonl")]
+
+
+def words(text: str) -> tuple[list[str], list[int]]:
+    """(words, the character each starts at): HydraNet's splitting.
+
+    A word ends at white space; every punctuation sign or symbol is a word by itself; digits followed by something
+    else end a word (`3rd` is `3`, `rd`).
+    """
+    found: list[str] = []
+    starts: list[int] = []
+    joins = in_number = False  # may the next character be part of the last word?
+    for place, char in enumerate(text):
+        if _is_space(char):
+            joins = False
+            continue
+        if joins and not _is_sign(char) and (not in_number or char.isnumeric()):
+            found[-1] += char
+        else:
+            found.append(char)
+            starts.append(place)
+        joins, in_number = not _is_sign(char), char.isnumeric()
+    return found, starts
+
+
+def value_words(question: str, value: str) -> tuple[int, int] | None:
+    """(first, last) word of the value's first occurrence in the question, both included; None if there is none.
+
+    Words are compared without case, and so are the characters they cover. HydraNet's code takes the place of the
+    value before when a later one is not found; here it counts as not found.
+    """
+    split, starts = words(question)
+    lowered, wanted = [word.lower() for word in split], [word.lower() for word in words(value)[0]]
+    size = len(wanted)
+    for first in range(len(lowered) - size + 1) if wanted else ():
+        if lowered[first : first + size] == wanted:
+            covered = span_text(question, starts, first, first + size - 1)
+            if covered.strip().lower() == value.lower():
+                return first, first + size - 1
+    return None
+
+
+def span_text(question: str, starts: list[int], first: int, last: int) -> str:
+    """The question's text from word `first` to word `last`, without the white space that follows it."""
+    end = starts[last + 1] if last + 1 < len(starts) else len(question)
+    return question[starts[first] : end].rstrip()
+
+
+def is_labelable(row: Row) -> bool:
+    """Can the model's labels express this query? Every value must be in the question, and the conditions be few."""
+    found = all(value_words(row["question"], value) is not None for _, _, value in row["conds"])
+    return found and len(row["conds"]) <= MOST_CONDITIONS
+
+
+def _is_space(char: str) -> bool:
+    return char in " \t\n\r" or unicodedata.category(char) == "Zs"
+
+
+def _is_sign(char: str) -> bool:
+    return (char.isascii() and not char.isalnum() and char.isprintable()) or unicodedata.category(char)[0] in "PS"
+
+
+def _lines(folder: Path, name: str) -> Iterator[tuple[Path, int, Row]]:
+    """(file, line number, object) of every line that is not blank."""
+    path = folder / name
+    if not path.is_file():
+        path = folder / f"{name}.gz"
+    if not path.is_file():
+        raise DataError(f"{folder / name} is missing (and so is {name}.gz); --raw must be a folder of WikiSQL's files")
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}); fetch it again") from None
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            kind = type(error).__name__
+            raise DataError(f"{path}:{number} is not JSON ({kind}); correct or delete the line") from None
+        if not isinstance(found, dict):
+            raise DataError(f"{path}:{number} is a JSON {type(found).__name__}; expected an object")
+        yield path, number, found
+
+
+def _table(table: Mapping[str, Any], where: str) -> Row:
+    header, types = table.get("header"), table.get("types")
+    if not isinstance(header, list) or not isinstance(types, list) or len(header) != len(types) or not header:
+        raise DataError(f"{where}: a table needs `header` and `types`, two lists of the same length, at least 1")
+    if strange := [kind for kind in types if kind not in TYPES]:
+        raise DataError(f"{where}: a column has type {ascii(strange[0])[:40]}; expected text or real")
+    return {"header": [str(name) for name in header], "types": [TYPES[kind] for kind in types]}
+
+
+def _row(row: Mapping[str, Any], tables: Mapping[str, Row], where: str) -> Row:
+    """A question joined with its table, checked."""
+    sql, question = row.get("sql"), row.get("question")
+    if not isinstance(question, str) or not isinstance(sql, dict):
+        raise DataError(f"{where}: a question needs `question` (a string) and `sql` (an object)")
+    if (table := tables.get(str(row.get("table_id")))) is None:
+        raise DataError(f"{where}: table {ascii(row.get('table_id'))[:40]} is not in the table file; add it")
+    try:
+        agg, sel = int(sql["agg"]), int(sql["sel"])
+        conditions: list[list[Any]] = [
+            [int(column), int(operator), str(value)] for column, operator, value in sql["conds"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        kind = type(error).__name__
+        raise DataError(f"{where}: `sql` needs agg, sel and conds as numbers and triples ({kind})") from None
+    columns = len(table["header"])
+    references = [("aggregation", agg, len(AGGREGATIONS)), ("column", sel, columns)]
+    for column, operator, _ in conditions:
+        references += [("column", column, columns), ("operator", operator, len(OPERATORS))]
+    for kind, number, limit in references:
+        if not 0 <= number < limit:
+            raise DataError(f"{where}: the query refers to {kind} {number}, but there are {limit} (from 0 on)")
+    return {"question": question, **table, "agg": agg, "sel": sel, "conds": conditions}
