@@ -1,0 +1,176 @@
+"""Pseudo labels: made with one model, mixed into a client's data, and measured apart from the annotated rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedtorch.algorithms.token_weights import TokenWeighting, token_weights
+from fedtorch.errors import ConfigError
+from fedtorch.job import ClientJob
+
+
+class Label(Protocol):
+    """A model's answer: token ids, and the energy of each (NaN where the token was forced)."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def energies(self) -> list[float]: ...
+    @property
+    def is_empty(self) -> bool: ...
+
+
+class LabellingTask(Protocol):
+    """What a task must offer beside `collate` and `loss`, such as `fewshot` does."""
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any: ...
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]: ...
+    def row_losses(self, model: nn.Module, batch: Any) -> Tensor: ...
+    def label(
+        self,
+        model: nn.Module,
+        examples: Sequence[Any],
+        *,
+        batch_size: int,
+        top_k: int,
+        temperature: float,
+        on_batch: Callable[[], None] | None,
+    ) -> list[Any]: ...
+    def judge_labels(
+        self,
+        model: nn.Module,
+        examples: Sequence[Any],
+        labels: Sequence[Any],
+        *,
+        batch_size: int,
+        top_k: int,
+        temperature: float,
+        on_batch: Callable[[], None] | None,
+    ) -> list[Any]: ...
+    def relabelled(self, example: Any, tokens: list[int], weights: list[float] | None) -> Any: ...
+
+
+def labelling_task(task: Any) -> LabellingTask:
+    """The task, as one that can label.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not all(hasattr(task, name) for name in ("label", "judge_labels", "relabelled", "row_losses")):
+        raise ConfigError(
+            f"algorithm.name needs a task that can make pseudo labels, which {type(task).__name__} cannot; "
+            "set task.name: fewshot, and paradigm: federated"
+        )
+    labelling: LabellingTask = task
+    return labelling
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How pseudo labels are made; see `FewFedWeight` for the fields."""
+
+    token_weights: TokenWeighting
+    top_k: int
+    temperature: float
+    tau: float
+    batch_size: int
+
+
+@dataclass
+class PseudoData:
+    """rows: the client's examples with a model's answers. numbers: for the report, see `make`."""
+
+    rows: list[Any]
+    numbers: dict[str, float]
+
+
+def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tensor | None = None) -> PseudoData:
+    """Labels all the client's training inputs with the weights `labeller` (flat, shared), greedily.
+
+    energy_from: weights whose energies count in place of the labeller's. Uses the engine, whose weights it changes.
+    numbers: generate_s (seconds), pseudo_tokens, clamped (tokens), empty (labels that ended at once).
+    """
+    started = time.monotonic()
+    task, examples = labelling_task(job.task), job.examples
+
+    def beat() -> None:
+        job.on_step(0)
+
+    def load(weights: Tensor) -> nn.Module:
+        job.engine.load(weights, job.private)
+        return job.engine.module.eval()
+
+    labels = task.label(
+        load(labeller),
+        examples,
+        batch_size=how.batch_size,
+        top_k=how.top_k,
+        temperature=how.temperature,
+        on_batch=beat,
+    )
+    if energy_from is not None:
+        labels = task.judge_labels(
+            load(energy_from),
+            examples,
+            labels,
+            batch_size=how.batch_size,
+            top_k=how.top_k,
+            temperature=how.temperature,
+            on_batch=beat,
+        )
+    weights, clamped = token_weights([label.energies for label in labels], how.token_weights, tau=how.tau)
+    rows = [
+        task.relabelled(example, label.tokens, weight)
+        for example, label, weight in zip(examples, labels, weights, strict=True)
+    ]
+    numbers = {
+        "generate_s": time.monotonic() - started,
+        "pseudo_tokens": float(sum(len(label.tokens) for label in labels)),
+        "clamped": float(clamped),
+        "empty": float(sum(label.is_empty for label in labels)),
+    }
+    return PseudoData(rows, numbers)
+
+
+@dataclass
+class Measured:
+    """A task whose `loss` also adds up the losses of pseudo and annotated rows, each on their own, as they are trained.
+
+    The sums stay on the device until `means`.
+    """
+
+    task: LabellingTask
+    _sums: list[Tensor] = field(default_factory=list)
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        """As the task's."""
+        return self.task.collate(examples, train)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """(sum over rows, rows), as the task's."""
+        losses_B = self.task.row_losses(model, batch)
+        self.add(losses_B, batch["is_pseudo"])
+        return losses_B.sum(), len(losses_B)
+
+    def add(self, losses_B: Tensor, is_pseudo_B: Tensor) -> None:
+        """Count the losses of some rows."""
+        losses, chosen = losses_B.detach().double(), is_pseudo_B.double()
+        sums = [(losses * chosen).sum(), chosen.sum(), (losses * (1 - chosen)).sum(), (1 - chosen).sum()]
+        self._sums.append(torch.stack(sums))
+
+    def means(self) -> dict[str, float]:
+        """pseudo_loss, annotated_loss: means over the rows trained on, 0 where there were none; rows: how many."""
+        if not self._sums:
+            return {"pseudo_loss": 0.0, "annotated_loss": 0.0, "rows": 0.0}
+        pseudo, pseudo_rows, annotated, annotated_rows = torch.stack(self._sums).sum(0).tolist()
+        return {
+            "pseudo_loss": pseudo / max(1.0, pseudo_rows),
+            "annotated_loss": annotated / max(1.0, annotated_rows),
+            "rows": pseudo_rows + annotated_rows,
+        }

@@ -1,0 +1,171 @@
+"""`python -m fedtorch.data prepare crossfit`: from a gym of few-shot tasks to clients that hold dozens each."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, files_of, find_tasks, known_tasks, read_task
+from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
+from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
+from fedtorch.data.recipe import Recipe, is_prepared
+from fedtorch.errors import DataError
+from fedtorch.seeds import generator_for
+
+log = logging.getLogger(__name__)
+
+PAPER = "paper"
+MAX_TARGET_TOKENS = 64
+
+
+def prepare_crossfit(
+    raw: Path,
+    out: Path,
+    *,
+    tasks: Path | None = None,
+    clients: str = PAPER,
+    tasks_per_client: int = 5,
+    partition_seed: int = 0,
+    how: FewShot | None = None,
+    vocab_size: int = 8000,
+) -> dict[str, Any]:
+    """Prepares the clients and returns the manifest; `raw` is a gym folder, of which any subset of tasks may be there.
+
+    tasks: JSON file with the metrics of tasks that are not the paper's. clients: `paper` for its four clients, or
+    their number, each with `tasks_per_client` tasks drawn by `partition_seed`. vocab_size: of the vocabulary for
+    models with random weights, trained on the training splits.
+
+    A row has `task`, `input` and `outputs`. The record says which tasks of the paper are missing, and what was left
+    out because it occurs in the training data.
+
+    Raises:
+        DataError: a file is missing or malformed, `out` was prepared differently, or there are too few tasks.
+        ConfigError: no vocabulary of that size can be trained.
+    """
+    from fedtorch.data.vocabulary import load_tokenizer, train_vocabulary
+
+    how = how or FewShot()
+    known = known_tasks(tasks)
+    found = find_tasks(raw, known)
+    placement = place_tasks(found, clients, tasks_per_client, partition_seed)
+    used = {name: found[name] for name in sorted({name for names in placement.values() for name in names})}
+    options = {
+        "sources": _digest(raw, used, how.seeds),
+        "placement": placement,
+        "metrics": {name: task.metric for name, task in used.items()},
+        "few_shot": {"seeds": list(how.seeds), "test": how.test, "per_task": how.per_task},
+        "vocab_size": vocab_size,
+    }
+    if is_prepared(out, options):
+        return read_manifest(out)
+    paper = set(paper_tasks()) if clients == PAPER else set()
+    missing = sorted(paper - set(found)) if paper & set(found) else []
+    if missing:
+        log.warning("%d of the paper's tasks are not in %s and are left out", len(missing), raw)
+    with atomic_folder(out) as folder:
+        read = {name: read_task(raw, task, how) for name, task in used.items()}
+        entries, sizes = {}, {}
+        for client, names in placement.items():
+            splits = {split: [_as_row(n, row) for n in names for row in read[n][0][split]] for split in SPLITS}
+            sizes[client] = {split: {n: len(read[n][0][split]) for n in names} for split in SPLITS}
+            entries[client] = write_client(folder, client, splits, facts={"tasks": names})
+        texts = [text for name in used for row in read[name][0]["train"] for text in _texts(name, row)]
+        train_vocabulary(texts, folder / "tokenizer", size=vocab_size)
+        record = {
+            "options": options,
+            "tasks": {name: {"metric": task.metric, "group": task.group} for name, task in used.items()},
+            "sizes": sizes,
+            "missing": missing,
+            "left_out": {name: read[name][1] for name in used if any(read[name][1].values())},
+            "vocabulary": len(load_tokenizer(folder / "tokenizer")),
+        }
+        write_manifest(folder, "crossfit", clients=entries, record=record)
+    is_prepared(out, options)  # another process may have been faster, with other options
+    return read_manifest(out)
+
+
+def place_tasks(
+    tasks: Mapping[str, GymTask], clients: str, tasks_per_client: int, partition_seed: int
+) -> dict[str, list[str]]:
+    """client -> names of its tasks, in alphabetical order.
+
+    `paper`: the paper's four clients; `aeslc` is with two of them. A number: so many clients with `tasks_per_client`
+    different tasks each, drawn by `partition_seed` from all tasks by name (FewFedWeight does not list them).
+
+    Raises:
+        DataError: a client would have no task, or there are fewer tasks than needed.
+    """
+    if clients == PAPER:
+        numbers = sorted({number for task in tasks.values() for number in task.clients})
+        placed = {f"client{i}": sorted(name for name, task in tasks.items() if i in task.clients) for i in numbers}
+        if not placed:
+            raise DataError(
+                "none of the tasks belongs to a client of the paper; give the number of clients: --clients 4"
+            )
+        return placed
+    if not clients.isdigit() or int(clients) < 1:
+        raise DataError(f"--clients is {clients!r}; expected `{PAPER}` or a number of clients, such as 4")
+    needed = int(clients) * tasks_per_client
+    if tasks_per_client < 1 or needed > len(tasks):
+        raise DataError(
+            f"--clients {clients} with --tasks-per-client {tasks_per_client} needs {needed} tasks but there are "
+            f"{len(tasks)}; lower one of them (at least 1 task each)"
+        )
+    order = torch.randperm(len(tasks), generator=generator_for(partition_seed, "tasks", needed)).tolist()
+    drawn = [sorted(tasks)[index] for index in order[:needed]]
+    step = tasks_per_client
+    return {f"client{i + 1}": sorted(drawn[i * step : (i + 1) * step]) for i in range(int(clients))}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `prepare crossfit`."""
+    parser.add_argument("--raw", type=Path, required=True, help="the gym's folder, with one folder per task")
+    parser.add_argument("--tasks", type=Path, help="JSON file with the metrics of tasks that are not the paper's")
+    parser.add_argument("--clients", default=PAPER, help="`paper` (its four clients), or a number of clients")
+    parser.add_argument("--tasks-per-client", type=int, default=5, help="with a number of clients (5)")
+    parser.add_argument("--partition-seed", type=int, default=0, help="draws the tasks of each client (0)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="few-shot seeds that are joined")
+    parser.add_argument("--test", choices=("few-shot", "whole"), default="few-shot", help="size of the test sets")
+    parser.add_argument("--shots-per", choices=("label", "task"), default="label", help="of classification tasks")
+    parser.add_argument("--vocab-size", type=int, default=8000, help="entries of the trained vocabulary (8000)")
+
+
+def run(args: argparse.Namespace) -> Mapping[str, Any]:
+    """Prepare as the command line says."""
+    how = FewShot(tuple(dict.fromkeys(args.seeds)), args.test, args.shots_per == "task")
+    return prepare_crossfit(
+        args.raw,
+        args.out,
+        tasks=args.tasks,
+        clients=args.clients,
+        tasks_per_client=args.tasks_per_client,
+        partition_seed=args.partition_seed,
+        how=how,
+        vocab_size=args.vocab_size,
+    )
+
+
+def _as_row(task: str, row: Row) -> dict[str, Any]:
+    return {"task": task, "input": row.input, "outputs": list(row.outputs)}
+
+
+def _texts(task: str, row: Row) -> list[str]:
+    return [f"{task}: {row.input}", *row.outputs]
+
+
+def _digest(raw: Path, tasks: Mapping[str, GymTask], seeds: Sequence[int]) -> str:
+    """First 16 digits of a sha256 over all files that are read."""
+    hasher = hashlib.sha256()
+    for name in tasks:
+        for path in files_of(raw, name, seeds)[1].values():
+            hasher.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return hasher.hexdigest()[:16]
+
+
+RECIPE = Recipe("few-shot tasks of CrossFit's gym", add_arguments, run)

@@ -1,0 +1,113 @@
+"""Reading what `prepare crossfit` wrote: tasks, their metrics, and the rows of a client, sub-sampled per task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtorch.data.folder import read_manifest, read_rows
+from fedtorch.errors import DataError
+from fedtorch.metrics.generation import METRICS, SHORT
+from fedtorch.seeds import generator_for
+
+_FIELDS: dict[str, type] = {"task": str, "input": str, "outputs": list}
+_KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")  # what a score may be called, see `comm.wire`
+
+
+def score_name(task: str, metric: str) -> str:
+    """What a task's score is called in records: `<task>/<metric>`, in lower case."""
+    return f"{task.lower()}/{SHORT[metric]}"
+
+
+@dataclass(frozen=True)
+class PreparedGym:
+    """A prepared folder of few-shot tasks."""
+
+    folder: Path
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The folder's manifest.
+
+        Raises:
+            DataError: there is none, or it is of another data set.
+        """
+        manifest = read_manifest(self.folder)
+        if not {"tasks", "sizes"} <= set(manifest["record"]):
+            raise DataError(f"{self.folder} holds no few-shot tasks; prepare it with `prepare crossfit`")
+        return manifest
+
+    @property
+    def sizes(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+        """client -> split -> task -> examples."""
+        sizes: Mapping[str, Mapping[str, Mapping[str, int]]] = self.manifest["record"]["sizes"]
+        return sizes
+
+    @cached_property
+    def metric_of(self) -> dict[str, str]:
+        """task -> CrossFit's name of its metric.
+
+        Raises:
+            DataError: a metric is unknown, or a task's name cannot be part of a score's name.
+        """
+        found: dict[str, str] = {}
+        keys: set[str] = set()
+        for name, facts in self.manifest["record"]["tasks"].items():
+            metric = facts.get("metric")
+            if metric not in METRICS:
+                raise DataError(
+                    f"{self.folder}/manifest.json: task {name} has the metric {metric!r}; expected one of "
+                    f"{', '.join(METRICS)}; prepare the data again"
+                )
+            key = score_name(name, metric)
+            if key in keys or not _KEY.fullmatch(key):
+                raise DataError(
+                    f"{self.folder}: the task name {ascii(name)} cannot be used: with its metric it has {len(key)} "
+                    "characters (at most 64), does not begin with a letter, has other characters than letters, "
+                    "digits and _./@-, or equals another one in lower case; rename its folder in the gym"
+                )
+            keys.add(key)
+            found[name] = metric
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for folders with the same clients, rows and metrics."""
+        text = json.dumps([self.manifest["clients"], self.manifest["record"]["tasks"]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def size(self, client: str, split: str, limit: int | None) -> int:
+        """Examples of a client's split with at most `limit` per task."""
+        return sum(n if limit is None else min(limit, n) for n in self.sizes[client][split].values())
+
+    def rows(self, client: str, split: str, limit: int | None) -> list[dict[str, Any]]:
+        """Task after task, of each at most `limit` rows: a fixed random subset in the file's order.
+
+        Raises:
+            DataError: see `read_rows`; or a row has no answer, or a task that the manifest does not name.
+        """
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for number, row in enumerate(read_rows(self.folder, client, split, fields=_FIELDS), start=1):
+            is_text = all(isinstance(text, str) for text in row["outputs"])
+            if row["task"] not in self.metric_of or not row["outputs"] or not is_text:
+                raise DataError(
+                    f"{self.folder}, client {client}, split {split}, row {number}: no answer, or a task that the "
+                    "manifest does not name; prepare the data again"
+                )
+            groups.setdefault(row["task"], []).append(row)
+        return [row for task, group in groups.items() for row in _subset(group, limit, client, split, task)]
+
+
+def _subset(rows: list[dict[str, Any]], limit: int | None, *parts: str) -> list[dict[str, Any]]:
+    if limit is None or limit >= len(rows):
+        return rows
+    picked = torch.randperm(len(rows), generator=generator_for(0, "subset", *parts))[:limit]
+    return [rows[i] for i in sorted(picked.tolist())]

@@ -1,0 +1,115 @@
+"""Any encoder-decoder: a folder with a pretrained one (BART, T5), or a small BART or T5 with random weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    PreTrainedTokenizerBase,
+)
+
+from fedtorch.errors import ConfigError
+from fedtorch.models.t5 import RANDOM as T5_RANDOM
+from fedtorch.models.t5 import T5Model
+
+Count = Annotated[int, Field(ge=1)]
+BART_RANDOM = "bart-random"
+RANDOM = (BART_RANDOM, T5_RANDOM)
+
+
+@dataclass(frozen=True)
+class EncoderDecoder:
+    """Which encoder-decoder. With a folder, only `dropout` of the other fields counts."""
+
+    name: str = BART_RANDOM
+    """a folder written by `save_pretrained` (with its tokenizer), `bart-random` or `t5-random`"""
+    d_model: Count = 64
+    """width"""
+    d_ff: Count = 256
+    """width of the feed-forward layers"""
+    num_heads: Count = 4
+    """attention heads"""
+    num_layers: Count = 2
+    """layers of the encoder, and of the decoder"""
+    max_positions: Count = 512
+    """of bart-random: longest input or output in tokens; T5 has no limit"""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """dropout rate; null: the pretrained model's own, 0.1 for random ones"""
+    init: Literal["own", "copying"] = "own"
+    """of t5-random: weights as T5 draws them, or with a bias towards copying (`models.t5.favour_copying`)"""
+
+    def __post_init__(self) -> None:
+        if self.init == "copying" and self.name != T5_RANDOM:
+            raise ValueError(f"task.model.init is copying but task.model.name is {self.name}; only t5-random has it")
+
+    def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
+        """The model in fp32, its embedding at least as large as the tokenizer.
+
+        Raises:
+            ConfigError: the folder is missing or holds no encoder-decoder.
+        """
+        if self.name == T5_RANDOM:
+            return self._t5().build(seed, tokenizer)
+        torch.manual_seed(seed)
+        return self._bart(tokenizer) if self.name == BART_RANDOM else self._load(tokenizer)
+
+    def _t5(self) -> T5Model:
+        return T5Model(
+            d_model=self.d_model,
+            d_ff=self.d_ff,
+            d_kv=max(1, self.d_model // self.num_heads),
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+            dropout=0.1 if self.dropout is None else self.dropout,
+            init="copying" if self.init == "copying" else "t5",
+        )
+
+    def _bart(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
+        config = BartConfig(
+            vocab_size=len(tokenizer),
+            d_model=self.d_model,
+            encoder_ffn_dim=self.d_ff,
+            decoder_ffn_dim=self.d_ff,
+            encoder_attention_heads=self.num_heads,
+            decoder_attention_heads=self.num_heads,
+            encoder_layers=self.num_layers,
+            decoder_layers=self.num_layers,
+            max_position_embeddings=self.max_positions,
+            dropout=0.1 if self.dropout is None else self.dropout,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.eos_token_id,  # as in BART
+            forced_eos_token_id=None,
+        )
+        return BartForConditionalGeneration(config)
+
+    def _load(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
+        try:
+            if not Path(self.name).is_dir():
+                raise OSError("no such folder")
+            config = AutoConfig.from_pretrained(self.name, local_files_only=True)
+            for key in ("dropout", "dropout_rate"):  # BART's and T5's; as keywords, one of them would be refused
+                if self.dropout is not None and hasattr(config, key):
+                    setattr(config, key, self.dropout)
+            model = AutoModelForSeq2SeqLM.from_pretrained(
+                self.name, config=config, dtype=torch.float32, local_files_only=True
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"task.model.name is {self.name!r}, from which no encoder-decoder could be loaded "
+                f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder written by "
+                f"save_pretrained, such as a copy of bart-base, or one of {', '.join(RANDOM)}"
+            ) from error
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
+        return model

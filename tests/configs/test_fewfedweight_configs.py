@@ -1,0 +1,115 @@
+"""FewFedWeight's rows: the paper's values, and small runs that train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtorch.apir_published import ROWS
+from fedtorch.config import Config
+from fedtorch.main import main
+from fedtorch.models.encoder_decoder import EncoderDecoder
+from fedtorch.yaml_config import load
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FOLDER = CONFIGS / "fewfedweight"
+PAPER = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith(("real_small", "smoke")))
+METHODS = ["ffw_silo", "ffw_silo_da", "ffw_fedavg", "ffw_ditto", "ffw_meta", "ffw_full", "ffw_central"]
+ABLATION = ["abl_da", "abl_da_w", "abl_da_dyn"]
+SHRUNK = ("task.max_train=4", "task.max_test=2", "rounds=1", "track.tensorboard=false", "task.output_max_length=4")
+
+
+def row(name: str) -> Config:
+    return load(FOLDER / f"{name}.yaml")
+
+
+def test_every_row_of_the_paper_has_a_config_and_every_small_one_a_row() -> None:
+    assert set(ROWS) <= set(PAPER)
+    clients = [f"{kind}_{k}" for kind in ("clients", "silo") for k in (2, 4, 8, 12)]
+    others = ["ffw_ditto_simplified", "ffw_meta_printed", "delta_curve"]
+    assert sorted([*METHODS, *ABLATION, *clients, *others]) == PAPER
+    small = {path.stem.removeprefix("real_small_") for path in FOLDER.glob("real_small_*.yaml")}
+    assert small == {*METHODS, *ABLATION, "start"}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_row_has_the_papers_values(name: str) -> None:
+    config = row(name)
+    client, task = config.client, config.task
+    assert (config.rounds, client.epochs, client.lr, client.batch_size) == (20, 1, 3e-5, 8)
+    assert (client.optimizer, client.weight_decay, client.eps, client.max_grad_norm) == ("adamw", 0.01, 1e-8, 0.1)
+    assert (client.schedule, client.schedule_span, client.warmup_ratio) == ("linear", "run", 0.06)
+    assert (client.optimizer_state, config.eval.every, config.clients.per_round) == ("keep", 0, "all")
+    assert (task.model, task.template) == (EncoderDecoder("models/bart-base", dropout=0.1), "paper")
+    assert (task.input_max_length, task.output_max_length, task.max_train, task.max_test) == (512, 64, None, None)
+
+
+# algorithm, aggregation, token weights
+ALGORITHMS = {
+    "ffw_silo_da": ("silo_augmented", None, "uniform"),
+    "ffw_fedavg": ("fedavg", "size", None),
+    "ffw_ditto": ("ditto", "size", None),
+    "ffw_meta": ("metaweighting", "size", None),
+    "ffw_full": ("fewfedweight", "loss", "clamp"),
+    "abl_da": ("fewfedweight", "size", "uniform"),
+    "abl_da_w": ("fewfedweight", "size", "clamp"),
+    "abl_da_dyn": ("fewfedweight", "loss", "uniform"),
+    "clients_12": ("fewfedweight", "loss", "clamp"),
+    "delta_curve": ("fewfedweight", "loss", "clamp"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_row_has_its_algorithm(name: str) -> None:
+    config = row(name)
+    algorithm, weights, tokens = ALGORITHMS[name]
+    assert (config.paradigm, config.algorithm_name) == ("federated", algorithm)
+    assert weights is None or config.algorithm.weights == weights
+    assert tokens is None or config.algorithm.token_weights == tokens
+    if algorithm == "fewfedweight":
+        assert (config.algorithm.top_k, config.algorithm.temperature) == (7, 1.0)
+        assert config.algorithm.size_rounds == (10 if name == "delta_curve" else 0)
+
+
+def test_the_papers_method_is_void_where_a_client_is_missing() -> None:
+    assert [row(name).clients.min for name in ("ffw_full", "clients_2", "clients_8")] == [4, 2, 8]
+
+
+def test_the_smoke_config_trains_and_can_be_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedtorch.report import main as report
+
+    monkeypatch.chdir(tmp_path)
+    smoke = str(FOLDER / "smoke_ffw_full.yaml")
+    settings = ["track.tensorboard=false", "rounds=1"]
+    assert main(["--config", smoke, "--set", *settings]) == 0
+    results = json.loads((tmp_path / "runs" / "smoke_ffw_full" / "results.json").read_text())
+    assert results["averages"]["tasks_mean"]["count"] == 8 and len(results["clients"]) == 4
+    assert main(["--config", smoke, "--set", *settings, "paradigm=local", "run.name=silo"]) == 0
+    capsys.readouterr()
+    assert report(["apir", "--base", "runs/silo", "--new", "runs/smoke_ffw_full", "--out", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "Table 1, methods" in out and "30.5 (72/7/39)" in out and "| 8 |" in out
+    assert {path.name for path in Path("out").iterdir()} == {
+        "apir.md", "smoke_ffw_full_tasks.png", "smoke_ffw_full_weights.png",
+    }  # fmt: skip
+
+
+@pytest.mark.data
+def test_every_small_row_trains_on_the_46_real_tasks(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedtorch.data.prepare import main as data_main
+
+    monkeypatch.chdir(tmp_path)
+    assert data_main(["prepare", "crossfit", "--raw", str(shared_data / "crossfit"), "--out", "data/crossfit"]) == 0
+    tiny = ["task.model.d_model=16", "task.model.d_ff=32", "task.model.num_layers=1", "task.input_max_length=16"]
+    assert main(["--config", str(FOLDER / "real_small_start.yaml"), "--set", *SHRUNK, *tiny]) == 0
+    for name in ("ffw_silo", "ffw_full"):
+        path = str(FOLDER / f"real_small_{name}.yaml")
+        assert main(["--config", path, "--set", *SHRUNK, "task.max_train=1", "task.input_max_length=16"]) == 0
+        results = json.loads((tmp_path / "runs" / f"real_small_{name}" / "results.json").read_text())
+        assert results["averages"]["tasks_mean"]["count"] == 47

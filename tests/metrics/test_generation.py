@@ -1,0 +1,52 @@
+"""CrossFit's metrics: the specification's figures and the edges."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtorch.metrics.generation import METRICS, SHORT, accuracy, is_undefined, matthews, normalise
+
+ORACLES = [
+    ("EM", ["The  Paris!", "a cat", "42"], [["paris"], ["dog", "the cat"], ["42.0"]], 2 / 3),
+    ("QA-F1", ["the big red dog", "", "blue whale"], [["red dog"], ["x"], ["whale", "a very blue sea"]], 0.4888889),
+    ("Classification-F1", ["pos", "neg", "pos", "neu"], [["pos"], ["neg"], ["neg"], ["pos"]], 0.3888889),
+    ("Classification-F1", ["pos", "neg", "pos", "neg"], [["pos"], ["neg"], ["neg"], ["pos"]], 0.5),
+    ("Pearson-Correlation", ["1", "2.5", "2"], [["1"], ["2"], ["3"]], 0.6546537),
+    ("Rouge-L", ["the cat lay on a mat"], [["the cat sat on the mat"]], 0.6666667),
+    ("Rouge-L", ["", "Same"], [["x"], ["other", "Same"]], 0.5),
+    ("ACC", ["Yes", "no ", "maybe"], [["yes"], ["no"], ["no"]], 2 / 3),
+]
+
+
+@pytest.mark.parametrize(("name", "predictions", "golds", "expected"), ORACLES, ids=[case[0] for case in ORACLES])
+def test_the_specifications_figures(name: str, predictions: list[str], golds: list[list[str]], expected: float) -> None:
+    assert METRICS[name](predictions, golds) == pytest.approx(expected, abs=1e-6)
+
+
+def test_accuracy_without_stripping_is_crossfits() -> None:
+    assert accuracy(["no ", "Yes"], [["no"], ["yes"]], strip=False) == 0.5
+
+
+def test_normal_form_keeps_words_that_only_begin_like_an_article() -> None:
+    assert normalise("An  ant, the THEME; a b.") == "ant theme b"
+
+
+def test_matthews_of_opposite_and_constant_predictions() -> None:
+    golds = [["a"], ["b"], ["a"], ["b"]]
+    assert matthews(["b", "a", "b", "a"], golds) == -1.0
+    assert matthews(["a"] * 4, golds) == 0.0
+
+
+@pytest.mark.parametrize("predictions", [["1", "two"], ["3", "3"], ["1", "nan"], ["1", "inf"]])
+def test_undefined_pearson_is_zero_and_told_apart(predictions: list[str]) -> None:
+    golds = [["1"], ["2"]]
+    assert METRICS["Pearson-Correlation"](predictions, golds) == 0.0
+    assert is_undefined("Pearson-Correlation", predictions, golds)
+    assert not is_undefined("Pearson-Correlation", ["1", "2"], golds)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_empty_predictions_of_any_length_have_a_score(name: str) -> None:
+    assert METRICS[name]([], []) == 0.0
+    assert METRICS[name](["", ""], [["1"], ["2"]]) <= 0.0
+    assert SHORT[name]
