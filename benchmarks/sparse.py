@@ -1,0 +1,169 @@
+"""A sparse step against the dense all-reduce of the same tensor in the same run; bytes against formula and bound.
+
+python benchmarks/sparse.py [--millions 10 124.44] [--one-in 12 25 50 100] [--ranks 2 3 4 5] [--repeat N] [--json OUT]
+
+A step is what `exchange: replicated` does on every rank: select, encode, all-gather, decode and sum, apply. The
+fastest repetition of each part counts, on the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.processes import run_ranks
+
+PARTS = ("select", "encode", "exchange", "sum", "apply")
+TINY = {"millions": [0.01], "one_in": [12, 50], "ranks": [2], "repeat": 1}
+
+
+def time_sparse(size: int, one_in: Sequence[int], repeat: int) -> dict[str, Any]:
+    """One rank's seconds per part and bytes: `dense`, and per ratio."""
+    import torch.distributed as dist
+
+    from fedtorch.comm.messages import sum_of_messages
+    from fedtorch.compression import TopK
+    from fedtorch.payload import decode, encode
+    from fedtorch.seeds import generator_for
+    from fedtorch.weights import Layout
+
+    dist.init_process_group("gloo")
+    ranks = dist.get_world_size()
+    grad = torch.randn(size, generator=generator_for(0, "sparse benchmark", dist.get_rank()))
+    weights, layout = torch.zeros(size), Layout(("w",), ((size,),))
+    dense: list[float] = []
+    found: dict[str, Any] = {}
+    for _ in range(repeat + 1):  # the first one touches the memory
+        total = grad.clone()
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(total)
+        weights.sub_(total, alpha=1e-3 / ranks)
+        dense.append(time.perf_counter() - started)
+    for one in one_in:
+        rule = TopK(ratio=1 / one, scope="global")
+        parts: list[list[float]] = []
+        for _ in range(repeat + 1):
+            dist.barrier()
+            marks = [time.perf_counter()]
+            sparse = rule.select(grad, layout)
+            marks.append(time.perf_counter())
+            message = encode(sparse)
+            marks.append(time.perf_counter())
+            messages = [torch.empty_like(message) for _ in range(ranks)]
+            dist.all_gather(messages, message)
+            marks.append(time.perf_counter())
+            mean = sum_of_messages(
+                messages, [1 / ranks] * ranks, lambda m: decode(m, size), size=size, dtype=torch.float32
+            )
+            marks.append(time.perf_counter())
+            weights.sub_(mean, alpha=1e-3)
+            marks.append(time.perf_counter())
+            parts.append([after - before for before, after in zip(marks, marks[1:], strict=False)])
+        found[str(one)] = {
+            "seconds": dict(zip(PARTS, map(min, zip(*parts[1:], strict=True)), strict=True)),
+            "bytes": message.numel(),
+            "formula": rule.message_bytes(layout),
+            "k": sparse.indices.numel(),
+        }
+    dist.destroy_process_group()
+    return {"dense_s": min(dense[1:]), "sparse": found}
+
+
+def measure(size: int, one_in: Sequence[int], ranks: int, repeat: int) -> list[dict[str, Any]]:
+    """One record per ratio. Volumes are of one rank, sent and received: dense by the ring's 2n(P-1)/P numbers."""
+    from fedtorch.payload import HEADER_BYTES
+
+    ended = [end.result for end in run_ranks(partial(time_sparse, size, one_in, repeat), ranks)]
+    dense_s, records = max(result["dense_s"] for result in ended), []
+    for one in map(str, one_in):
+        own = ended[0]["sparse"][one]
+        seconds = {part: max(result["sparse"][one]["seconds"][part] for result in ended) for part in PARTS}
+        moved = own["bytes"] * 2 * (ranks - 1)
+        records.append(
+            {
+                "numbers": size,
+                "one_in": int(one),
+                "ranks": ranks,
+                "dense_s": dense_s,
+                "seconds": seconds,
+                "ratio": sum(seconds.values()) / dense_s,
+                "message_bytes": own["bytes"],
+                "formula_bytes": own["formula"] + HEADER_BYTES,
+                "share_of_dense": own["bytes"] / (4 * size),
+                "moved_bytes": moved,
+                "dense_moved_bytes": 8 * size * (ranks - 1) // ranks,
+                # 2k(P-1)/P numbers, an index counting as one: the lower bound in the Ok-Topk paper
+                "bound_bytes": 8 * own["k"] * (ranks - 1) // ranks,
+            }
+        )
+    return records
+
+
+def show(records: Sequence[dict[str, Any]], console: Console) -> None:
+    """The table."""
+    table = Table(title="sparse step (sampled selection included) against dense all-reduce", title_justify="left")
+    heads = (
+        "numbers",
+        "1 in",
+        "ranks",
+        "dense s",
+        *(f"{part} s" for part in PARTS),
+        "ratio",
+        "message MB",
+        "of dense %",
+    )
+    for name in (*heads, "formula", "moved MB", "bound MB"):
+        table.add_column(name, justify="right")
+    for record in records:
+        table.add_row(
+            *(str(record[key]) for key in ("numbers", "one_in", "ranks")),
+            f"{record['dense_s']:.3f}",
+            *(f"{record['seconds'][part]:.3f}" for part in PARTS),
+            f"{record['ratio']:.2f}",
+            f"{record['message_bytes'] / 1e6:.3f}",
+            f"{100 * record['share_of_dense']:.2f}",
+            "equal" if record["message_bytes"] == record["formula_bytes"] else "DIFFERS",
+            f"{record['moved_bytes'] / 1e6:.2f}",
+            f"{record['bound_bytes'] / 1e6:.2f}",
+        )
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; see the top of the file."""
+    parser = argparse.ArgumentParser(prog="benchmarks/sparse.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--millions", type=float, nargs="+", default=[10, 124.439808], help="numbers in the tensor")
+    parser.add_argument("--one-in", type=int, nargs="+", default=[12, 25, 50, 100], help="ratios are 1 in so many")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 5], help="numbers of ranks")
+    parser.add_argument("--repeat", type=int, default=3, help="timed repetitions in each run (default 3)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file too")
+    parser.add_argument("--tiny", action="store_true", help="one small tensor: does it run? not for timing")
+    args = parser.parse_args(arguments)
+    if args.tiny:
+        vars(args).update(TINY)
+    console, records = Console(width=None if sys.stdout.isatty() else 200), []
+    for millions in args.millions:
+        for ranks in args.ranks:
+            console.log(f"{millions:g} million numbers on {ranks} ranks")
+            records += measure(round(millions * 1e6), args.one_in, ranks, args.repeat)
+    show(records, console)
+    if args.json is not None:
+        args.json.write_text(json.dumps(records, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""FedAssistant's exchange: gradients of a batch each round, made small by top-k with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.compression import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
+from fedtorch.errors import ConfigError
+from fedtorch.job import ClientJob
+from fedtorch.payload import Sparse, decode
+from fedtorch.server import ServerState
+from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.loop import LossCurve
+from fedtorch.train.optim import LocalTraining
+from fedtorch.update import Report, Update
+from fedtorch.weights import Layout
+
+
+@dataclass(frozen=True)
+class FedAssistant(FedAvg):
+    """FedAssistant, Algorithm 1 read as its origin, DGC.
+
+    Each client adds its gradient to what it has not sent yet and sends the largest numbers of that; the server
+    averages, chooses again, and takes a step of `server.optimizer`.
+
+    In the parts that are shared a client takes no step of its own; its private parts learn by `client.optimizer`.
+    Clients count equally (1/N). Where messages travel (`exchange` other than `dense`) every rank keeps the server's
+    weights and optimiser and takes the same step, so weights never travel after the first broadcast.
+    """
+
+    weights: Literal["equal"] = "equal"
+    """every client counts the same"""
+    payload: Literal["gradient", "delta"] = "gradient"
+    """gradient: of `client.accumulation` batches at the received weights, one step a round (Algorithm 1);
+    delta: what `client.steps` or `client.epochs` of local training changed; the server adds it"""
+    compression: Literal["none", "topk", "quantise"] = "none"
+    """what is sent: everything, the largest numbers, or every number in one byte"""
+    topk: TopK = field(default_factory=TopK)
+    """of `compression: topk`"""
+    quantise: Quantise = field(default_factory=Quantise)
+    """of `compression: quantise`"""
+    error_feedback: Feedback = True
+    """true: what was not sent is kept and added to the next gradient; literal: what was sent is kept too, as the
+    algorithm is printed; none: what is not sent is lost"""
+    server_residual: Literal["server", "returned", "none"] = "server"
+    """what the server's own choice leaves out: kept by the server, put back by the clients that sent it (those that
+    take part in every round), or lost"""
+    exchange: Literal["dense", "star", "replicated"] = "dense"
+    """dense: full vectors both ways, whatever they hold; star: messages to the server, which sends one message to all;
+    replicated: every rank gets all messages and combines them itself. The same bits all three ways"""
+    check_every: int = 50
+    """rounds between comparisons of the ranks' weights and optimisers, where each rank has its own"""
+
+    def __post_init__(self) -> None:
+        if self.compression == "none" and self.exchange != "dense":
+            raise ConfigError(
+                f"algorithm.exchange is {self.exchange} but algorithm.compression is none; set algorithm.compression "
+                "to topk (with topk.ratio 1 nothing is left out) or algorithm.exchange to dense"
+            )
+        if self.error_feedback == "literal" and self.server_residual != "none":
+            raise ConfigError(
+                f"algorithm.error_feedback is literal but algorithm.server_residual is {self.server_residual}; the "
+                "printed algorithm has none, set algorithm.server_residual to none"
+            )
+        if self.server_residual == "returned" and (self.exchange == "dense" or self.error_feedback is not True):
+            raise ConfigError(
+                "algorithm.server_residual is returned, which needs error_feedback: true and an exchange in which "
+                f"clients see the step; algorithm.exchange is {self.exchange}, set it to star or replicated"
+            )
+        if self.check_every < 1:
+            raise ConfigError(f"algorithm.check_every is {self.check_every}; set it to at least 1")
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """The chosen one."""
+        return {"none": None, "topk": self.topk, "quantise": self.quantise}[self.compression]
+
+    def check(self, hp: LocalTraining) -> None:
+        """A gradient is that of one step.
+
+        Raises:
+            ConfigError: `client.steps` is not 1 although `payload` is `gradient`.
+        """
+        if self.payload == "gradient" and hp.steps != 1:
+            raise ConfigError(
+                f"client.steps is {hp.steps} but algorithm.payload is gradient, which is of one step a round; set "
+                "client.steps to 1 (and client.accumulation to the number of batches), or algorithm.payload to delta"
+            )
+
+    def stateful(self, private: Layout) -> bool:
+        """Residuals are kept."""
+        return True
+
+    # --- the client's round
+
+    def client_update(self, job: ClientJob) -> Update:
+        """One client's gradient or difference, compressed with what it had not sent yet."""
+        layout = job.engine.shared
+        if self.payload == "gradient":
+            grad = layout.empty()
+            curve = job.train(job.received["weights"], before_step=_take_gradient(grad, job.hp.max_grad_norm))
+        else:
+            curve = job.train(job.received["weights"])
+            grad = job.received["weights"] - job.engine.flat.detach().cpu()
+        if self.compressor is None:
+            return Update(grad, self.report(job, curve))
+        return self._compressed(job, grad, curve)
+
+    def _compressed(self, job: ClientJob, grad: Tensor, curve: LossCurve) -> Update:
+        assert self.compressor is not None
+        layout, state = job.engine.shared, job.state
+        message, residual = with_feedback(
+            self.compressor, grad, self._residual(job), self.error_feedback, layout, seed=job.seed("compression")
+        )
+        if residual is not None:
+            state.tensors["residual"] = residual
+        if self.server_residual == "returned":
+            state.tensors["sent"] = message
+            state.numbers["sent/round"] = job.round
+        sent = self.compressor.decompress(message, layout)
+        if self.exchange == "dense":
+            return Update(sent, self.report(job, curve))
+        low, high = torch.aminmax(sent)
+        norm = torch.linalg.vector_norm(sent).item()
+        report = replace(self.report(job, curve), norm=norm, max_abs=max(high.item(), -low.item()))
+        return Update(message, report)
+
+    def _residual(self, job: ClientJob) -> Tensor | None:
+        """What the client had not sent, and what of it the last step left out."""
+        residual = job.state.tensors.get("residual")
+        is_last = job.state.numbers.get("sent/round") == job.round - 1
+        if self.server_residual != "returned" or residual is None or not is_last:
+            return residual
+        sent = self.decode(job.state.tensors["sent"], job.engine.shared)
+        if isinstance(sent, Tensor):
+            sent = Sparse(sent.numel(), torch.arange(sent.numel(), dtype=torch.int32), sent)
+        return give_back(residual, sent, job.received["step"])
+
+    # --- the server's, on every rank where messages travel
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """1/N; `literal` has another 1/N from the printed algorithm, which divides at the client and at the server."""
+        count = len(reports)
+        return [1 / (count * count if self.error_feedback == "literal" else count)] * count
+
+    def message_bytes(self, layout: Layout) -> int:
+        """Length of every message, header included; 0 where vectors travel."""
+        if self.exchange == "dense" or self.compressor is None:
+            return 0
+        return self.compressor.compress(layout.empty(), layout).numel()
+
+    @property
+    def combines_everywhere(self) -> bool:
+        """See `exchange`."""
+        return self.exchange == "replicated"
+
+    @property
+    def replicas_compared_every(self) -> int:
+        """`check_every`."""
+        return self.check_every
+
+    @property
+    def kept_by_server(self) -> tuple[str, ...]:
+        """What was not chosen yet, where the server alone chooses."""
+        return () if self.exchange == "replicated" else ("residual",)
+
+    def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
+        """What a message stands for."""
+        assert self.compressor is not None
+        if isinstance(self.compressor, TopK):
+            return decode(message, layout.size)
+        return self.compressor.decompress(message, layout)
+
+    def choose(self, server: ServerState, mean: Tensor) -> Tensor:
+        """The step as a message: the server compresses the mean with what its earlier choices left out."""
+        assert self.compressor is not None and server.layout is not None
+        rule: Feedback = True if self.server_residual == "server" else "none"
+        taken = int(server.numbers.get("server_steps", 0))
+        message, residual = with_feedback(
+            self.compressor, mean, server.tensors.get("residual"), rule, server.layout, seed=taken
+        )
+        if residual is not None:
+            server.tensors["residual"] = residual
+        return message
+
+    def server_update(self, server: ServerState, grad: Tensor) -> None:
+        """Choose where vectors travel (else it was done); then one step of the server optimiser.
+
+        grad: the mean of what was sent, or the chosen step.
+        """
+        if self.compressor is not None and self.exchange == "dense":
+            assert server.layout is not None
+            grad = self.compressor.decompress(self.choose(server, grad), server.layout)
+        if self.server_residual == "returned":
+            server.tensors["step"] = grad.clone()
+        server.optimizer.step(server, grad)
+        if server.optimizer.optimizer in ("none", "sgd"):
+            server.numbers["server_steps"] = int(server.numbers.get("server_steps", 0)) + 1
+
+
+def _take_gradient(out: Tensor, max_norm: float | None) -> GradientHook:
+    """A hook that moves the shared parameters' gradients into `out`, so that no step changes these parameters."""
+
+    def take(engine: Engine) -> None:
+        gradients = engine.shared_gradients()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(engine.trained_shared(), max_norm)
+        names = [name for name in engine.trained_names if name in set(engine.shared.names)]
+        engine.shared.flatten(dict(zip(names, gradients, strict=True)), out)
+        for parameter in engine.trained_shared():
+            parameter.grad = None
+
+    return take

@@ -1,0 +1,141 @@
+"""`python -m fedtorch.data prepare dialog`: two-side dialogs by domain, each domain one data holder."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtorch.data.bpe import load_bpe, train_bpe
+from fedtorch.data.dialogs import TASKMASTER_1, Found, Turns, read_sgd, read_taskmaster_1, read_taskmaster_4
+from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
+from fedtorch.data.recipe import Recipe, digests, is_prepared
+from fedtorch.errors import DataError
+from fedtorch.seeds import generator_for
+
+SPLITS = ("train", "dev", "test")
+SGD_HOLDERS = ("flights", "events", "services", "hotels", "restaurants", "movies")
+# FedAssistant: about 1,800, 200 and 200 dialogs per domain.
+_HELD_OUT = 11
+_PATTERNS = {
+    "taskmaster1": ("self-dialogs*.json", "woz-dialogs*.json", "sample.json"),
+    "taskmaster4": ("data/data_*.json", "data_*.json"),
+}
+_READERS: dict[str, Callable[..., Found]] = {"taskmaster1": read_taskmaster_1, "taskmaster4": read_taskmaster_4}
+
+
+def prepare_dialog(
+    raw: Path, out: Path, *, source: str, vocab_size: int = 4000, merge: bool = True, seed: int = 0
+) -> dict[str, Any]:
+    """Prepares the data holders and returns the manifest. A row is {"turns": [[side, text], ...]}.
+
+    source: `sgd` (its own splits), or `taskmaster1`, `taskmaster4` (one random split per domain: an eleventh each
+    for dev and test). `tokenizer/` holds a byte-level vocabulary of the training dialogs.
+
+    Raises:
+        DataError: a file is missing or malformed, or `out` was prepared differently.
+    """
+    files = _files(raw, source)
+    options = {
+        "sources": digests([path for group in files.values() for path in group], str(raw), root=raw),
+        "source": source,
+        "vocab_size": vocab_size,
+        "merge": merge,
+        "seed": seed,
+    }
+    if is_prepared(out, options):
+        return read_manifest(out)
+    holders, dropped = _read(files, source, merge, seed)
+    with atomic_folder(out) as folder:
+        write_dialogs(folder, holders, {"options": options, "dropped": dropped}, vocab_size=vocab_size)
+    is_prepared(out, options)  # another process may have been faster, with other options
+    return read_manifest(out)
+
+
+def write_dialogs(
+    folder: Path, holders: Mapping[str, Mapping[str, Sequence[Turns]]], record: Mapping[str, Any], *, vocab_size: int
+) -> None:
+    """Write holders (name -> split -> dialogs), vocabulary and manifest into an empty folder."""
+    clients = {}
+    for holder, splits in holders.items():
+        rows = {split: [{"turns": turns} for turns in splits.get(split, ())] for split in SPLITS}
+        entry = write_client(folder, holder, rows, facts={"domain": holder})
+        for split, facts in entry["splits"].items():  # what a holder's training costs; only strings are counted there
+            facts["characters"] = sum(len(text) for row in rows[split] for _, text in row["turns"])
+        clients[holder] = entry
+    texts = [text for splits in holders.values() for turns in splits["train"] for _, text in turns]
+    train_bpe(texts, folder / "tokenizer", size=vocab_size)
+    vocabulary = len(load_bpe(folder / "tokenizer"))
+    write_manifest(folder, "dialog", clients=clients, record={**record, "vocabulary": vocabulary})
+
+
+def _files(raw: Path, source: str) -> dict[str, list[Path]]:
+    """Split -> files; Taskmaster's are all under `all`."""
+    if source == "sgd":
+        groups = {split: sorted((raw / split).glob("dialogues_*.json")) for split in SPLITS}
+        wanted = "train/, dev/ and test/ with dialogues_NNN.json"
+    else:
+        groups = {"all": sorted(path for pattern in _PATTERNS[source] for path in raw.glob(pattern))}
+        wanted = " or ".join(_PATTERNS[source])
+    if missing := [name for name, group in groups.items() if not group]:
+        raise DataError(f"{raw} has no dialogs ({', '.join(missing)}); --raw must be the folder with {wanted}")
+    return groups
+
+
+def _read(
+    files: Mapping[str, Sequence[Path]], source: str, merge: bool, seed: int
+) -> tuple[dict[str, dict[str, list[Turns]]], dict[str, dict[str, int]]]:
+    """Holder -> split -> dialogs, and what was left out."""
+    if source == "sgd":
+        found = {split: read_sgd(group, merge=merge) for split, group in files.items()}
+        names = [name for name in SGD_HOLDERS if any(name in f.holders for f in found.values())]
+        names += sorted({name for f in found.values() for name in f.holders} - set(names))
+        holders = {name: {split: f.holders.get(name, []) for split, f in found.items()} for name in names}
+        return holders, {split: dict(f.dropped) for split, f in found.items()}
+    everything = _READERS[source](files["all"], merge=merge)
+    order = [*TASKMASTER_1.values()]
+    names = sorted(everything.holders, key=lambda name: (order.index(name) if name in order else len(order), name))
+    return (
+        {name: split_randomly(everything.holders[name], seed, name) for name in names},
+        {"all": dict(everything.dropped)},
+    )
+
+
+def split_randomly(dialogs: Sequence[Turns], seed: int, holder: str) -> dict[str, list[Turns]]:
+    """An eleventh each (rounded) for dev and test, the rest for training."""
+    order = torch.randperm(len(dialogs), generator=generator_for(seed, "split", holder)).tolist()
+    held = round(len(dialogs) / _HELD_OUT)
+    cuts = {"dev": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}
+    return {split: [dialogs[i] for i in sorted(cuts[split])] for split in SPLITS}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--raw", type=Path, required=True, help="folder with the publisher's files")
+    parser.add_argument("--source", choices=["sgd", "taskmaster1", "taskmaster4"], required=True, help="which set")
+    parser.add_argument("--vocab-size", type=int, default=4000, help="entries of the trained vocabulary (4000)")
+    parser.add_argument("--no-merge", action="store_true", help="keep utterances of one side in a row as turns")
+    parser.add_argument("--seed", type=int, default=0, help="of Taskmaster's random split (0)")
+
+
+def _run(args: argparse.Namespace) -> Mapping[str, Any]:
+    return prepare_dialog(
+        args.raw, args.out, source=args.source, vocab_size=args.vocab_size, merge=not args.no_merge, seed=args.seed
+    )
+
+
+def _synthetic_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (0)")
+
+
+def _run_synthetic(args: argparse.Namespace) -> Mapping[str, Any]:
+    from fedtorch.data.synthetic.dialogs import prepare
+
+    prepare(args.out, seed=args.seed)
+    return read_manifest(args.out)
+
+
+RECIPE = Recipe("two-side dialogs by domain (FedAssistant)", _arguments, _run)
+SYNTHETIC_RECIPE = Recipe("small made-up dialogs of six domains", _synthetic_arguments, _run_synthetic)

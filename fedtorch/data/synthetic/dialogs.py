@@ -1,0 +1,84 @@
+"""Six small data holders of made-up two-side dialogs: the dialog task's smoke runs and tests need no download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedtorch.data.dialogs import ASSISTANT, USER, Turns
+from fedtorch.data.paths import atomic_folder
+from fedtorch.data.recipe import is_prepared
+from fedtorch.seeds import generator_for
+
+VOCAB_SIZE = 512
+SIZES = {"train": 48, "dev": 8, "test": 8}
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What is ordered, in which kinds and sizes, and for when: the words a holder's dialogs are filled with."""
+
+    thing: str
+    kinds: tuple[str, ...]
+    sizes: tuple[str, ...]
+    times: tuple[str, ...]
+
+
+DOMAINS = {
+    "repair": Domain("repair", ("brake", "oil", "tyre", "engine"), ("small", "large"), ("monday", "tuesday", "friday")),
+    "coffee": Domain("coffee", ("latte", "mocha", "espresso"), ("small", "medium", "large"), ("now", "in ten minutes")),
+    "movie": Domain("ticket", ("comedy", "drama", "horror"), ("single", "double"), ("at six", "at eight", "at ten")),
+    "restaurant": Domain("table", ("thai", "greek", "korean"), ("two seat", "four seat"), ("at seven", "at nine")),
+    "pizza": Domain("pizza", ("cheese", "mushroom", "olive"), ("small", "medium", "large"), ("now", "at noon")),
+    "ride": Domain("ride", ("airport", "station", "stadium"), ("shared", "private"), ("now", "at dawn", "at midnight")),
+}
+
+
+def dialog(domain: Domain, generator: torch.Generator) -> Turns:
+    """One made-up dialog of two to eight turns; in a quarter of them the assistant begins."""
+
+    def pick(choices: Sequence[str]) -> str:
+        return choices[int(torch.randint(len(choices), (1,), generator=generator))]
+
+    kind, size, time, thing = pick(domain.kinds), pick(domain.sizes), pick(domain.times), domain.thing
+    turns = [[ASSISTANT, "hello , what can i do for you ?"]] if pick("abcd") == "a" else []
+    if pick("ab") == "a":
+        turns += [[USER, f"i want a {size} {kind} {thing} ."]]
+    else:
+        turns += [[USER, f"i want a {kind} {thing} ."], [ASSISTANT, f"which size , {' or '.join(domain.sizes)} ?"]]
+        turns += [[USER, f"a {size} one ."]]
+    if pick("ab") == "a":
+        turns += [[ASSISTANT, "when do you want it ?"], [USER, f"{time} please ."]]
+        turns += [[ASSISTANT, f"a {size} {kind} {thing} {time} , is that right ?"], [USER, pick(("yes .", "right ."))]]
+    return [*turns, [ASSISTANT, f"your {size} {kind} {thing} is booked ."]]
+
+
+def generate(*, seed: int = 0) -> dict[str, dict[str, list[Turns]]]:
+    """Holder -> split -> dialogs; the same on every machine for the same seed."""
+    return {
+        holder: {
+            split: [dialog(domain, generator_for(seed, "synthetic dialog", holder, split, i)) for i in range(size)]
+            for split, size in SIZES.items()
+        }
+        for holder, domain in DOMAINS.items()
+    }
+
+
+def prepare(out: Path, *, seed: int = 0) -> None:
+    """Write holders and a vocabulary of their training texts as a prepared folder; keep one made with this seed.
+
+    Several processes may call it at once.
+
+    Raises:
+        DataError: `out` was prepared differently.
+    """
+    from fedtorch.data.prepare_dialog import write_dialogs
+
+    options = {"seed": seed, "vocab_size": VOCAB_SIZE}
+    if not is_prepared(out, options):
+        with atomic_folder(out) as folder:
+            write_dialogs(folder, generate(seed=seed), {"options": options}, vocab_size=VOCAB_SIZE)
+        is_prepared(out, options)  # another process may have been faster, with another seed

@@ -1,0 +1,77 @@
+"""GPT-2 for any task: a pretrained folder, a hub name, or random weights of a given size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from fedtorch.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1)]
+RANDOM = "gpt2-random"
+
+
+@dataclass(frozen=True)
+class GPT2Model:
+    """Which GPT-2. With `name: gpt2-random` the other fields give its size; else they are ignored but `dropout`."""
+
+    name: str = RANDOM
+    """a folder written by `save_pretrained`, a hub name such as microsoft/DialoGPT-small, or `gpt2-random`"""
+    width: Count = 128
+    """width of the embeddings (768 in GPT-2 small)"""
+    layers: Count = 2
+    """layers (12 in GPT-2 small)"""
+    heads: Count = 4
+    """attention heads (12 in GPT-2 small)"""
+    positions: Count = 1024
+    """tokens of the longest dialog"""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """dropout rate, 0.1 in GPT-2"""
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ConfigError(
+                f"task.model.width is {self.width} but task.model.heads is {self.heads}; choose a width that is a "
+                "multiple of the heads"
+            )
+
+    def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
+        """The model in fp32, its embedding as large as the tokenizer.
+
+        Raises:
+            ConfigError: the folder is missing or holds no GPT-2.
+        """
+        if self.name == RANDOM:
+            torch.manual_seed(seed)
+            return GPT2LMHeadModel(self._config(tokenizer))
+        rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
+        try:
+            model = GPT2LMHeadModel.from_pretrained(self.name, dtype=torch.float32, **rates)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"task.model.name is {self.name!r}, from which no GPT-2 could be loaded "
+                f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder written by "
+                f"save_pretrained, the name of a model in the local hub cache, or `{RANDOM}`"
+            ) from error
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
+        return model
+
+    def _config(self, tokenizer: PreTrainedTokenizerBase) -> GPT2Config:
+        return GPT2Config(
+            vocab_size=len(tokenizer),
+            n_embd=self.width,
+            n_layer=self.layers,
+            n_head=self.heads,
+            n_positions=self.positions,
+            embd_pdrop=self.dropout,
+            attn_pdrop=self.dropout,
+            resid_pdrop=self.dropout,
+            bos_token_id=tokenizer.eos_token_id,  # the defaults lie outside a small vocabulary
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.eos_token_id,
+        )

@@ -1,0 +1,214 @@
+"""Dialog models: one GPT-2 per side (FedAssistant), or one for both as its baseline; the same losses from either.
+
+A turn with tokens U is the segment: input [separator] + U, target U + [separator]. All segments' inputs one after
+the other are exactly the one model's sequence, so with equal weights both give the same likelihoods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedtorch.models.link import Traffic, link_pair
+from fedtorch.models.side import Passing, Side
+
+USER, ASSISTANT = 0, 1
+Turn = tuple[int, list[int]]  # side, token ids without separators
+
+
+@dataclass
+class Losses:
+    """Negative log-likelihoods of a batch of B dialogs.
+
+    sums: shape (2,), over the tokens of the user's and of the assistant's turns, with a graph.
+    tokens: their numbers. rows: float64, shape (B, 2), the same per dialog without a graph; row_tokens alike.
+    """
+
+    sums: Tensor
+    tokens: tuple[int, int]
+    rows: Tensor
+    row_tokens: Tensor
+
+
+class TwoSide(nn.Module):
+    """The user's model and the assistant's, and the link between them in this process.
+
+    Parameters are called `user.…` and `assistant.…`, so that a partition can tell them apart. traffic: what crossed the
+    link since `take_traffic`.
+    """
+
+    def __init__(self, user: nn.Module, assistant: nn.Module, passing: Passing | None = None) -> None:
+        super().__init__()
+        self.user, self.assistant = user, assistant
+        self.passing = passing or Passing()
+        self.traffic = Traffic()
+
+    def take_traffic(self) -> Traffic:
+        """What crossed the link since the last call."""
+        traffic, self.traffic = self.traffic, Traffic()
+        return traffic
+
+    def forward(self, groups: Sequence[Mapping[str, Any]], size: int) -> Losses:
+        """The losses of a batch that `collate_turns` made of `size` dialogs."""
+        losses = Losses(torch.zeros(2), (0, 0), torch.zeros(size, 2, dtype=torch.float64), torch.zeros(size, 2))
+        sums = []
+        for group in groups:
+            walk = Walk(self, group)
+            sums.append(walk.forward())
+            for turn, (side, nll) in enumerate(zip(group["sides"], walk.nll, strict=True)):
+                places = torch.tensor(group["rows"][: len(nll)])
+                losses.rows[places, side] += nll.detach().sum(1).double().cpu()
+                losses.row_tokens[places, side] += (group["segments"][turn]["targets"] != -100).sum(1).cpu()
+        losses.sums = torch.stack(sums).sum(0)
+        user, assistant = losses.row_tokens.sum(0).tolist()
+        losses.tokens = int(user), int(assistant)
+        return losses
+
+
+class Walk:
+    """Both sides' walk through one group of dialogs with the same order of speakers; see `Side` for one side's part."""
+
+    def __init__(self, model: TwoSide, group: Mapping[str, Any]) -> None:
+        ends = link_pair(model.traffic)
+        models = (model.user, model.assistant)
+        self.sides = [Side(m, end, model.passing) for m, end in zip(models, ends, strict=True)]
+        self.speakers: list[int] = group["sides"]
+        self.segments: list[dict[str, Tensor]] = group["segments"]
+        rows = [len(segment["inputs"]) for segment in self.segments]
+        self.rows_after = [*rows[1:], 0]
+        self.nll: list[Tensor] = []
+
+    def forward(self) -> Tensor:
+        """Sums of the losses of both sides, shape (2,); `nll` then has those of every token."""
+        for turn, (speaker, segment) in enumerate(zip(self.speakers, self.segments, strict=True)):
+            after = self.rows_after[turn]
+            is_last = speaker not in self.speakers[turn + 1 : -1]
+            self.nll.append(self.sides[speaker].speak(turn, segment, after, is_last=is_last))
+            if after:
+                self.sides[1 - speaker].hear(turn, after)
+        zero = self.nll[0].new_zeros(())
+        sums = torch.stack(
+            [sum((n.sum() for n, s in zip(self.nll, self.speakers, strict=True) if s == side), zero) for side in (0, 1)]
+        )
+        if self.sides[0].mode != "through":
+            return sums
+        anchor = torch.zeros((), requires_grad=True)  # makes autograd call the protocol's backward
+        result: Tensor = _Through.apply(anchor, self, sums)
+        return result
+
+    def backward(self, scales: Tensor) -> None:
+        """The backward protocol: from the last turn to the first, gradients of what was heard go back over the link."""
+        for turn in reversed(range(len(self.speakers))):
+            speaker, was_sent = self.speakers[turn], self.rows_after[turn] > 0
+            if was_sent:
+                self.sides[1 - speaker].return_gradient(turn)
+            self.sides[speaker].backward(turn, scales[speaker], was_sent=was_sent)
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, walk: Walk, sums: Tensor) -> Tensor:
+        ctx.walk = walk
+        return sums.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor, None, None]:
+        ctx.walk.backward(scales[0])
+        return torch.zeros(()), None, None
+
+
+class OneModel(nn.Module):
+    """One GPT-2 that learns both sides' turns, separated by the separator (GPT_local, GPT_all)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, groups: Sequence[Mapping[str, Any]], size: int) -> Losses:
+        """The losses of a batch that `collate_whole` made of `size` dialogs."""
+        (batch,) = groups
+        logits = self.model(input_ids=batch["inputs"], attention_mask=batch["mask"], use_cache=False).logits
+        nll = functional.cross_entropy(
+            logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=-100, reduction="none"
+        ).view(batch["targets"].shape)
+        own = [(batch["sides"] == side) & (batch["targets"] != -100) for side in (USER, ASSISTANT)]
+        counts = torch.stack([mask.sum(1) for mask in own], dim=1).cpu()
+        user, assistant = counts.sum(0).tolist()
+        return Losses(
+            torch.stack([(nll * mask).sum() for mask in own]),
+            (user, assistant),
+            torch.stack([(nll.detach() * mask).sum(1) for mask in own], dim=1).double().cpu(),
+            counts,
+        )
+
+
+def collate_turns(dialogs: Sequence[Sequence[Turn]], separator: int, *, predict_first: bool = True) -> dict[str, Any]:
+    """The batch for `TwoSide`: groups of dialogs in which the same side speaks at every turn, longest first.
+
+    Per group `sides`, `rows` (each dialog's place in the batch) and `segments`; a segment has the dialogs that have
+    this turn: `inputs` and `targets` (R, S) int64, padded on the right, and `lengths` (R,).
+    """
+    groups: list[tuple[list[int], list[int]]] = []
+    for place in sorted(range(len(dialogs)), key=lambda i: -len(dialogs[i])):  # stable
+        sides = [side for side, _ in dialogs[place]]
+        fitting = next((rows for known, rows in groups if known[: len(sides)] == sides), None)
+        if fitting is None:
+            groups.append((sides, [place]))
+        else:
+            fitting.append(place)
+    return {
+        "size": len(dialogs),
+        "groups": [
+            {
+                "sides": sides,
+                "rows": rows,
+                "segments": [
+                    _segment([dialogs[i][turn][1] for i in rows if len(dialogs[i]) > turn], separator, predict_first)
+                    for turn in range(len(sides))
+                ],
+            }
+            for sides, rows in groups
+        ],
+    }
+
+
+def collate_whole(dialogs: Sequence[Sequence[Turn]], separator: int, *, predict_first: bool = True) -> dict[str, Any]:
+    """The batch for `OneModel`: every dialog as one sequence.
+
+    `inputs`, `targets`, `sides` (whose turn a target belongs to), `mask`: int64, shape (B, longest).
+    """
+    rows = [[_row(ids, separator, predict_first, side) for side, ids in turns] for turns in dialogs]
+    joined = [[sum((part[k] for part in parts), []) for parts in rows] for k in range(3)]
+    inputs, targets, sides = (_pad(lists, fill) for lists, fill in zip(joined, (separator, -100, 0), strict=True))
+    lengths = torch.tensor([len(row) for row in joined[0]])
+    mask = (torch.arange(inputs.shape[1]) < lengths.unsqueeze(1)).long()
+    return {
+        "size": len(dialogs),
+        "groups": [{"inputs": inputs, "targets": targets, "sides": sides, "mask": mask}],
+    }
+
+
+def _segment(rows: Sequence[list[int]], separator: int, predict_first: bool) -> dict[str, Tensor]:
+    parts = [_row(ids, separator, predict_first, 0) for ids in rows]
+    return {
+        "inputs": _pad([part[0] for part in parts], separator),
+        "targets": _pad([part[1] for part in parts], -100),
+        "lengths": torch.tensor([len(part[0]) for part in parts]),
+    }
+
+
+def _row(ids: list[int], separator: int, predict_first: bool, side: int) -> tuple[list[int], list[int], list[int]]:
+    targets = [*ids, separator]
+    if not predict_first:
+        targets[0] = -100
+    return [separator, *ids], targets, [side] * len(targets)
+
+
+def _pad(rows: Sequence[list[int]], fill: int) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])

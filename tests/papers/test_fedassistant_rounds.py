@@ -1,0 +1,338 @@
+"""FedAssistant's rounds: sparse exchange equals dense, one rank equals many, nothing is lost, replicas stay equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import make_config, make_runner
+from ranks import expect_exit, run_ranks
+from torch import Tensor, nn
+from toy import Point, Quadratic
+
+from fedtorch.algorithms.fedassistant import FedAssistant
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.messages import sum_of_messages
+from fedtorch.compression import Quantise, TopK
+from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
+from fedtorch.errors import ConfigError
+from fedtorch.payload import HEADER_BYTES, Sparse, decode, encode
+from fedtorch.runner import Runner
+from fedtorch.tasks.base import Task
+
+CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}
+TASK = Quadratic(
+    clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, dropout=0.2, double=False
+)
+STEP = ClientConfig(
+    optimizer="adamw", lr=0.05, batch_size=4, steps=1, optimizer_state="keep", schedule="linear", schedule_span="run"
+)
+ADAMW = ServerConfig(
+    optimizer="adamw", lr=0.05, beta2=0.999, weight_decay=0.01, schedule="linear", warmup_ratio=0.1, no_decay=("h*",)
+)
+HEAD = PartitionConfig(private=("head",))
+TOP = TopK(ratio=0.1)
+ROUNDS = 6
+
+# every row is a setting whose `exchange` may be any of the three
+RULES: dict[str, FedAssistant] = {
+    "top": FedAssistant(compression="topk", topk=TOP),
+    "top_half": FedAssistant(compression="topk", topk=TopK(ratio=0.1, values="bf16", scope="global")),
+    "top_literal": FedAssistant(compression="topk", topk=TOP, error_feedback="literal", server_residual="none"),
+    "top_forgetful": FedAssistant(compression="topk", topk=TOP, error_feedback="none", server_residual="none"),
+    "quantised": FedAssistant(compression="quantise", quantise=Quantise(bucket=16)),
+    "delta": FedAssistant(payload="delta", compression="topk", topk=TOP),
+}
+
+
+def settings_of(rule: FedAssistant) -> dict[str, Any]:
+    if rule.payload == "gradient":
+        return {"client": STEP, "server": ADAMW, "partition": HEAD}
+    return {"client": replace(STEP, steps=3), "partition": HEAD}
+
+
+def runner(folder: Path | str, rule: FedAssistant, comm: Communicator | None = None, **changes: Any) -> Runner:
+    task = changes.pop("task", TASK)
+    settings = {"rounds": ROUNDS, "eval": EvalConfig(every=3), **settings_of(rule), **changes}
+    return make_runner(make_config(Path(folder), task, rule, **settings), comm)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors(name: str, tmp_path: Path) -> None:
+    found = []
+    for exchange in ("dense", "star", "replicated"):
+        result = runner(tmp_path / exchange, replace(RULES[name], exchange=exchange)).run()  # type: ignore[arg-type]
+        found.append((result.digest, result.scores))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("exchange", ["star", "replicated"])
+def test_at_ratio_one_sparse_equals_the_plain_average(exchange: Any, tmp_path: Path) -> None:
+    sparse = runner(tmp_path / "a", FedAssistant(compression="topk", topk=TopK(ratio=1.0), exchange=exchange))
+    dense = runner(tmp_path / "b", FedAssistant())
+    for each in (sparse, dense):
+        each.run()
+    assert torch.equal(sparse.rank.server.weights, dense.rank.server.weights)
+    assert not torch.equal(dense.rank.server.weights, dense.setting.engine.initial_shared)
+
+
+def run_rule(name: str, exchange: str, folder: str, comm: Communicator | None = None) -> Any:
+    rule = replace(RULES[name], exchange=exchange, check_every=2)  # type: ignore[arg-type]
+    each = runner(folder, rule, comm, clients=ClientsConfig(per_round=4))
+    before = each.rank.comm.meter.totals()  # ranks keep one communicator for all cases
+    result = each.run()
+    after = each.rank.comm.meter.totals()
+    names = ("aggregate/bytes_up", "aggregate/bytes_down", "broadcast/bytes_down")
+    return result.digest, result.scores, {name: after.get(name, 0) - before.get(name, 0) for name in names}
+
+
+RANKED = [("top", "dense"), ("top", "star"), ("top", "replicated"), ("quantised", "replicated"), ("delta", "star")]
+
+
+def run_all(folder: str) -> list[Any]:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        return [run_rule(name, exchange, f"{folder}/{name}_{exchange}", comm) for name, exchange in RANKED]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_process_and_many_ranks_give_the_same_bits_and_bytes(size: int, tmp_path: Path) -> None:
+    alone = [run_rule(name, exchange, str(tmp_path / f"{name}_{exchange}")) for name, exchange in RANKED]
+    assert run_ranks(run_all, size, str(tmp_path / "many"))[0] == alone
+
+
+def broken_replica(folder: str) -> None:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        rule = replace(RULES["top"], exchange="star", check_every=2)
+        each = runner(folder, rule, comm)
+        if comm.rank == 1:
+            each.rank.server.tensors["first_moment"] = torch.full((50,), 1e-3)  # as if a bit had flipped
+        each.run()
+
+
+def test_a_replica_that_differs_is_noticed_on_schedule(tmp_path: Path) -> None:
+    outcomes = expect_exit(broken_replica, 3, str(tmp_path))
+    assert "round 2: the replicas of the server's state on ranks [1] differ from rank 0's" in outcomes[0].error
+    assert all("differ from rank 0's" in outcome.error for outcome in outcomes)
+
+
+@pytest.mark.parametrize("exchange", ["dense", "star", "replicated"])
+def test_a_run_goes_on_after_a_stop_with_residuals_and_both_optimisers(exchange: Any, tmp_path: Path) -> None:
+    rule = replace(RULES["top"], exchange=exchange)
+    whole = runner(tmp_path / "whole", rule).run()
+    saved = CheckpointConfig(every=2)
+    runner(tmp_path / "parts", rule, checkpoint=saved).run()
+    again = runner(tmp_path / "parts", rule, checkpoint=saved)
+    found = again.setting.checkpoints.at(4)
+    assert again.run(found.round).digest == whole.digest
+
+
+def resumed(folder: str, exchange: str, resume: int | None) -> str:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        rule = replace(RULES["top"], exchange=exchange)  # type: ignore[arg-type]
+        return runner(folder, rule, comm, checkpoint=CheckpointConfig(every=2)).run(resume).digest
+
+
+def test_ranks_take_their_replicas_from_the_checkpoint(tmp_path: Path) -> None:
+    whole = runner(tmp_path / "whole", replace(RULES["top"], exchange="star")).run().digest
+    runner(tmp_path / "parts", replace(RULES["top"], exchange="star"), checkpoint=CheckpointConfig(every=2)).run()
+    assert run_ranks(resumed, 3, str(tmp_path / "parts"), "star", 4)[0] == whole
+
+
+# --- conservation, on a loss whose gradients do not depend on the weights
+
+
+@dataclass(frozen=True)
+class Slopes(Task):
+    """Each example is a slope g, its loss g·w."""
+
+    clients: Mapping[str, Sequence[Sequence[float]]]
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        return {name: {"train": len(rows), "test": 1} for name, rows in self.clients.items()}
+
+    def check(self, client: str) -> None:
+        """Nothing to check."""
+
+    def load(self, client: str, split: str) -> Sequence[Any]:
+        return self.clients[client]
+
+    def build_model(self, seed: int) -> nn.Module:
+        return Point([0.0] * 6, (), torch.float64)
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Tensor:
+        return torch.tensor(examples, dtype=torch.float64)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+        assert isinstance(model, Point)
+        return (batch @ model.w).sum(), len(batch)
+
+    def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[float]:
+        return [0.0] * len(examples)
+
+    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, tuple[float, int]]:
+        return {"accuracy": (0.0, len(examples))}
+
+
+ONE = [
+    [4, -1, 0.5, 2, 0, -3],
+    [1, -2, 0.25, 0.5, 1.5, -0.5],
+    [0, -1.5, 3, 0.2, -0.4, 1],
+    [-2.3, 0.6, 1, -1.25, 0.3, 0.1],
+]
+TWO = [
+    [-1, 2.5, 0.1, -2.2, 0.7, 0],
+    [0.3, 1, -4, 0.9, 0, 2],
+    [1.2, 0, -0.6, 2.1, 1.1, -0.8],
+    [0.5, -3, 0.4, 0, 2.4, 1.3],
+]
+SLOPES = Slopes({"one": ONE, "two": TWO})
+SINGLE = ClientConfig(optimizer="sgd", lr=0.0, batch_size=1, steps=1)
+
+
+@pytest.mark.parametrize(("server", "kept"), [("server", True), ("returned", True), ("none", False)])
+def test_what_was_stepped_and_what_is_kept_make_all_gradients(server: Any, kept: bool, tmp_path: Path) -> None:
+    rule = FedAssistant(compression="topk", topk=TopK(ratio=1 / 3), server_residual=server, exchange="star")
+    changes = {"task": SLOPES, "client": SINGLE, "server": ServerConfig(), "partition": PartitionConfig()}
+    each = runner(tmp_path, rule, rounds=4, eval=EvalConfig(every=0), **changes)
+    each.run()
+    total = -each.rank.server.weights  # w = 0 - ΣG
+    if "residual" in each.rank.server.tensors:
+        total = total + each.rank.server.tensors["residual"]
+    for name in ("one", "two"):
+        state = each.rank.store.get(name)
+        total = total + state.tensors["residual"] / 2
+        if server == "returned":  # what the last step left out is still on its way back
+            sent = decode(state.tensors["sent"], 6).dense()
+            total = total + torch.where(each.rank.server.tensors["step"] == 0, sent, 0.0) / 2
+    given = torch.tensor(ONE + TWO, dtype=torch.float64).sum(0) / 2
+    assert torch.allclose(total, given, rtol=0, atol=1e-12) == kept
+
+
+def test_accumulated_batches_are_one_gradient(tmp_path: Path) -> None:
+    changes = {"task": SLOPES, "server": ServerConfig(), "partition": PartitionConfig(), "eval": EvalConfig(every=0)}
+    each = runner(tmp_path, FedAssistant(), rounds=1, client=replace(SINGLE, accumulation=4), **changes)
+    each.run()
+    given = torch.tensor(ONE + TWO, dtype=torch.float64).mean(0)
+    torch.testing.assert_close(each.rank.server.weights, -given, rtol=0, atol=1e-12)
+
+
+# --- the server's AdamW, and what clients do beside
+
+
+def test_the_servers_adamw_is_torchs_with_the_schedule_of_transformers(tmp_path: Path) -> None:
+    from transformers import get_scheduler
+
+    weights = nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    mean = torch.tensor(ONE + TWO, dtype=torch.float64).mean(0)
+    rule = torch.optim.AdamW([weights], lr=0.1, weight_decay=0.1)
+    schedule = get_scheduler("linear", rule, num_warmup_steps=2, num_training_steps=20)
+    server = ServerConfig(optimizer="adamw", lr=0.1, beta2=0.999, weight_decay=0.1, schedule="linear", warmup_ratio=0.1)
+    changes = {"task": SLOPES, "partition": PartitionConfig(), "eval": EvalConfig(every=0)}
+    each = runner(tmp_path, FedAssistant(), rounds=20, server=server, client=replace(SINGLE, batch_size=4), **changes)
+    each.run()
+    for _ in range(20):
+        weights.grad = mean.clone()
+        rule.step()
+        schedule.step()
+    torch.testing.assert_close(each.rank.server.weights, weights.data, rtol=1e-12, atol=1e-14)
+
+
+def test_parameters_spared_from_decay_are_known_to_the_server(tmp_path: Path) -> None:
+    found = []
+    for spared in ((), ("w",)):
+        server = ServerConfig(optimizer="adamw", lr=0.1, weight_decay=0.5, no_decay=spared)
+        each = runner(tmp_path / str(len(spared)), FedAssistant(), server=server, partition=PartitionConfig())
+        each.run()
+        found.append(each.rank.server.weights.clone())
+    views = [each.setting.engine.shared.view(weights) for weights in found]
+    assert not torch.equal(views[0]["w"], views[1]["w"]) and torch.equal(views[0]["head"], views[1]["head"])
+
+
+def test_private_parameters_learn_by_the_clients_own_optimiser(tmp_path: Path) -> None:
+    """The head of each client is that of a client that trains alone; its shared part is what it received."""
+    task = Quadratic(clients={"a": (1.0, 2.0, 4)}, start=(0.0,), head=(0.0,))
+    each = runner(tmp_path, FedAssistant(), task=task, client=replace(STEP, schedule="constant"), server=ServerConfig())
+    each.run()
+    head = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    rule = torch.optim.AdamW([head], lr=0.05, weight_decay=0.0)
+    for _ in range(ROUNDS):
+        head.grad = head.detach() - 2.0
+        rule.step()
+    state = each.rank.store.get("a")
+    torch.testing.assert_close(state.tensors["private"], head.data, rtol=1e-12, atol=0)
+    assert not [name for name in state.tensors if "optimizer/w/" in name]  # nothing is kept for the shared part
+    w = 0.0
+    for _ in range(ROUNDS):
+        w -= w - 2.0
+    assert each.rank.server.weights.item() == pytest.approx(w)
+
+
+def test_clipping_is_of_the_gradient_that_is_sent(tmp_path: Path) -> None:
+    changes = {"task": SLOPES, "server": ServerConfig(), "partition": PartitionConfig(), "eval": EvalConfig(every=0)}
+    each = runner(tmp_path, FedAssistant(), rounds=1, client=replace(SINGLE, max_grad_norm=0.5), **changes)
+    each.run()
+    assert all(report.norm == pytest.approx(0.5) for report in each.rank.server.accepted)
+
+
+# --- what is counted
+
+
+def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path: Path) -> None:
+    size = 50 * 4
+    for exchange in ("dense", "star", "replicated"):
+        rule = replace(RULES["top"], exchange=exchange)  # type: ignore[arg-type]
+        each = runner(tmp_path / exchange, rule, eval=EvalConfig(every=0))
+        message = TOP.message_bytes(each.setting.engine.shared) + HEADER_BYTES
+        assert message == 5 * 4 + 7 + HEADER_BYTES  # at one in ten a bitmap is smaller
+        each.run()
+        meter = each.rank.comm.meter.totals()
+        assert meter["aggregate/bytes_up"] == ROUNDS * 5 * (size if exchange == "dense" else message)
+        if exchange == "star":  # weights once at the start and once to judge at the end, a message in every round
+            assert meter["broadcast/bytes_down"] <= ROUNDS * 5 * message + 5 * 3 * (size + 8)
+        if exchange == "replicated":
+            assert meter["aggregate/bytes_down"] == ROUNDS * 5 * 4 * message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_of_messages_over_windows_is_the_dense_sum(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtorch.comm.reproducible.WINDOW", 7)
+    generator = torch.Generator().manual_seed(0)
+    terms = []
+    for _ in range(3):
+        indices = torch.randperm(40, generator=generator)[:9].sort().values.to(torch.int32)
+        terms.append(Sparse(40, indices, torch.randn(9, generator=generator, dtype=dtype)))
+    empty = Sparse(40, torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=dtype))
+    weights = [0.5, -2.0, 1 / 3, 1.0]
+    found = sum_of_messages(
+        [encode(term) for term in (*terms, empty)], weights, lambda message: decode(message, 40), size=40, dtype=dtype
+    )
+    expected = sum((w * t.dense().double() for w, t in zip(weights, terms)), torch.zeros(40, dtype=torch.float64))
+    torch.testing.assert_close(found, expected.to(dtype), rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=1e-14)
+
+
+# --- settings that cannot work
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"exchange": "star"}, "algorithm.exchange is star but algorithm.compression is none"),
+        ({"compression": "topk", "error_feedback": "literal"}, "the printed algorithm has none"),
+        ({"compression": "topk", "server_residual": "returned"}, "algorithm.exchange is dense, set it to star"),
+        ({"check_every": 0}, "algorithm.check_every is 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FedAssistant(**fields)
+
+
+@pytest.mark.parametrize("changes", [{"steps": 2}, {"steps": None, "epochs": 1}])
+def test_a_gradient_is_of_one_step(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set client.steps to 1"):
+        runner(tmp_path, FedAssistant(), client=replace(STEP, **changes))
