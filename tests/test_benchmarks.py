@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
 from benchmarks.rounds import cases, main
+from benchmarks.sparse import main as sparse_main
 from benchmarks.workloads import WORKLOADS, shrunk
 
 
@@ -58,3 +59,18 @@ def test_the_command_line_prints_and_writes_every_case(tmp_path: Path, capsys: p
     sent = {record["case"]: record["moved_bytes"] for record in written}
     assert sent["runner, 1 process"][0]["physical_up"] == 0
     assert sent["runner, server + 2 workers"][0]["physical_down"] > 0
+
+
+def test_the_sparse_benchmark_measures_what_the_formula_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "figures.json"
+    assert sparse_main(["--tiny", "--json", str(target)]) == 0
+    written = json.loads(target.read_text())
+    assert [(r["numbers"], r["one_in"], r["ranks"]) for r in written] == [(10_000, 12, 2), (10_000, 50, 2)]
+    assert [r["message_bytes"] for r in written] == [64 + 834 * 4 + 1250, 64 + 200 * 8]  # bitmap, then indices
+    for record in written:
+        assert record["message_bytes"] == record["formula_bytes"]
+        assert record["bound_bytes"] <= record["moved_bytes"] < record["dense_moved_bytes"]
+        assert all(seconds > 0 for seconds in record["seconds"].values())
+    assert "DIFFERS" not in capsys.readouterr().out

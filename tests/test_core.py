@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,53 @@ def test_an_update_that_was_put_does_not_change_with_its_source(tmp_path: Path) 
     assert buffer.get("a").tolist() == [1.0, 1.0]
 
 
+def test_the_blank_vector_is_kept_without_a_copy_and_is_the_same_until_then(tmp_path: Path) -> None:
+    buffer = UpdateBuffer(2, torch.float32, tmp_path, memory_bytes=1 << 20)
+    blank = buffer.blank()
+    blank.fill_(7.0)  # a client that fails here leaves it to the next one
+    assert buffer.blank() is blank
+    blank.fill_(1.0)
+    buffer.put("a", blank)
+    assert buffer.get("a") is blank
+    other = buffer.blank()
+    other.fill_(2.0)
+    buffer.put("b", other)
+    assert buffer.get("a").tolist() == [1.0, 1.0] and buffer.get("b").tolist() == [2.0, 2.0]
+
+
+def test_a_buffer_never_has_more_vectors_than_fit_and_the_blank_one(tmp_path: Path) -> None:
+    buffer = UpdateBuffer(5, torch.float32, tmp_path, memory_bytes=40)  # room for two
+    vectors = set()
+    for round in range(3):
+        for place, name in enumerate("abcd"):
+            blank = buffer.blank()
+            vectors.add(blank.data_ptr())
+            buffer.put(name, blank.fill_(10.0 * round + place))
+        assert [buffer.get(name)[0].item() for name in "abcd"] == [10.0 * round + place for place in range(4)]
+        buffer.clear()
+    assert len(vectors) == 3
+
+
+def test_two_updates_of_one_client_are_refused(tmp_path: Path) -> None:
+    buffer = UpdateBuffer(2, torch.float32, tmp_path, memory_bytes=1 << 20)
+    buffer.put("a", torch.ones(2))
+    with pytest.raises(ValueError, match="an update of client `a` is held already"):
+        buffer.put("a", torch.zeros(2))
+    assert buffer.get("a").tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])  # within and beyond what is buffered before it is written
+def test_an_update_that_the_disk_refuses_is_not_held(tmp_path: Path, size: int) -> None:
+    buffer = UpdateBuffer(size, torch.float32, tmp_path, memory_bytes=0)
+    buffer.put("a", torch.ones(size))
+    (tmp_path / "update_1.bin").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        buffer.put("b", torch.ones(size))
+    assert "b" not in buffer and not list(tmp_path.iterdir())
+    buffer.put("c", torch.full((size,), 3.0))
+    assert torch.equal(buffer.get("c"), torch.full((size,), 3.0))
+
+
 @pytest.mark.parametrize("memory_bytes", [0, 30, 1 << 20])
 def test_staged_states_count_only_when_committed(tmp_path: Path, memory_bytes: int) -> None:
     store = ClientStore(tmp_path / "s", memory_bytes)
@@ -110,6 +158,32 @@ def test_staged_states_count_only_when_committed(tmp_path: Path, memory_bytes: i
     store.mark_clean()
     store.commit(["b"])  # nothing is staged for it any more
     assert store.get("b").numbers == {"n": 1} and store.dirty() == []
+
+
+def test_a_state_whose_tensors_share_memory_can_go_to_a_file(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "s", memory_bytes=0)
+    flat = torch.arange(6.0)
+    tensors = {"private": flat, "best/private": flat, "tail": flat[2:]}  # the best round is the present one
+    store.put("a", ClientState(tensors, {}))
+    found = store.get("a").tensors
+    assert found.keys() == tensors.keys() and all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_states_that_the_disk_refuses_stay_in_memory(tmp_path: Path, is_full: bool, caplog: Any) -> None:
+    store = ClientStore(tmp_path / "s", memory_bytes=0)
+    if is_full:
+        (tmp_path / "s").mkdir()
+        for ending in (".json", ".staged.json"):
+            (tmp_path / "s" / f"{file_stem('a')}{ending}").symlink_to("/dev/full")
+    else:
+        (tmp_path / "s").write_text("a file where the folder should be")
+    store.put("a", ClientState({"v": torch.zeros(5)}, {"n": 1}))
+    store.stage("a", ClientState({"v": torch.ones(5)}, {"n": 2}))
+    assert store.get("a").numbers == {"n": 1}
+    store.commit(["a"])
+    assert store.get("a").numbers == {"n": 2} and store.get("a").tensors["v"].tolist() == [1.0] * 5
+    assert caplog.text.count("client states take more than system.state_memory_mb") == 1
 
 
 def test_a_state_taken_from_the_store_can_be_changed_without_harm(tmp_path: Path) -> None:

@@ -87,6 +87,26 @@ def test_a_finished_run_resumed_gives_the_same_result(config: Path) -> None:
     assert results(config)["clients"]["north"]["scores"] == first["clients"]["north"]["scores"]
 
 
+def test_what_is_worth_knowing_about_the_data_is_said_once(config: Path) -> None:
+    """With targets of at most 12 tokens no gold query survives, in any of nine splits."""
+    log = config.parent / "run" / "log.rank0.txt"
+    assert run(config, "compare={paradigm: local}", "rounds=1") == 0  # the companion has the same data
+    assert log.read_text().count("about the data:") == 1
+    for client, sizes in {"north": (12, 2, 2), "south": (6, 2, 2), "west": (3, 2, 2)}.items():
+        splits = zip(("train", "dev", "test"), sizes, strict=True)
+        ceilings = "; ".join(f"{split} 0.00 % of {size} (truncated {size})" for split, size in splits)
+        assert f"\n  {client}: ceiling of exact match after encoding: {ceilings}\n" in log.read_text()
+    assert run(config, "compare={paradigm: local}", "rounds=1") == 0  # resumed
+    assert log.read_text().count("about the data:") == 1
+    assert run(config, "rounds=1", options=("--resume", "never")) == 0
+    assert log.read_text().count("about the data:") == 2
+
+
+def test_nothing_is_said_about_data_that_survive_encoding(config: Path) -> None:
+    assert run(config, "task.output_max_length=60", "rounds=1") == 0
+    assert "about the data:" not in (config.parent / "run" / "log.rank0.txt").read_text()
+
+
 def test_the_companion_run_is_trained_and_shown_beside_the_first(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,20 +15,31 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down; a module may import its own level and those below. Modules that are not named are in `main`'s.
 LEVELS: list[tuple[str, ...]] = [
-    ("runner", "work", "rank", "placement", "evaluate", "saving", "checkpoint", "checkpoint_files"),
+    (
+        "runner",
+        "replicas",
+        "work",
+        "server_share",
+        "rank",
+        "placement",
+        "evaluate",
+        "saving",
+        "checkpoint",
+        "checkpoint_files",
+    ),
     ("track", "console", "curves", "records", "summary", "runs", "status", "event_file"),
     ("algorithms", "tasks"),
     ("job", "train", "client", "server", "sampling"),
     ("comm",),
     ("models", "data", "metrics"),
-    ("weights", "update", "seeds", "errors"),
+    ("weights", "update", "seeds", "errors", "compression", "payload", "selection"),
 ]
 # Values and dataclasses without behaviour of their own, which every level may read
-FREE = {"config", "yaml_config"}
+FREE = {"config", "config_training", "yaml_config"}
 NEVER = {
-    "algorithms": {"comm", "runner", "config", "yaml_config", "rank", "evaluate"},
+    "algorithms": {"comm", "runner", "config", "config_training", "yaml_config", "rank", "evaluate"},
     "tasks": {"comm", "algorithms"},
-    "comm": {"algorithms", "tasks", "train", "job", "config"},
+    "comm": {"algorithms", "tasks", "train", "job", "config", "config_training"},
     "models": {"tasks", "algorithms", "comm", "train"},
 }
 
@@ -66,25 +77,27 @@ def test_only_comm_imports_torch_distributed() -> None:
 
 
 def test_the_loop_names_no_algorithm_task_or_model() -> None:
-    words = re.compile(r"fedavg|fedprox|scaffold|fednova|ditto|lorar|text2sql|\bt5\b|bert|gpt", re.IGNORECASE)
-    for name in ("runner.py", "rank.py", "evaluate.py", "saving.py", "job.py", "work.py", "placement.py"):
+    words = re.compile(
+        r"fedavg|fedprox|scaffold|fednova|ditto|lorar|parsing|text2sql|wikisql|\bt5\b|bert|gpt", re.IGNORECASE
+    )
+    for stem in ("runner", "rank", "evaluate", "saving", "job", "work", "server_share", "placement"):
         # papers may be cited in comments and docstrings
-        code = ast.unparse(_without_docstrings(ast.parse((PACKAGE / name).read_text())))
-        assert not words.findall(code), name
+        code = ast.unparse(_without_docstrings(ast.parse((PACKAGE / f"{stem}.py").read_text())))
+        assert not words.findall(code), stem
     for path in (PACKAGE / "comm").glob("*.py"):
         assert not words.findall(path.read_text()), path
 
 
 FORBIDDEN = re.compile(
-    r"\b(import|from) (pickle|dill|joblib|cloudpickle)\b|\w+_object(_list)?\(|torch\.load\(|torch\.save\("
-    r"|weights_only\s*=\s*False|\beval\(|\bexec\(|trust_remote_code\s*=\s*True"
+    r"\b(import|from) (pickle|dill|joblib|cloudpickle)\b|\b(gather|broadcast|scatter|send|recv)_object(_list)?\("
+    r"|all_gather_object\(|torch\.load\(|torch\.save\("
+    r"|weights_only\s*=\s*False|(?<![\w.])(eval|exec)\(|trust_remote_code\s*=\s*True"
 )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_nothing_is_pickled_and_no_object_is_sent(path: Path) -> None:
-    text = path.read_text().replace("module.eval()", "")
-    assert not [match.group() for match in FORBIDDEN.finditer(text)]
+    assert not [match.group() for match in FORBIDDEN.finditer(path.read_text())]
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from fedtorch.comm import holder, local, remote, reproducible
 from fedtorch.comm.base import Communicator, Updates
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.group import Group, Op
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.remote import Exchange
+from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.reproducible import WINDOW
 from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.seeds import generator_for
@@ -75,11 +80,12 @@ def spread(ranks: list[int]) -> dict[str, int]:
     ("num_ranks", "hosts", "exchange", "dtype"),
     [
         (1, [0], "send", torch.float32),
-        (2, [1], "reduce", torch.float32),
+        (2, [1], "reduce", torch.float32),  # with fewer than three other ranks that have clients, each sends its sum
         (2, [0, 1], "send", torch.float32),  # the server works too
         (3, [1, 2], "send", torch.float32),
         (3, [2, 2, 1], "reduce", torch.float32),
         (3, [0, 1, 2], "reduce", torch.float64),
+        (4, [1, 2, 3], "reduce", torch.float32),
         (5, [4, 1], "auto", torch.float32),  # ranks 2 and 3 are idle
         pytest.param(3, [1, 2], "send", torch.float64, marks=pytest.mark.slow),
         pytest.param(5, [1, 2, 3, 4], "send", torch.float32, marks=pytest.mark.slow),
@@ -101,6 +107,79 @@ def test_edge_sizes(size: int, exchange: Exchange, tmp_path: Path) -> None:
     alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, torch.float32)
     found = run_ranks(distributed_round, 3, spread([1, 2]), str(tmp_path), exchange, size, torch.float32)
     assert found[0] == alone
+
+
+def narrow_round(homes: dict[str, int], folder: str, exchange: Exchange) -> Any:
+    """A round in windows of 1000 elements, many more of them than are ever on the way."""
+    for module in (reproducible, holder, remote, local):
+        module.WINDOW = 1000  # type: ignore[attr-defined]
+    return distributed_round(homes, folder, exchange, 40_321, torch.float32)
+
+
+@pytest.mark.parametrize("exchange", ["send", "reduce"])
+@pytest.mark.parametrize("hosts", [[1], [0, 1, 1, 1, 1, 1, 2], [1, 2, 3]])
+def test_many_windows_pass_in_step(exchange: Exchange, hosts: list[int], tmp_path: Path) -> None:
+    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 40_321, torch.float32)
+    assert run_ranks(narrow_round, 4, spread(hosts), str(tmp_path), exchange)[0] == alone
+
+
+def dying_round(exchange: Exchange, folder: str) -> None:
+    """Rank 2 kills itself when it has added 20 of 41 windows, with some of them still on the way."""
+    homes = spread([0, 1, 2, 3])
+    rank = int(os.environ["RANK"])
+    if rank == 2 and exchange == "reduce":
+        add, calls = reproducible.Accumulator.add, iter(range(1000))
+
+        def deadly(self: reproducible.Accumulator, grad: torch.Tensor, weight: float) -> None:
+            if next(calls) == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            add(self, grad, weight)
+
+        reproducible.Accumulator.add = deadly  # type: ignore[method-assign]
+    elif rank == 2:
+        start_send, sent = Group.start_send, iter(range(1000))
+
+        def last_send(self: Group, tensor: torch.Tensor) -> Any:
+            if next(sent) == 20 + len(NAMES):  # the updates one by one come first
+                os.kill(os.getpid(), signal.SIGKILL)
+            return start_send(self, tensor)
+
+        Group.start_send = last_send  # type: ignore[method-assign]
+    narrow_round(homes, folder, exchange)
+
+
+@pytest.mark.parametrize("exchange", ["send", "reduce"])
+def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(exchange: Exchange, tmp_path: Path) -> None:
+    outcomes = expect_exit(dying_round, 4, exchange, str(tmp_path), timeout=40)
+    assert outcomes[2].exit_code == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        assert "rank 2 gave no sign of life" in outcomes[rank].error
+        assert outcomes[rank].exit_code == DeadlineError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("homes", "exchange", "dtype", "expected"),
+    [
+        ([], "auto", torch.float32, Op.SUMS),  # nothing is sent
+        ([0, 0], "auto", torch.float32, Op.SUMS),
+        ([0, 1], "auto", torch.float32, Op.SEND),  # 4 bytes of an update against 8 of a sum
+        ([1, 1], "auto", torch.float32, Op.SUMS),  # as many bytes, but rank 1 adds
+        ([1, 2], "auto", torch.float32, Op.SEND),
+        ([1, 2], "auto", torch.float64, Op.SUMS),
+        ([1, 2] * 3, "auto", torch.float32, Op.SUMS),
+        ([1, 2, 3], "auto", torch.float32, Op.SEND),
+        ([1, 2, 3] * 2, "auto", torch.float32, Op.REDUCE),  # 24 bytes would reach the server, about 16 do
+        ([1], "reduce", torch.float32, Op.SUMS),
+        ([1, 2, 3], "reduce", torch.float32, Op.REDUCE),
+        ([1, 2, 3] * 9, "send", torch.float32, Op.SEND),
+    ],
+)
+def test_the_transport_in_which_the_busiest_rank_moves_least(
+    homes: list[int], exchange: Exchange, dtype: torch.dtype, expected: Op, tmp_path: Path
+) -> None:
+    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, tmp_path, 1 << 20), group=None)
+    updates = RemoteUpdates([], stub, {}, exchange)  # type: ignore[arg-type]
+    assert updates._transport([(place, rank, 1.0) for place, rank in enumerate(homes)]) is expected
 
 
 def small_round(exchange: Exchange, folder: str) -> Any:

@@ -163,8 +163,85 @@ def test_centralised_training_has_one_rate_and_is_judged_every_400_steps() -> No
 @pytest.mark.parametrize("path", sorted((ROOT / "smoke").glob("*.yaml")), ids=lambda path: path.stem)
 def test_smoke_runs_are_small(path: Path) -> None:
     config = load(path)
-    assert config.task.data == "synthetic" and config.rounds <= 3
-    assert max(config.task.max_train, config.task.max_dev, config.task.max_test) <= 32
+    assert config.task.data == "synthetic" and config.rounds <= 3, path
+    trained = config.task.server_labelled if config.task_name == "wikisql" else config.task.max_train
+    assert max(trained, config.task.max_dev, config.task.max_test) <= 32
+
+
+FEDMATCH = {path.stem: path for path in (ROOT / "fedmatch").glob("*.yaml") if "small" not in path.stem}
+BERT_ROWS = {row: path for row, path in FEDMATCH.items() if row not in ("esim", "re2")}
+
+
+def test_rows_of_the_fedmatch_paper_are_there() -> None:
+    from fedtorch.published import FEDMATCH as tables
+
+    assert set(FEDMATCH) == set(tables[0].rows) | {"fm_h_lr_encoder", "fm_released"}
+    sweeps = {path.stem for path in (ROOT / "fedmatch" / "sweeps").glob("*.yaml")}
+    expected = {f"layers_{n:02d}" for n in range(13)} | {f"patch_{size}" for size in (32, 64, 128, 256, 512)}
+    expected |= {f"frequency_{e}" for e in (1, 2, 3)}
+    assert sweeps == expected | {f"data_{p}_{kind}" for p in (20, 40, 60, 80, 100) for kind in ("fm", "bert")}
+
+
+@pytest.mark.parametrize("path", FEDMATCH.values(), ids=FEDMATCH)
+def test_every_fedmatch_row_has_the_common_values(path: Path) -> None:
+    config = load(path)
+    task, client, judged = config.task, config.client, config.eval
+    is_word_model = path.stem in ("esim", "re2")
+    assert config.rounds == (11 if path.stem == "fm_released" else 10) and client.total_epochs == 10
+    assert (client.optimizer, client.lr) == ("adamw", 1e-3 if is_word_model else 2e-5)
+    assert (client.betas, client.eps, client.weight_decay) == ((0.9, 0.98), 1e-8, 5e-5)
+    assert (client.schedule, client.schedule_span, client.warmup_ratio) == ("linear", "run", 0.1)
+    assert (client.max_grad_norm, client.optimizer_state, client.batch_size, client.epochs) == (5.0, "keep", 32, 1)
+    assert client.no_decay == ("*bias", "*LayerNorm*")
+    if config.paradigm != "centralized":
+        assert config.client_for("medquad").batch_size == 12
+    assert config.algorithm_name == ("local" if config.paradigm == "local" else "fedavg")
+    if config.paradigm == "federated":
+        assert config.algorithm.weights == "equal" and (judged.point, judged.also_received) == ("trained", True)
+    assert (judged.select_by, judged.best, judged.split, judged.final_split) == ("mrr", "per_client", "dev", "test")
+    assert task.max_lengths == (10, 100)
+    assert task.client_lengths == {"privacyqa": (10, 40), "pubmedqa": (15, 50), "medquad": (25, 480)}
+    assert config.clients.per_round == (2 if path.stem.endswith("_cs") else "all")
+
+
+@pytest.mark.parametrize(
+    ("row", "insertion", "structure", "size"),
+    [
+        (f"fm_{key}_{structure}", insertion, structure, size)
+        for key, insertion in {"i": "inner", "o": "outer", "v": "vertical", "h": "horizontal"}.items()
+        for structure, size in {"pal": 204, "lr": 128}.items()
+    ],
+)
+def test_patches_of_the_fedmatch_rows(row: str, insertion: str, structure: str, size: int) -> None:
+    config = load(FEDMATCH[row])
+    patch = config.task.model.patch
+    assert (patch.insertion, patch.structure, patch.size, patch.heads) == (insertion, structure, size, 6)
+    assert patch.inner_skip and (patch.scope, patch.position) == ("layer", "outside_ln")
+    assert config.partition.private == ("patch.*",) and config.task.model.name == "bert-base-uncased"
+
+
+@pytest.mark.parametrize("number", range(13))
+def test_shared_layers_of_the_fedmatch_sweep(number: int) -> None:
+    config = load(ROOT / "fedmatch" / "sweeps" / f"layers_{number:02d}.yaml")
+    if number == 0:
+        assert config.paradigm == "local" and config.partition.private == ()
+        return
+    layers = [p for p in config.partition.private if p.startswith("bert.encoder")]
+    assert layers == [f"bert.encoder.layer.{i}.*" for i in range(number, 12)]
+    assert ("bert.pooler.*" in config.partition.private) == (number < 12)
+
+
+@pytest.mark.parametrize(("epochs", "rounds"), [(1, 10), (2, 5), (3, 4)])
+def test_frequencies_of_the_fedmatch_sweep_have_ten_epochs(epochs: int, rounds: int) -> None:
+    config = load(ROOT / "fedmatch" / "sweeps" / f"frequency_{epochs}.yaml")
+    assert (config.client.epochs, config.rounds, config.client.total_epochs) == (epochs, rounds, 10)
+
+
+def test_later_configs_are_laid_over_the_first() -> None:
+    files = [FEDMATCH["fm_h_lr"], ROOT / "defaults" / "fedmatch_small_random.yaml"]
+    config = load(files)
+    assert config.run.name == "fm_h_lr+fedmatch_small_random"
+    assert config.task.model.name == "bert-random" and config.task.model.patch.size == 128
 
 
 def test_a_misspelt_key_of_a_real_algorithm_is_named() -> None:

@@ -9,29 +9,43 @@ from pathlib import Path
 import pytest
 
 from fedtorch.main import main
+from fedtorch.yaml_config import load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+OTHERS = {"fedparsing"}  # not text-to-SQL; see test_fedparsing_configs.py
 SHRUNK = ("task.max_train=4", "task.max_dev=2", "task.max_test=2", "rounds=1", "track.tensorboard=false")
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the synthetic data are prepared already."""
-    from fedtorch.data.synthetic import prepare
+    from fedtorch.data import synthetic, synthetic_qa
 
     folder = tmp_path_factory.mktemp("work")
-    prepare(folder / "data" / "synthetic")
+    synthetic.prepare(folder / "data" / "synthetic")
+    synthetic_qa.prepare(folder / "data" / "synthetic_qa")
     return folder
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "smoke").glob("*.yaml")), ids=lambda path: path.stem)
+CLIENTS = {"text2sql": 8, "qa": 5}
+# those of the dialog task are trained by tests/papers/test_fedassistant_task.py
+HERE = [
+    path
+    for path in sorted((CONFIGS / "smoke").glob("*.yaml"))
+    if path.stem not in OTHERS and path.stem.split("_")[0] not in ("feda", "gpt")
+]
+
+
+@pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)
 def test_a_smoke_config_trains_and_judges(path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     assert main(["--config", str(path), "--set", *SHRUNK]) == 0
     run = workplace / "runs" / path.stem
     results = json.loads((run / "results.json").read_text())
-    assert len(results["clients"]) == (9 if path.stem == "centralized" else 8)
-    assert results["averages"]["exact_match"]["count"] == 16
+    config = load(path)
+    num_clients = CLIENTS[config.task_name.partition("_")[0]]
+    assert len(results["clients"]) == num_clients + (config.paradigm == "centralized")
+    assert results["averages"][config.task.main_metric]["count"] == 2 * num_clients
     shutil.rmtree(run)
 
 
@@ -56,3 +70,21 @@ def test_the_small_real_config_trains_on_prepared_real_data(
     assert main(["--config", str(CONFIGS / "lorar" / "real_small_lorar.yaml"), "--set", *SHRUNK]) == 0
     results = json.loads((tmp_path / "runs" / "real_small_lorar" / "results.json").read_text())
     assert set(results["clients"]) >= {"atis", "advising", "geoquery", "imdb"}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("row", ["fm_h_lr", "esim_small"])
+def test_the_small_fedmatch_rows_train_on_prepared_real_data(
+    row: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedtorch.data.prepare import main as data_main
+
+    monkeypatch.chdir(tmp_path)
+    assert data_main(["prepare", "fedqa", "--raw", str(shared_data / "fedqa"), "--out", "data/fedqa"]) == 0
+    files = [CONFIGS / "fedmatch" / f"{row}.yaml"]
+    files += [] if row == "esim_small" else [CONFIGS / "defaults" / "fedmatch_small_random.yaml"]
+    assert main(["--config", *map(str, files), "--set", *SHRUNK]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    results = json.loads((run / "results.json").read_text())
+    assert set(results["clients"]) == {"privacyqa", "pubmedqa", "fiqa", "insuranceqa", "medquad"}
+    assert run.name == "+".join(file.stem for file in files)

@@ -33,7 +33,7 @@ CLIENT = ClientConfig(optimizer="adamw", lr=0.1, batch_size=4, optimizer_state="
 class Stepping(FedAvg):
     """A server that moves by itself before each round."""
 
-    def server_train(self, server: ServerState) -> None:
+    def server_train(self, server: ServerState, job: ClientJob | None) -> None:
         server.weights.mul_(0.9)
         server.numbers["own_steps"] = server.numbers.get("own_steps", 0) + 1
 
@@ -43,6 +43,14 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "stepping": (Stepping(), {}),
     "ditto": (Ditto(lam=0.5), {}),
     "local": (Local(), {"paradigm": "local"}),
+    "trained": (
+        FedAvg(),
+        {
+            "client": replace(CLIENT, schedule="cosine", schedule_span="run", warmup_ratio=0.1),
+            "clients": ClientsConfig(per_round=1),
+            "eval": EvalConfig(on_start=True, point="trained", also_received=True, best="per_client", per_example=True),
+        },
+    ),
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from harness import SGD, make_config, make_runner
 from toy import Quadratic
 
+from fedtorch import records
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg
@@ -20,8 +22,10 @@ from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.config import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
-from fedtorch.errors import ConfigError, NonFiniteError, QuorumError
-from fedtorch.update import Report
+from fedtorch.errors import ConfigError, FedtorchError, NonFiniteError, QuorumError
+from fedtorch.job import ClientJob
+from fedtorch.track import Tracker
+from fedtorch.update import Report, Update
 
 CLIENTS = {"a": (1.0, 1.0, 10), "b": (2.0, -1.0, 30), "c": (0.5, 3.0, 6)}
 TASK = Quadratic(clients=CLIENTS, start=(0.3, -0.7, 1.1), noise=0.5, dropout=0.25, double=False)
@@ -162,6 +166,36 @@ def test_a_client_that_raises_is_left_out_and_the_weights_renormalised(tmp_path:
     assert "must not travel" not in "".join(r.getMessage() for r in caplog.records)
 
 
+@dataclass(frozen=True)
+class FailsLate(FedAvg):
+    """One client fails when its update is written already."""
+
+    late: str = ""
+
+    def client_update(self, job: ClientJob) -> Update:
+        update = super().client_update(job)
+        if job.client.name == self.late:
+            job.outgoing["weights"].fill_(1e3)
+            raise ValueError("at the last moment")
+        return update
+
+
+def test_what_a_failing_client_wrote_reaches_nobody(tmp_path: Path) -> None:
+    late = final_weights(tmp_path / "1", FailsLate(late="b"))
+    without = replace(TASK, clients={name: client for name, client in CLIENTS.items() if name != "b"})
+    assert torch.equal(late, final_weights(tmp_path / "2", FedAvg(), without))
+
+
+def test_a_client_that_is_drawn_twice_trains_once_and_counts_twice(tmp_path: Path) -> None:
+    clients = ClientsConfig(per_round=3, sampling="size_proportional")
+    config = make_config(tmp_path, TASK, FedAvg(weights="equal"), clients=clients, client=SMALL_BATCHES, rounds=1)
+    runner = make_runner(config)
+    result = runner.run()
+    drawn = {report.client: int(report.extra.get("draws", 1)) for report in runner.rank.server.accepted}
+    assert max(drawn.values()) > 1 and sum(drawn.values()) == 3
+    assert result.weights == {name: draws / 3 for name, draws in drawn.items()}
+
+
 def test_a_client_that_returns_nan_is_left_out(tmp_path: Path, caplog: Any) -> None:
     runner = make_runner(make_config(tmp_path, replace(TASK, poison=("b",)), client=SMALL_BATCHES))
     runner.run()
@@ -203,6 +237,66 @@ def test_an_exploding_update_is_left_out(tmp_path: Path, caplog: Any) -> None:
     runner.run()
     assert set(runner.result.weights) == set(CLIENTS)
     assert "above clients.max_update_norm 100.0" in caplog.text
+
+
+class Recorder(Tracker):
+    """Remembers what a round was recorded with."""
+
+    def round(self, round: int, reports: Sequence[Report], *args: Any, **kwargs: Any) -> None:
+        self.statuses = {report.client: report.status for report in reports}
+        super().round(round, reports, *args, **kwargs)
+
+
+def test_a_refused_update_counts_as_failed_in_the_records(tmp_path: Path) -> None:
+    task = replace(TASK, clients={**CLIENTS, "far": (1.0, 1e6, 10)}, bad=("a",), poison=("b",))
+    config = make_config(tmp_path, task, client=SMALL_BATCHES, clients=ClientsConfig(max_update_norm=100.0), rounds=1)
+    tracker = Recorder(tmp_path, clients=list(task.clients), rounds=1, tensorboard=False, progress="off")
+    make_runner(config, tracker=tracker).run()
+    tracker.close()
+    (round,) = [record for record in records.read(tmp_path / records.NAME) if record["kind"] == "round"]
+    assert (round["clients_ok"], round["clients_failed"], round["examples"]) == (1, 3, 6)
+    assert round["update_norm_max"] < 100.0
+    assert tracker.statuses == {"a": "failed:ValueError", "b": "refused", "c": "ok", "far": "refused"}
+
+
+@dataclass(frozen=True)
+class Shouting(FedAvg):
+    """Reports a number under a name that is not allowed."""
+
+    def client_update(self, job: ClientJob) -> Update:
+        update = super().client_update(job)
+        return replace(update, report=replace(update.report, extra={"Loss of b": 1.0}))
+
+
+def test_a_report_that_cannot_travel_is_refused_where_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(FedtorchError, match="Shouting made a report that cannot be sent: key 'x.Loss of b' does not"):
+        make_runner(make_config(tmp_path, TASK, Shouting(), rounds=1)).run()
+
+
+@dataclass(frozen=True)
+class Renamed(Quadratic):
+    """Says that it measures something else."""
+
+    measured: tuple[str, ...] = ()
+
+    def metrics(self) -> tuple[str, ...]:
+        return self.measured
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("Rouge-L", "measures 'Rouge-L'; rename it to match"),
+        ("f1 score", "measures 'f1 score'; rename it to match"),
+        ("m" * 65, "rename it to match"),
+        ("loss", "measures `loss`, which every evaluation adds itself"),
+    ],
+)
+def test_a_metric_that_could_not_travel_is_refused_at_the_start(metric: str, problem: str, tmp_path: Path) -> None:
+    task = Renamed(clients=CLIENTS, measured=("nearness", metric))
+    with pytest.raises(ConfigError, match=problem):
+        make_runner(make_config(tmp_path, task))
+    make_runner(make_config(tmp_path, replace(task, measured=("nearness", "rouge-l@10"))))
 
 
 def test_local_keeps_each_clients_own_best_and_rests_when_it_stops_gaining(tmp_path: Path) -> None:

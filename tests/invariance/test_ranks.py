@@ -52,6 +52,14 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fednova": (FedNova(), {}),
     "ditto": (Ditto(lam=0.5), {"client": ADAM}),
     "private_head": (FedAvg(), {"client": ADAM, "partition": HEAD, "eval": EvalConfig(every=2)}),
+    "trained_point": (
+        FedAvg(weights="equal"),
+        {
+            "client": replace(ADAM, schedule_span="run", warmup_ratio=0.1, no_decay=("head",), weight_decay=0.1),
+            "partition": HEAD,
+            "eval": EvalConfig(point="trained", also_received=True, best="per_client", per_example=True),
+        },
+    ),
     "local": (Local(), {"paradigm": "local", "eval": EvalConfig(every=2)}),
 }
 ROUNDS = 4

@@ -1,0 +1,92 @@
+"""`report apir`: tables against a base, seeds in one row, costs, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtorch.apir_published import find
+from fedtorch.report import main
+
+SCORES = {"client1": {"a/acc": 0.5, "b/f1": 0.0}, "client2": {"a/acc": 0.4}}
+
+
+def write_run(folder: Path, scores: Any, *, name: str, seed: int = 0, **client: float) -> str:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps({"run": {"name": name, "seed": seed}, "algorithm": {"name": name}}))
+    records: list[dict[str, Any]] = [{"kind": "run", "clients": list(scores), "rounds": 2}]
+    for number in (1, 2):
+        for index, one in enumerate(scores):
+            facts = {"status": "ok", "weight": 0.3 + 0.4 * index, "steps": 3, "examples": 10, "seconds": 2.0}
+            records.append({"kind": "client", "round": number, "client": one, **facts, **client})
+        records.append({"kind": "round", "round": number})
+    for one, tasks in scores.items():
+        metrics = {task: [value * 10, 10] for task, value in tasks.items()}
+        extra = {"tasks_mean": [0.5, 1], "loss": [3.0, 10], "b/undefined": [1.0, 1], "received/a/acc": [1.0, 10]}
+        records.append(
+            {"kind": "eval", "label": "final", "split": "test", "round": 2, "client": one, "metrics": metrics | extra}
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(folder)
+
+
+def changed(**values: float) -> dict[str, dict[str, float]]:
+    return {"client1": {"a/acc": values["a"], "b/f1": values["b"]}, "client2": {"a/acc": values["c"]}}
+
+
+def test_rows_stand_beside_the_papers_and_undefined_rates_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_run(tmp_path / "silo", SCORES, name="ffw_silo")
+    cost = {"rows": 20.0, "generate_s": 1.25, "train_s": 0.5, "sent_bytes": 2e6, "received_bytes": 1e6}
+    full = write_run(tmp_path / "full", changed(a=0.6, b=0.1, c=0.4), name="ffw_full", **cost)
+    mine = write_run(tmp_path / "mine", changed(a=0.4, b=0.0, c=0.2), name="mine")
+    assert main(["apir", "--base", base, "--new", full, mine, "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # client1: +20 % and undefined; client2: 0. Then −20 % and 0 by 0 at client1, −50 % at client2
+    assert "| ffw_full | 10.0 | 10.0 | 2 | 0 | 1 | 1 | 3 | 30.5 (72/7/39) |" in lines
+    assert "| mine | -30.0 | -23.3 | 0 | 2 | 1 | 0 | 3 | - |" in lines
+    assert "| ffw_full | 1.25 | 0.50 | 20 | 2.00 | 1.00 | 13/4 |" in lines
+    assert "| ffw_silo | 0.00 | 2.00 | 10 | 0.00 | 0.00 | - |" in lines
+    assert (tmp_path / "out" / "apir.md").read_text().splitlines() == lines
+    pictures = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
+    assert pictures == ["ffw_full_tasks.png", "ffw_full_weights.png", "mine_tasks.png", "mine_weights.png"]
+
+
+def test_seeds_share_a_row_and_each_has_its_own_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bases = [write_run(tmp_path / f"s{i}", SCORES, name="ffw_silo", seed=i) for i in (1, 2)]
+    runs = [
+        write_run(tmp_path / f"r{i}", changed(a=0.5 + 0.1 * i, b=0.0, c=0.4), name="ffw_meta", seed=i) for i in (1, 2)
+    ]
+    command = ["apir", "--no-plots", "--out", str(tmp_path / "out")]
+    assert main([*command, "--base", *bases, "--new", *runs]) == 0
+    # rates of client1: 20 % and 0, then 40 % and 0; of client2: 0
+    assert "| ffw_meta (n=2) | 7.5 ± 3.5 | 10.0 ± 4.7 | 1.0 ± 0.0 |" in capsys.readouterr().out
+    other = write_run(tmp_path / "r3", SCORES, name="ffw_meta", seed=3)
+    assert main([*command, "--base", *bases, "--new", other]) == 2
+    assert "has run.seed 3, of which there is no run among --base" in capsys.readouterr().err
+
+
+def test_runs_over_other_tasks_or_without_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_run(tmp_path / "silo", SCORES, name="ffw_silo")
+    fewer = write_run(tmp_path / "fewer", {"client1": SCORES["client1"]}, name="x")
+    assert main(["apir", "--base", base, "--new", fewer]) == 2
+    assert "do not fit: client client2, task a/acc is judged in only one" in capsys.readouterr().err
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "metrics.jsonl").write_text('{"kind": "run", "clients": [], "rounds": 1}\n')
+    assert main(["apir", "--base", str(tmp_path / "none"), "--new", base]) == 2
+    assert "has no scores of single tasks; name finished runs of task.name: fewshot" in capsys.readouterr().err
+
+
+def test_published_rows_are_found_by_the_end_of_a_runs_name() -> None:
+    for name, row in (
+        ("real_small_ffw_meta", "ffw_meta"),
+        ("seed3-abl_da_w", "abl_da_w"),
+        ("clients_12", "clients_12"),
+    ):
+        match = find(name)
+        assert match is not None and match[0] == row
+    assert find("my_clients_22") is None and find("silo") is None

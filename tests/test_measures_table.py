@@ -1,0 +1,64 @@
+"""The table of WikiSQL's measures, with the FedParsing paper's figures below ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedtorch.published.fedparsing import MEASURES, NAMES, TABLE
+from fedtorch.report import main
+from fedtorch.track import Tracker
+
+
+def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:
+    """Two parts of 10 questions; dev is judged after two rounds, the second the worse one."""
+    folder.mkdir(parents=True)
+    config = {
+        "run": {"name": name, "seed": seed},
+        "task": {"name": "wikisql", "server_labelled": 500, "num_clients": 200, "encoder": {"name": "random"}},
+        "algorithm": {"group": "fedparsing_ema"},
+        "clients": {"per_round": 10},
+        "client": {"epochs": 3},
+        "eval": {"select_by": "overall"},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    track = Tracker(folder, clients=["part0", "part1"], rounds=2, tensorboard=False, progress="off")
+
+    def scores(hits: int) -> dict[str, dict[str, tuple[float, int]]]:
+        found: dict[str, tuple[float, int]] = dict.fromkeys((*MEASURES, "logical_form"), (float(hits), 10))
+        return {"part0": found, "part1": found | {"overall": (0.0, 10)}}
+
+    for round, hits in enumerate((4, 2)):
+        track.evaluation(round, "dev", scores(hits), "training")
+        track.round(round, [], {}, {}, {})
+    track.evaluation(1, "test", scores(right), "final")
+    track.close()
+    return folder
+
+
+def test_ours_stand_above_the_papers_and_seeds_share_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [make_run(tmp_path / str(seed), seed, right) for seed, right in ((1, 6), (2, 8))]
+    assert main(["measures", *map(str, folders)]) == 0
+    out = capsys.readouterr().out
+    assert "| mine (n=2) | test | 20 | 35.0 ± 7.1 | 70.0 ± 14.1 |" in out
+    assert "| mine (n=2) | dev | 20 | 20.0 ± 0.0 | 40.0 ± 0.0 |" in out  # of the better round
+    assert "| published: FedParsing+EMA, S = 500 | test | - | 70.7 | 88.7 | 95.9 |" in out
+    assert "mine differs from the paper: encoder random (paper: RoBERTa), task.num_clients 200 (paper: 1000)" in out
+    assert (folders[0] / "report" / "measures.md").read_text() == out
+
+
+def test_the_papers_table_is_whole_and_gains_are_those_it_prints() -> None:
+    assert set(TABLE) == {(group, size) for group in NAMES for size in (500, 1000, 10000)}
+    gains = [
+        tuple(round(ema - plain, 1) for ema, plain in zip(*(next(zip(*TABLE[(g, size)])) for g in pair), strict=True))
+        for size in (500, 1000, 10000)
+        for pair in [("fedparsing_ema", "hydranet")]
+    ]
+    assert gains == [(0.9, 0.3), (1.6, 1.9), (0.1, 0.1)]
+
+
+def test_a_folder_without_a_run_is_error_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measures", str(tmp_path)]) == 2
+    assert "name the folder of a run" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""Bytes of a whole run, as results.json tells them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtorch.compression import TopK
+from fedtorch.data.synthetic.dialogs import prepare
+from fedtorch.main import main
+from fedtorch.payload import HEADER_BYTES
+from fedtorch.weights import Layout
+from fedtorch.yaml_config import load
+
+CONFIG = Path(__file__).parents[1] / "configs" / "smoke" / "feda_top50.yaml"
+
+
+@pytest.mark.parametrize("exchange", ["star", "replicated"])
+def test_totals_are_the_sums_over_rounds_and_payloads_have_the_formulas_size(
+    exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path / "data" / "synthetic_dialog")
+    changes = [f"algorithm.exchange={exchange}", "task.max_train=4", "rounds=3", "track.tensorboard=false"]
+    assert main(["--config", str(CONFIG), "--set", *changes]) == 0
+    run = tmp_path / "runs" / "feda_top50"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rounds = [record for record in records if record["kind"] == "round"]
+    totals = json.loads((run / "results.json").read_text())["traffic"]
+    for name in ("bytes_up", "bytes_down", "kv_bytes", "kv_overhead_bytes", "physical_up", "messages_up"):
+        assert totals[name] == sum(record[name] for record in rounds)
+    assert totals["physical_up"] == 0 < totals["kv_bytes"]
+    task = load(CONFIG).task
+    weights = {n: p for n, p in task.build_model(0).named_parameters() if n.startswith("assistant.")}
+    message = TopK(ratio=0.02).message_bytes(Layout.of(weights)) + HEADER_BYTES
+    assert all(record["traffic"]["aggregate/bytes_up"] == 6 * message for record in rounds)
+    down = "broadcast/bytes_down" if exchange == "star" else "aggregate/bytes_down"
+    assert all(record["traffic"][down] == 6 * message * (1 if exchange == "star" else 5) for record in rounds[1:])
+
+
+def test_a_dry_run_tells_the_bytes_of_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path / "data" / "synthetic_dialog")
+    sizes = []
+    for ratio in ("0.02", "1.0"):
+        changes = ["algorithm.exchange=star", f"algorithm.topk.ratio={ratio}", "task.model.width=64"]
+        assert main(["--config", str(CONFIG), "--dry-run", "--set", *changes]) == 0
+        text = capsys.readouterr().out
+        sizes.append(float(text.split("down and ")[1].split(" MiB up")[0]))
+    assert 0 < 10 * sizes[0] < sizes[1]
