@@ -29,8 +29,22 @@ setup(
         "matplotlib>=3.9",
         "xxhash>=3.5",
         "sqlglot>=26",
+        "bm25s>=0.3.16,<0.4",
+        "scipy>=1.15",
+        "scikit-learn>=1.7",
+        "rouge-score>=0.1.2",
     ],
     extras_require={
-        "dev": ["pytest>=9", "pytest-timeout", "hypothesis", "ruff", "mypy", "types-PyYAML", "types-tqdm"],
+        "slurm": ["submitit>=1.5.3,<2"],
+        "dev": [
+            "pytest>=9",
+            "pytest-timeout",
+            "hypothesis",
+            "ruff",
+            "mypy",
+            "submitit>=1.5.3,<2",
+            "types-PyYAML",
+            "types-tqdm",
+        ],
     },
 )

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 # Before the fork server starts, which hands its environment down.
-os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", THP_MEM_ALLOC_ENABLE="1")
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "benchmarks.workloads", "fedtorch.main"])
 
