@@ -27,6 +27,7 @@ from fedtorch.placement import Placement, place
 from fedtorch.rank import Setting
 from fedtorch.tasks.base import SERVER, Merged, Task
 from fedtorch.track import Tracker
+from fedtorch.train.divided import Division
 from fedtorch.train.engine import Engine
 from fedtorch.weights import Partition
 from fedtorch.yaml_config import digest, to_dict
@@ -72,6 +73,8 @@ class Parts:
         mine = self.topology.worker_of(comm.rank)
         worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
         self.engine.join(worker)
+        if worker is not None and self.engine.division is not None:
+            self.task.join(self.engine.module, worker)
         return Setting(
             config=self.config,
             task=self.task,
@@ -155,6 +158,11 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             engine = Engine(task.build_model(config.run.seed), _partition(config), where)
         except ValueError as error:  # a pattern that matches nothing
             raise ConfigError(str(error)) from error
+    if topology.ranks_per_worker > 1:
+        try:
+            engine.division = Division.of(task.owners(engine.module, topology.ranks_per_worker), engine.private.names)
+        except ValueError as error:
+            raise ConfigError(f"system.ranks_per_worker is {topology.ranks_per_worker} but {error}") from error
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"

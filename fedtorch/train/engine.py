@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.train.divided import Division, clip_divided, collect_shared
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
 from fedtorch.weights import Layout, Partition
 
@@ -37,7 +38,8 @@ class Engine:
     The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
     is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
     `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
-    worker: the ranks that train the same clients together, after `join`; None: this one is alone.
+    worker: the ranks that train the same clients together, after `join`; None: this one is alone. division: which of
+    them computes which parameters; None: every rank computes all.
     """
 
     def __init__(self, module: nn.Module, partition: Partition, device: torch.device) -> None:
@@ -67,6 +69,7 @@ class Engine:
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
         self.worker: WorkerGroup | None = None
+        self.division: Division | None = None
 
     def join(self, worker: WorkerGroup | None) -> None:
         """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
@@ -131,8 +134,13 @@ class Engine:
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total = total + self.backward(loss_fn, batch, divisor)
+        is_divided = self.worker is not None and self.division is not None
+        if is_divided:
+            collect_shared(self)
         penalty = before_step(self) if before_step is not None else None
-        if self._max_grad_norm is not None:
+        if self._max_grad_norm is not None and is_divided:
+            clip_divided(self, self._max_grad_norm)
+        elif self._max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
         self._optimizer.step()
         self._schedule.step()
@@ -143,7 +151,8 @@ class Engine:
         """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached."""
         loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
         loss = loss_sum / count / divisor
-        loss.backward()
+        if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
+            loss.backward()
         return loss.detach()
 
     def clear_gradients(self) -> None:
