@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +22,9 @@ from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.local import Local
 from fedtorch.build import build
+from fedtorch.checkpoint import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.local import LocalCommunicator
 from fedtorch.compression import TopK
 from fedtorch.config import (
     CheckpointConfig,
@@ -34,7 +36,7 @@ from fedtorch.config import (
     SystemConfig,
 )
 from fedtorch.data.prepare_dialog import write_dialogs
-from fedtorch.errors import ConfigError
+from fedtorch.errors import ConfigError, Interrupted
 from fedtorch.models.gpt2 import GPT2Model
 from fedtorch.models.side import Passing
 from fedtorch.models.two_side import TwoSide, collate_turns
@@ -208,6 +210,7 @@ def bytes_of(folder: Path) -> list[tuple[float, float, float]]:
     return [(r["kv_bytes"], r["kv_overhead_bytes"], r["kv_physical_bytes"]) for r in rounds]
 
 
+@pytest.mark.timeout(400)
 def test_a_server_and_two_pairs_give_the_bits_of_one_process(data: str, tmp_path: Path) -> None:
     server, *others = run_ranks(all_cases, 5, str(tmp_path / "many"), data, list(CASES), timeout=300)
     for name in CASES:
@@ -217,3 +220,102 @@ def test_a_server_and_two_pairs_give_the_bits_of_one_process(data: str, tmp_path
         many, one = bytes_of(tmp_path / "many" / name), bytes_of(tmp_path / "one" / name)
         assert len(one) == 4 and all(0 < kv and physical == 0 for kv, _, physical in one)
         assert [(kv, more, kv + more) for kv, more, _ in one] == many, name
+
+
+# --- interruption, and what stays where
+
+
+def stopped_at(folder: str, data: str, name: str, who: int) -> str:
+    """Rank `who` alone hears a signal in the third round."""
+    with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
+        each = runner(config_of(name, folder, data), comm)
+        stop = lambda: comm.rank == who and each.rank.round == 2  # noqa: E731
+        each.rank.setting = each.setting = replace(each.setting, stop=stop)
+        try:
+            each.run()
+        except Interrupted:
+            return "interrupted"
+        return "finished"
+
+
+def resumed(folder: str, data: str, name: str, round: int) -> Any:
+    with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
+        return outcome(config_of(name, folder, data), comm, round)
+
+
+@pytest.mark.timeout(400)
+def test_a_run_of_pairs_goes_on_in_pairs_or_in_one_process(data: str, tmp_path: Path) -> None:
+    name = "feda_top"
+    expected = outcome(config_of(name, tmp_path / "whole", data))
+    assert run_ranks(stopped_at, 5, str(tmp_path), data, name, 2, timeout=200) == ["interrupted"] * 5
+    files = {path.name: path for path in (tmp_path / name / "checkpoints/clients").iterdir()}
+    assert len(files) == 2 * len(NAMES)
+    for file, path in files.items():
+        with safe_open(path, "pt") as content:
+            entries = set(content.keys())
+        if "-part1" in file:  # the user rank's: what is private, and the optimiser of that
+            assert entries and all(entry in ("private", "best/private") or "/user." in entry for entry in entries)
+        else:
+            assert "residual" in entries and not [entry for entry in entries if "private" in entry or "user." in entry]
+    shutil.copytree(tmp_path / name, tmp_path / "again" / name)
+    assert run_ranks(resumed, 5, str(tmp_path), data, name, 2, timeout=200)[0] == expected
+    assert outcome(config_of(name, tmp_path / "again", data), resume=2) == expected
+
+
+@pytest.mark.timeout(400)
+def test_a_run_of_one_process_goes_on_in_pairs(data: str, tmp_path: Path) -> None:
+    expected = outcome(config_of("feda", tmp_path / "whole", data))
+    found = Checkpoints(tmp_path / "whole/feda/checkpoints", keep=2).at(2)
+    assert run_ranks(resumed, 3, str(tmp_path / "whole"), data, "feda", found.round, timeout=200)[0] == expected
+
+
+def leaving(folder: str, data: str) -> Any:
+    """What this rank gives to its worker and to the federation, and its private weights at the end."""
+    with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
+        each = runner(config_of("feda", folder, data), comm)
+        seen = watched()
+        each.run()
+        private = [each.rank.store.get(name).tensors["private"] for name in each.rank.store.clients()]
+        has_moved = any(not torch.equal(one, each.setting.engine.initial_private) for one in private)
+        known = torch.cat([one[one != 0].view(torch.int32) for one in private]) if private else None
+        shares = [
+            torch.isin(t.flatten().view(torch.int32), known).float().mean().item()
+            for how, t in seen
+            if how == "send" and t.is_floating_point() and known is not None
+        ]
+        kinds = sorted({(how, str(t.dtype)) for how, t in seen})
+        return has_moved, shares, kinds, comm.meter.totals()["physical_up"]
+
+
+@pytest.mark.timeout(400)
+def test_the_users_private_weights_stay_on_its_rank(data: str, tmp_path: Path) -> None:
+    server, assistant, user = run_ranks(leaving, 3, str(tmp_path), data, timeout=200)
+    assert user[0] and not assistant[0]  # only the user rank has a user model that learned
+    assert len(user[1]) > 10 and max(user[1]) < 0.01
+    assert user[3] == 0 < assistant[3]  # nothing goes from the user rank to the server
+    expected = [
+        ("gather", "torch.float64"),
+        ("gather", "torch.int64"),
+        ("send", "torch.float32"),
+        ("send", "torch.uint8"),
+    ]
+    assert user[2] == assistant[2] == expected
+
+
+# --- settings that cannot work
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "message"),
+    [
+        ({"task": {"sides": "one"}, "partition": PartitionConfig()}, 5, "task.sides is one"),
+        ({"system": SystemConfig(ranks_per_worker=3)}, 4, "system.ranks_per_worker is 3 and task.sides is two"),
+        ({"partition": PartitionConfig(private=("*.ln_f.*",))}, 5, "`user.transformer.ln_f.weight` and `assistant."),
+        ({}, 4, "system.ranks_per_worker is 2 but 3 of 4 ranks train"),
+    ],
+)
+def test_what_cannot_be_a_pair_is_refused_before_the_ranks_meet(
+    changes: dict[str, Any], ranks: int, message: str, data: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build(config_of("feda", tmp_path, data, **changes), num_ranks=ranks, rank=0)
