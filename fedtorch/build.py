@@ -159,10 +159,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         except ValueError as error:  # a pattern that matches nothing
             raise ConfigError(str(error)) from error
     if topology.ranks_per_worker > 1:
-        try:
-            engine.division = Division.of(task.owners(engine.module, topology.ranks_per_worker), engine.private.names)
-        except ValueError as error:
-            raise ConfigError(f"system.ranks_per_worker is {topology.ranks_per_worker} but {error}") from error
+        _divide(engine, task.owners(engine.module, topology.ranks_per_worker), topology)
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
@@ -246,6 +243,19 @@ def _topology(config: Config, num_ranks: int, *, server_works: bool) -> Topology
         return Topology(num_ranks, server_works, width)
     except ValueError as error:
         raise ConfigError(f"system.ranks_per_worker is {width} but {error}") from error
+
+
+def _divide(engine: Engine, owners: Mapping[str, int], topology: Topology) -> None:
+    try:
+        engine.division = Division.of(owners, engine.private.names)
+    except ValueError as error:
+        raise ConfigError(f"system.ranks_per_worker is {topology.ranks_per_worker} but {error}") from error
+    if engine.division is None and type(engine) is Engine:
+        log.warning(
+            "system.ranks_per_worker is %d, but neither the task nor the engine divides a client's work: all ranks of "
+            "a worker do the same; set it to 1",
+            topology.ranks_per_worker,
+        )
 
 
 def _client_settings(config: Config, clients: Sequence[Client]) -> set[ClientConfig]:

@@ -134,14 +134,13 @@ class Engine:
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total = total + self.backward(loss_fn, batch, divisor)
-        is_divided = self.worker is not None and self.division is not None
-        if is_divided:
-            collect_shared(self)
+        self.collect_gradients()
         penalty = before_step(self) if before_step is not None else None
-        if self._max_grad_norm is not None and is_divided:
-            clip_divided(self, self._max_grad_norm)
-        elif self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
+        if self._max_grad_norm is not None:
+            if self.is_divided:
+                clip_divided(self, self._max_grad_norm)
+            else:
+                torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
         self._optimizer.step()
         self._schedule.step()
         self.clear_gradients()
@@ -154,6 +153,16 @@ class Engine:
         if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
             loss.backward()
         return loss.detach()
+
+    @property
+    def is_divided(self) -> bool:
+        """Do the other ranks of this worker compute a part of the gradients?"""
+        return self.worker is not None and self.division is not None
+
+    def collect_gradients(self) -> None:
+        """Complete the shared parameters' gradients on the leader of a worker; `step` does so. All its ranks call it."""
+        if self.is_divided:
+            collect_shared(self)
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""
