@@ -160,7 +160,7 @@ class Engine:
         return self.worker is not None and self.division is not None
 
     def collect_gradients(self) -> None:
-        """Complete the shared parameters' gradients on the leader of a worker; `step` does so. All its ranks call it."""
+        """Complete the shared gradients on a worker's leader, as `step` does; all ranks of the worker call it."""
         if self.is_divided:
             collect_shared(self)
 
