@@ -73,7 +73,7 @@ class Parts:
         mine = self.topology.worker_of(comm.rank)
         worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
         self.engine.join(worker)
-        if worker is not None and self.engine.division is not None:
+        if self.engine.division is not None:
             self.task.join(self.engine.module, worker)
         return Setting(
             config=self.config,

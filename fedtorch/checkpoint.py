@@ -58,9 +58,8 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"`keep` is {keep}; at least one checkpoint must be kept")
         self.folder, self.keep = folder, keep
-        self._entries: dict[
-            str, tuple[FileEntry, ...]
-        ] = {}  # of the last checkpoint written or loaded, for unchanged clients
+        # of the last checkpoint written or loaded, for unchanged clients
+        self._entries: dict[str, tuple[FileEntry, ...]] = {}
 
     def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
         """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.

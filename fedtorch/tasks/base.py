@@ -71,7 +71,7 @@ class Task:
         return {}
 
     def join(self, model: nn.Module, worker: Any) -> None:
-        """Connect a model that is divided by `owners` with the other ranks of its worker; before any training."""
+        """Connect a model that is divided by `owners` with the other ranks of its worker; None: it is whole here."""
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """A batch of CPU tensors from examples."""

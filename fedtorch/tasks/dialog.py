@@ -163,8 +163,8 @@ class Dialog(Prepared):
             if sides[name.split(".")[0]] == model.side_of_rank(rank)
         }
 
-    def join(self, model: nn.Module, worker: Peer) -> None:
-        """Keys and values cross between this rank and the other one of its worker."""
+    def join(self, model: nn.Module, worker: Peer | None) -> None:
+        """Keys and values cross between this rank and the other one of its worker, or inside this process."""
         assert isinstance(model, TwoSide)
         model.join(worker)
 
