@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
     if args.dry_run and args.ranks:
         num_ranks = args.ranks
     stop = stop or StopFlag()
+    if not args.dry_run:
+        stop.listen()  # before data are read, which may take minutes; the ranks agree to stop when they meet
     config: Config | None = None
     try:
         config = yaml_config.load(args.config, args.set)
@@ -62,7 +64,6 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
                 runs[0].show_remarks()
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
-        stop.listen()
         with _join(runs, num_ranks=num_ranks) as comm:
             for parts in runs:
                 comm.preflight(parts.facts())
@@ -239,12 +240,12 @@ def _start_logging(folder: Path, rank: int) -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command that continues this run."""
+    """The command that continues this run; a launcher says by FEDTORCH_COMMAND how its own begins."""
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
         start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
-    words = [*start, "-m", "fedtorch.main"]
+    words = shlex.split(os.environ.get("FEDTORCH_COMMAND", "")) or [*start, "-m", "fedtorch.main"]
     words += ["--config", *map(str, args.config)] if args.config else []
     words += ["--set", *map(_masked, args.set)] if args.set else []
     return shlex.join(words)
