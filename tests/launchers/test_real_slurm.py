@@ -35,7 +35,7 @@ def test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits(
     real_slurm: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SLURM's signal is sent by hand, as at the time limit."""
-    arguments = ["--config", str(config), "--tasks-per-node", "2", "--time", "10", "--set", "rounds=30"]
+    arguments = ["--config", str(config), "--tasks-per-node", "2", "--time", "10", "--set", "rounds=15"]
     assert slurm.main(arguments) == 0
     run = real_slurm / "run"
     number = (run / "slurm_job").read_text().strip()
@@ -47,8 +47,8 @@ def test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits(
     assert sweep.main(["status", str(run)]) == 0 and "requeued" in capsys.readouterr().out
     wait_for(run, "done", "failed")
     assert "resuming after round" in (run / "log.rank0.txt").read_text()
-    assert digest(run) == alone(config, "rounds=30")
-    command = f"python -m launchers.slurm --tasks-per-node 2 --time 10 --config {config} --set rounds=30"
+    assert digest(run) == alone(config, "rounds=15")
+    command = f"python -m launchers.slurm --tasks-per-node 2 --time 10 --config {config} --set rounds=15"
     assert status(run)["command"] == command
     until(lambda: not queued(number), "the job does not end")
     assert not list((run / "slurm").glob("*.hangs"))

@@ -27,20 +27,20 @@ def submit(how: str, config: Path, rounds: int, *more: str) -> str:
 
 def test_a_batch_file_is_requeued_and_resumes_to_the_same_bits(real_slurm: Path, config: Path) -> None:
     run = real_slurm / "run"
-    number = submit("batch file", config, 30)
+    number = submit("batch file", config, 15)
     wait_for_a_round(run)
     call("scancel", "--signal=USR2", number)
     wait_for(run, "interrupted")
     wait_for(run, "done", "failed")
     assert "resuming after round" in (run / "log.rank0.txt").read_text()
-    assert digest(run) == alone(config, "rounds=30")
+    assert digest(run) == alone(config, "rounds=15")
     file = ROOT / "slurm" / "cpu.sbatch"
-    assert status(run)["command"] == f"sbatch {file} --config {config} --set rounds=30"
+    assert status(run)["command"] == f"sbatch {file} --config {config} --set rounds=15"
 
 
 @pytest.mark.parametrize("how", ["launcher", "batch file"])
 def test_a_cancelled_job_saves_and_stays_cancelled(how: str, real_slurm: Path, config: Path) -> None:
-    number = submit(how, config, 300)
+    number = submit(how, config, 150)
     wait_for_a_round(real_slurm / "run")
     call("scancel", number)
     until(lambda: not queued(number), "the job does not end")
@@ -50,7 +50,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(how: str, real_slurm: Path, c
 @pytest.mark.parametrize("how", ["launcher", "batch file"])
 def test_a_rank_that_hangs_and_is_killed_costs_no_round(how: str, real_slurm: Path, config: Path) -> None:
     """The rank is stopped; the server ends with 7 and names it; srun kills it 300 s later, here we do."""
-    number, run = submit(how, config, 30, "system.timeout=8"), real_slurm / "run"
+    number, run = submit(how, config, 15, "system.timeout=8"), real_slurm / "run"
     wait_for_a_round(run)
     (hung,) = ranks_of(number, 1)
     os.kill(hung, signal.SIGSTOP)
@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_and_is_killed_costs_no_round(how: str, real_slurm: Pa
     assert status(run)["code"] == 7 and "rank 1 gave no sign of life" in status(run)["reason"]  # type: ignore[comparison-overlap]
     os.kill(hung, signal.SIGKILL)
     wait_for(run, "done")
-    assert digest(run) == alone(config, "rounds=30", "system.timeout=8")
+    assert digest(run) == alone(config, "rounds=15", "system.timeout=8")
     assert int(shown(number)["Restarts"]) == 1
 
 

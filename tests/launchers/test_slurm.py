@@ -205,6 +205,7 @@ def test_a_sweep_becomes_one_array_that_leaves_out_what_is_done(
     assert sbatch_options(cluster)["array"] == "0-2%2" and sbatch_options(cluster)["ntasks-per-node"] == "3"
     assert len(list((out / "slurm").glob("4242_*_submitted.pkl"))) == 3
     assert "job 4242_1  tiny,seed=1" in capsys.readouterr().out
+    monkeypatch.setenv("FAKE_QUEUE", "4242_0 4242_1 4242_2")
     assert sweep.main(["status", str(out)]) == 0
     assert "3 waiting" in capsys.readouterr().out
     done = out / "tiny,seed=0"
