@@ -66,5 +66,6 @@ def _unusable(kind: str, name: str, key: str, instead: str, error: Exception) ->
     article = "an" if kind[0] in "aeiou" else "a"
     return ConfigError(
         f"{key} is {name!r}, from which no {kind} could be loaded ({first_line(error)}); give the folder of {article} "
-        f"{kind} that save_pretrained wrote (with model.safetensors), the name of one in the local hub cache, or {instead}"
+        f"{kind} that save_pretrained wrote (with model.safetensors), the name of one in the local hub cache, or "
+        f"{instead}"
     )
