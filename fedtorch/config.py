@@ -42,6 +42,8 @@ class RunConfig:
     """Run folder, with everything the run writes; null: `runs/<name>`."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """All randomness is derived from this number."""
+    published: str | None = None
+    """Row of a paper's table that reports show beside this run, as `lorar/fedopt_lorar`; null: the one of its name."""
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or any(c in self.name for c in "/\\\0") or len(self.name) > 200:
