@@ -113,7 +113,8 @@ class EvalConfig:
     """One best round by the scores of all clients, or each client keeps the model of its own best round. Where
     nothing is exchanged it is always the latter."""
     per_example: bool = False
-    """Record the final split's scores example by example, for a paired test between two runs."""
+    """Record the final split's scores example by example, for a paired test between two runs; of metrics that are means
+    over examples only."""
     batch_size: Count = 64
     """Examples per prediction step."""
     patience: Count | None = None
