@@ -180,6 +180,9 @@ class SystemConfig:
     train. Alone in one process a rank does the work of all of them, whatever stands here."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
+    oom_retry: bool = True
+    """A client that runs out of memory is tried once more, with micro-batches in halves: the same mean gradient, but
+    for dropout; false: it counts as failed at once."""
     update_memory_mb: Count = 1024
     """Memory per rank for updates that wait to be sent."""
     state_memory_mb: Count = 2048

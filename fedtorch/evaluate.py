@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor
 
 from fedtorch.client import ClientState
-from fedtorch.rank import Rank
+from fedtorch.errors import FedtorchError
+from fedtorch.rank import Rank, Stopped
 from fedtorch.records import RECEIVED
 from fedtorch.tasks.base import Scores, Task
 from fedtorch.train.engine import Engine, to_device
+
+log = logging.getLogger(__name__)
 
 # Clients whose tokenised data a rank keeps; a rank's memory must not grow with the clients it hosts.
 CACHED_CLIENTS = 64
@@ -41,6 +45,8 @@ class Evaluation:
         self.metric = rank.config.eval.select_by or rank.setting.task.main_metric
         self.by_client = rank.config.eval.best == "per_client" or not rank.algorithm.exchanged
         self.each: dict[str, dict[str, tuple[float, ...]]] = {}
+        # ranks that judge a client together have to come to the end of it together
+        self._is_alone = rank.setting.topology.ranks_per_worker == 1
         self._load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.task.load)
         self._judged_here = lru_cache(maxsize=None)(self._at_home)  # an evaluation is no pass over all clients
 
@@ -86,14 +92,17 @@ class Evaluation:
         """Scores of the clients at home here."""
         eval_config, results = self.rank.config.eval, {}
         each = eval_config.per_example and at_best
-        for name in self._judged_here(split):
-            weights, private = self._model(name, at_best=at_best)
-            self.each[name] = {}
-            results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
-        if eval_config.also_received and not at_best:
-            received = self._judge_received(split)
-            results = {name: {**pairs, **received[name]} for name, pairs in results.items()}
-        return self._leaders(results)
+        try:
+            for name in self._judged_here(split):
+                weights, private = self._model(name, at_best=at_best)
+                self.each[name] = {}
+                results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
+            if eval_config.also_received and not at_best:
+                received = self._judge_received(split)
+                results = {name: {**pairs, **received[name]} for name, pairs in results.items()}
+        except Stopped:
+            pass  # all ranks must come to the same meeting, which then stops them together
+        return self._leaders({name: pairs for name, pairs in results.items() if pairs})
 
     def _judge_received(self, split: str) -> dict[str, Scores]:
         """Scores with the weights received last, as `received/<metric>`."""
@@ -141,7 +150,30 @@ class Evaluation:
         private: Tensor | None,
         each: dict[str, tuple[float, ...]] | None = None,
     ) -> Scores:
-        """One client's scores on a split with the given model; `each` receives those of single examples."""
+        """One client's scores on a split with the given model; `each` receives those of single examples.
+
+        Without scores if judging fails: it is not worth a training run.
+        """
+        try:
+            return self._score_parts(name, split, weights, private, each)
+        except (FedtorchError, Stopped):
+            raise
+        except Exception as error:  # a name only; the text may quote the client's data
+            if not self._is_alone:
+                raise
+            kind, done = type(error).__name__, self.rank.round
+            log.warning("client %s could not be judged after round %d: %s; training goes on", name, done, kind)
+            log.debug("judging client %s", name, exc_info=error)
+            return {}
+
+    def _score_parts(
+        self,
+        name: str,
+        split: str,
+        weights: Tensor,
+        private: Tensor | None,
+        each: dict[str, tuple[float, ...]] | None,
+    ) -> Scores:
         rank, setting = self.rank, self.rank.setting
         rank.comm.heartbeat(phase="evaluate", round=rank.round, client=name)
         rank.working(f"judging {name}")
@@ -151,6 +183,8 @@ class Evaluation:
         for number, part in enumerate(setting.task.judged_parts(examples, size * BATCHES_PER_BEAT)):
             result = added(result, judge(setting.task, setting.engine, part, size, each))
             rank.comm.heartbeat(phase="evaluate", round=rank.round, client=name, step=number)
+            if self._is_alone and setting.stop():
+                raise Stopped
         return result
 
     def _gather(self, own: Mapping[str, Scores]) -> dict[str, Scores]:

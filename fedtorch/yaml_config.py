@@ -36,6 +36,7 @@ NO_EFFECT = (
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",
+    "system.oom_retry",  # a run that has enough memory never needs it
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 
