@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtorch.errors import Interrupted
+from fedtorch.stop import StopFlag
 
 
 @dataclass(frozen=True)
 class RankProcess:
     """`python -m fedtorch.main` with `arguments`, as the rank that submitit's environment describes.
 
-    command: the start of the command that continues the run, for status.json.
+    command: the one that continues the run, for status.json.
 
     1. The ranks find each other as under torchrun; on one machine through the loopback address.
     2. While the run goes on its own handlers answer signals: the round under way is abandoned, all before it saved.
@@ -38,7 +39,7 @@ class RankProcess:
         Raises:
             SystemExit: with fedtorch's exit code, or by submitit after it has requeued the job.
         """
-        from fedtorch.main import StopFlag, main  # torch; a signal meanwhile is submitit's to answer
+        from fedtorch.main import main  # imports torch; a signal meanwhile is submitit's to answer
 
         requeue = _join_as_rank()
         os.environ["FEDTORCH_COMMAND"] = self.command

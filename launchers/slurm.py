@@ -67,7 +67,8 @@ def _run(request: Request, config: Config, resources: Resources) -> int:
 
 def _check_ranks(config: Config, resources: Resources) -> None:
     """Refuse more workers than can ever have something to do."""
-    workers = resources.ranks if config.system.server_works is True else resources.ranks - 1
+    training = resources.ranks if config.system.server_works is True else resources.ranks - 1
+    workers = training // config.system.ranks_per_worker
     cohort = config.clients.per_round
     if cohort != "all" and workers > cohort:
         raise ConfigError(

@@ -67,10 +67,11 @@ def submit(requests: Sequence[Request], resources: Resources, folder: Path, *, n
 
     from launchers.rank_process import RankProcess
 
-    command = shlex.join(["python", "-m", "launchers.slurm", *options_of(resources)])
+    start = ["python", "-m", "launchers.slurm", *options_of(resources)]
+    ranks = [RankProcess(words := request.arguments(), shlex.join([*start, *words])) for request in requests]
     try:
         with _clean_environment(resources), _ignoring_sigint():
-            return executor.submit_array([RankProcess(request.arguments(), command) for request in requests])
+            return executor.submit_array(ranks)
     except (FailedJobError, FailedSubmissionError, subprocess.SubprocessError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ConfigError(f"sbatch refused the job: {lines[-1] if lines else 'without a word'}") from error

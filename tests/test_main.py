@@ -320,10 +320,11 @@ def test_a_signal_while_data_are_read_loses_nothing(config: Path, monkeypatch: p
 
 
 def test_a_launcher_says_how_a_run_is_continued(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDTORCH_COMMAND", "sbatch --array=3 'my file.sbatch'")
+    told = f"sbatch --array=3 'my file.sbatch' --config {config} --set rounds=1"
+    monkeypatch.setenv("FEDTORCH_COMMAND", f"{told} track.token=12345 ")
     assert run(config, "rounds=1") == 0
     status = json.loads((config.parent / "run" / "status.json").read_text())
-    assert status["command"] == f"sbatch --array=3 'my file.sbatch' --config {config} --set rounds=1"
+    assert status["command"] == f"{told} 'track.token=<masked>'"
 
 
 def test_the_command_that_resumes_hides_secrets() -> None:

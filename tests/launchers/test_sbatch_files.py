@@ -109,7 +109,7 @@ def test_the_command_that_continues_names_the_users_own_batch_file(tmp_path: Pat
     for name, array in (("cpu", ""), ("seeds", "--array=7 ")):
         command = ["bash", ROOT / "slurm" / f"{name}.sbatch", *words]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        assert done.stdout == f"sbatch {array}/some\\ where/mine.sbatch\n"
+        assert done.stdout == f"sbatch {array}/some\\ where/mine.sbatch --config a\\ b.yaml --set rounds=3 \n"
 
 
 @pytest.mark.slow  # every rank is a process of its own that imports torch

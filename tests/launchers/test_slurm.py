@@ -21,7 +21,7 @@ from test_main import TINY
 
 from fedtorch import yaml_config
 from fedtorch.errors import ConfigError
-from fedtorch.main import StopFlag
+from fedtorch.stop import StopFlag
 from launchers import rank_process, slurm, sweep
 from launchers.rank_process import RankProcess
 from launchers.resources import Resources, minutes, options_of, resources_of
@@ -115,6 +115,9 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     assert "unknown key `rouds`" in refused([*known, "--set", "rouds=3"], capsys)
     few = refused([*known, "--nodes", "4", "--set", "clients.per_round=2"], capsys)
     assert "4 ranks are 3 workers, but a round has only 2 clients" in few
+    pairs = ["--set", "clients.per_round=2", "system.ranks_per_worker=3", "--executor", "debug"]
+    assert "--executor debug runs in this process" in refused([*known, "--nodes", "7", *pairs], capsys)
+    assert "10 ranks are 3 workers" in refused([*known, "--nodes", "10", *pairs[:3]], capsys)
     assert not (cluster / "sbatch.calls").exists() and not (config.parent / "run").exists()
 
 
