@@ -79,6 +79,14 @@ def test_the_saved_model_loads_with_transformers_and_answers_alike(config: Path)
     assert model.get_input_embeddings().weight.data_ptr() == model.lm_head.weight.data_ptr()
 
 
+def test_a_model_that_cannot_be_saved_costs_no_result(config: Path) -> None:
+    (config.parent / "run").mkdir()
+    (config.parent / "run" / "model").touch()  # a file where the folder should be
+    assert run(config) == 0
+    assert results(config)["digest"]
+    assert "the model could not be saved" in (config.parent / "run" / "log.rank0.txt").read_text()
+
+
 def test_a_finished_run_resumed_gives_the_same_result(config: Path) -> None:
     assert run(config) == 0
     first = results(config)
