@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Sampled(FedAvg):
         name = f"rank{os.environ.get('RANK', 0)}.attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.txt"
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         resident = pages * os.sysconf("SC_PAGE_SIZE") // 1024
-        with (Path(self.folder) / name).open("a") as file:
+        with suppress(OSError), (Path(self.folder) / name).open("a") as file:  # the disk may be full on purpose
             file.write(f"{resident} {len(os.listdir('/proc/self/fd'))}\n")
 
 
