@@ -30,7 +30,7 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
-from fedtorch.errors import DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
 from fedtorch.status import write_status
@@ -133,7 +133,7 @@ def _run_one(
     try:
         result = Runner(setting).run(start)
         if comm.is_server and parts.algorithm.exchanged:
-            parts.task.save_model(parts.engine.module, config.folder / "model")
+            _save_model(parts)
     finally:
         if tracker is not None:
             tracker.close()
@@ -141,6 +141,15 @@ def _run_one(
         tracker.result(table(parts, result))
         write_status(config.folder, code=0, reason="done", command=command, round=result.rounds)
     return result, tracker
+
+
+def _save_model(parts: Parts) -> None:
+    """For users of the model; that it cannot be written is no reason to lose the run's result."""
+    folder = parts.config.folder / "model"
+    try:
+        parts.task.save_model(parts.engine.module, folder)
+    except Exception as error:
+        log.warning("the model could not be saved in %s: %s: %s", folder, type(error).__name__, error)
 
 
 def _open_folder(parts: Parts, comm: Communicator, start: int | None, command: str) -> Tracker:
@@ -216,9 +225,12 @@ def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -
 
 def _start_logging(folder: Path, rank: int) -> IO[str]:
     """One file per rank, which is returned; the terminal gets warnings, and all from rank 0 but debug lines."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    except OSError as error:
+        raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = TerminalHandler()  # knows about the progress bar
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
