@@ -25,6 +25,7 @@ from fedtorch.config import ClientConfig, ClientsConfig, Config
 from fedtorch.errors import ConfigError, DataError
 from fedtorch.placement import Placement, place
 from fedtorch.rank import Setting
+from fedtorch.records import RECEIVED
 from fedtorch.tasks.base import SERVER, Merged, Task
 from fedtorch.track import Tracker
 from fedtorch.train.divided import Division
@@ -151,7 +152,8 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             "server trains on data of its own, alone; set system.server_works to false"
         )
     check_metrics(task, config.task_name)
-    remarks = check_data(task, place(config, task, training, clients, topology), topology, rank)
+    remarks = check_single(task, config.task_name) if config.eval.per_example else []
+    remarks += check_data(task, place(config, task, training, clients, topology), topology, rank)
     if engine is None:
         where = device(config.system.device)
         try:
@@ -196,10 +198,30 @@ def check_metrics(task: Task, name: str) -> None:
         ConfigError: names the metric.
     """
     for metric in task.metrics():
-        if not KEY.fullmatch(metric):
-            raise ConfigError(f"the task `{name}` measures {metric!r}; rename it to match {KEY.pattern}")
+        if not KEY.fullmatch(f"{RECEIVED}{metric}"):
+            raise ConfigError(
+                f"the task `{name}` measures {metric!r}; rename it so that {RECEIVED}{metric} matches {KEY.pattern}"
+            )
         if metric == LOSS:
             raise ConfigError(f"the task `{name}` measures `{LOSS}`, which every evaluation adds itself; rename it")
+
+
+def check_single(task: Task, name: str) -> list[str]:
+    """What to remark on where scores of single examples are asked for.
+
+    Raises:
+        ConfigError: no metric of the task has any.
+    """
+    single, known = set(task.single_metrics()), task.metrics()
+    without = [metric for metric in known if metric not in single]
+    if not single:
+        raise ConfigError(
+            f"eval.per_example is true but no metric of the task `{name}` is a mean over examples; set it to false"
+        )
+    if not without:
+        return []
+    shown = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
+    return [f"eval.per_example: {len(without)} of {len(known)} metrics are no means over examples: {shown}"]
 
 
 def check_data(task: Task, placement: Placement, topology: Topology, rank: int) -> list[str]:

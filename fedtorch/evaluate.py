@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtorch.client import ClientState
-from fedtorch.rank import Rank
-from fedtorch.tasks.base import Scores, Task
-from fedtorch.train.engine import Engine, to_device
+from fedtorch.errors import FedtorchError
+from fedtorch.judging import added, averages, judge
+from fedtorch.rank import Rank, Stopped
+from fedtorch.records import RECEIVED
+from fedtorch.tasks.base import Scores
+
+log = logging.getLogger(__name__)
 
 # Clients whose tokenised data a rank keeps; a rank's memory must not grow with the clients it hosts.
 CACHED_CLIENTS = 64
@@ -40,6 +44,8 @@ class Evaluation:
         self.metric = rank.config.eval.select_by or rank.setting.task.main_metric
         self.by_client = rank.config.eval.best == "per_client" or not rank.algorithm.exchanged
         self.each: dict[str, dict[str, tuple[float, ...]]] = {}
+        # ranks that judge a client together have to come to the end of it together
+        self._is_alone = rank.setting.topology.ranks_per_worker == 1
         self._load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.task.load)
         self._judged_here = lru_cache(maxsize=None)(self._at_home)  # an evaluation is no pass over all clients
 
@@ -85,14 +91,17 @@ class Evaluation:
         """Scores of the clients at home here."""
         eval_config, results = self.rank.config.eval, {}
         each = eval_config.per_example and at_best
-        for name in self._judged_here(split):
-            weights, private = self._model(name, at_best=at_best)
-            self.each[name] = {}
-            results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
-        if eval_config.also_received and not at_best:
-            received = self._judge_received(split)
-            results = {name: {**pairs, **received[name]} for name, pairs in results.items()}
-        return self._leaders(results)
+        try:
+            for name in self._judged_here(split):
+                weights, private = self._model(name, at_best=at_best)
+                self.each[name] = {}
+                results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
+            if eval_config.also_received and not at_best:
+                received = self._judge_received(split)
+                results = {name: {**pairs, **received[name]} for name, pairs in results.items()}
+        except Stopped:
+            pass  # all ranks must come to the same meeting, which then stops them together
+        return self._leaders({name: pairs for name, pairs in results.items() if pairs})
 
     def _judge_received(self, split: str) -> dict[str, Scores]:
         """Scores with the weights received last, as `received/<metric>`."""
@@ -100,7 +109,7 @@ class Evaluation:
         for name in self._judged_here(split):
             private = self.rank.private_of(name, self.rank.store.get(name))
             scores = self._score(name, split, self.rank.shared, private)
-            results[name] = {f"received/{metric}": pair for metric, pair in scores.items()}
+            results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
         return results
 
     def _leaders(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
@@ -140,7 +149,30 @@ class Evaluation:
         private: Tensor | None,
         each: dict[str, tuple[float, ...]] | None = None,
     ) -> Scores:
-        """One client's scores on a split with the given model; `each` receives those of single examples."""
+        """One client's scores on a split with the given model; `each` receives those of single examples.
+
+        Without scores if judging fails: it is not worth a training run.
+        """
+        try:
+            return self._score_parts(name, split, weights, private, each)
+        except (FedtorchError, Stopped):
+            raise
+        except Exception as error:  # a name only; the text may quote the client's data
+            if not self._is_alone:
+                raise
+            kind, done = type(error).__name__, self.rank.round
+            log.warning("client %s could not be judged after round %d: %s; training goes on", name, done, kind)
+            log.debug("judging client %s", name, exc_info=error)
+            return {}
+
+    def _score_parts(
+        self,
+        name: str,
+        split: str,
+        weights: Tensor,
+        private: Tensor | None,
+        each: dict[str, tuple[float, ...]] | None,
+    ) -> Scores:
         rank, setting = self.rank, self.rank.setting
         rank.comm.heartbeat(phase="evaluate", round=rank.round, client=name)
         rank.working(f"judging {name}")
@@ -150,6 +182,8 @@ class Evaluation:
         for number, part in enumerate(setting.task.judged_parts(examples, size * BATCHES_PER_BEAT)):
             result = added(result, judge(setting.task, setting.engine, part, size, each))
             rank.comm.heartbeat(phase="evaluate", round=rank.round, client=name, step=number)
+            if self._is_alone and setting.stop():
+                raise Stopped
         return result
 
     def _gather(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
@@ -245,57 +279,6 @@ class Evaluation:
         numbers = {**state.numbers, "best/is_received": int("best/weights" not in best)}
         rank.store.stage(name, ClientState({**kept, **best}, numbers))
         rank.store.commit([name])
-
-
-@torch.inference_mode()
-def judge(
-    task: Task,
-    engine: Engine,
-    examples: Sequence[Any],
-    batch_size: int,
-    each: dict[str, tuple[float, ...]] | None = None,
-) -> Scores:
-    """Scores of the loaded weights on some examples: per metric (sum, count); `loss` per term of the loss.
-
-    each: grows by the scores of the single examples, NaN where an example does not count.
-    """
-    engine.module.eval()
-    predictions = task.predict(engine.module, examples, batch_size)
-    scores = task.score(examples, predictions)
-    if each is not None:
-        for example, prediction in zip(examples, predictions, strict=True):
-            for metric, (total, count) in task.score([example], [prediction]).items():
-                each[metric] = (*each.get(metric, ()), total / count if count else math.nan)
-    if task.judges_loss:
-        scores = {**scores, "loss": _loss(task, engine, examples, batch_size)}
-    return scores  # the main metric first, as readers of the records expect
-
-
-def _loss(task: Task, engine: Engine, examples: Sequence[Any], batch_size: int) -> tuple[float, int]:
-    total, terms = 0.0, 0
-    for start in range(0, len(examples), batch_size):
-        batch = task.collate([examples[i] for i in range(start, min(start + batch_size, len(examples)))], False)
-        loss, count = task.loss(engine.module, to_device(batch, engine.device))
-        total, terms = total + float(loss), terms + int(count)
-    return total, terms
-
-
-def added(one: Scores, other: Scores) -> Scores:
-    """Scores over the examples of both."""
-    names = {**one, **other}
-    return {n: tuple(map(sum, zip(one.get(n, (0.0, 0)), other.get(n, (0.0, 0)), strict=True))) for n in names}  # type: ignore[misc]
-
-
-def averages(scores: Mapping[str, Scores], metric: str) -> tuple[float, float, int]:
-    """(macro, micro, count) of a metric: mean over clients, and over all their examples together.
-
-    Clients without examples do not count. (nan, nan, 0) if there are none.
-    """
-    pairs = [client[metric] for client in scores.values() if client.get(metric, (0.0, 0))[1] > 0]
-    if not pairs:
-        return math.nan, math.nan, 0
-    count = sum(n for _, n in pairs)
-    return sum(total / n for total, n in pairs) / len(pairs), sum(total for total, _ in pairs) / count, count
 
 
 class Selection:

@@ -150,6 +150,7 @@ def _write(rank: Rank, gathered: Sequence[Message], is_last: bool) -> str:
             for message in gathered
         }
         failures = numbers.pop("failed_saves", 0)
+        rank.comm.heartbeat(phase="checkpoint", round=rank.round, step=1)
         setting.checkpoints.write(rank.round, rank.server, entries, config=setting.config_record, facts=setting.facts)
         return "ok"
     except CheckpointError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -23,6 +24,8 @@ from fedtorch.update import Report
 
 log = logging.getLogger(__name__)
 
+OUT_OF_MEMORY = "failed:OutOfMemoryError"
+
 
 class Work:
     """Trains clients on this rank; their updates and new states wait in the rank's buffers for the server's decision.
@@ -33,6 +36,7 @@ class Work:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.outgoing = rank.updates.blank()
+        self.placed: dict[str, int] = {}  # client of this round -> worker
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.training.load)
 
     @property
@@ -59,17 +63,44 @@ class Work:
         rule = rank.config.clients.sampling
         drawn = cohort(setting.clients, self.per_round, rule, seed=rank.config.run.seed, round=rank.round)
         costs = {client.name: rank.cost(client) for client, _ in drawn}
-        placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
+        placed = self.placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
         reports = []
         try:
             for client, draws in drawn:
                 if rank.hosts(placed[client.name]):
-                    reports.append(self._train(client, draws))
+                    reports.append(self._train_or_retry(client, draws))
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if rank.leads else []
 
-    def _train(self, client: Client, draws: int) -> Report:
+    def waited_for(self, reports: Sequence[Report]) -> str:
+        """One line on the worker whose clients took longest in this round; empty with less than two workers."""
+        taken: dict[int, float] = {}
+        for report in reports:
+            worker = self.placed[report.client]
+            taken[worker] = taken.get(worker, 0.0) + report.seconds
+        if len(taken) < 2:
+            return ""
+        (longest, slowest), (second, _) = sorted(((s, worker) for worker, s in taken.items()), reverse=True)[:2]
+        clients = [report.client for report in reports if self.placed[report.client] == slowest]
+        return (
+            f"waited longest for worker {slowest} ({', '.join(clients[:5])}): {longest:.1f} s, "
+            f"{longest - second:.1f} s longer than for any other"
+        )
+
+    def _train_or_retry(self, client: Client, draws: int) -> Report:
+        """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
+        rank = self.rank
+        report = self._train(client, draws)
+        # ranks that train a client together would have to do so together
+        can_retry = rank.config.system.oom_retry and rank.setting.topology.ranks_per_worker == 1
+        if report.status != OUT_OF_MEMORY or not can_retry or rank.config.client_for(client.name).batch_size < 2:
+            return report
+        rank.setting.engine.free()
+        log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
+        return self._train(client, draws, parts=2)
+
+    def _train(self, client: Client, draws: int, parts: int = 1) -> Report:
         """One client's round: its report; its update and new state wait for the server's decision.
 
         All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError.
@@ -77,21 +108,23 @@ class Work:
         started = time.monotonic()
         worker, report, failure = self.rank.setting.worker, Report(client.name), ""
         try:
-            report = self._deliver(client)
+            report = self._deliver(client, parts)
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
             if isinstance(error, Stopped | FedtorchError) and not isinstance(error, DataError):
                 raise
-            failure = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
-            log.warning("client %s failed in round %d: %s", client.name, self.rank.round + 1, failure)
+            kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
+            failure = OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
+            log.warning("client %s failed in round %d: %s", client.name, self.rank.round + 1, kind)
             log.debug("client %s, round %d", client.name, self.rank.round + 1, exc_info=error)
-        if worker is not None and failure != PeerError.__name__ and worker.settle(bool(failure)):
-            failure = failure or PeerError.__name__
+        of_a_peer = f"failed:{PeerError.__name__}"
+        if worker is not None and failure != of_a_peer and worker.settle(bool(failure)):
+            failure = failure or of_a_peer
         if failure:
-            return Report(client.name, status=f"failed:{failure}", seconds=time.monotonic() - started)
+            return Report(client.name, status=failure, seconds=time.monotonic() - started)
         extra = {**report.extra, "draws": draws} if draws > 1 else report.extra
         return replace(report, extra=extra, seconds=time.monotonic() - started)
 
-    def _deliver(self, client: Client) -> Report:
+    def _deliver(self, client: Client, parts: int) -> Report:
         """Train the client; its update and its new state are in the rank's buffers."""
         rank, setting = self.rank, self.rank.setting
 
@@ -119,6 +152,7 @@ class Work:
             first_private=rank.private_of(client.name, state),
             rounds=rank.config.rounds,
             share=self.share(client),
+            parts=parts,
         )
         version = self._clear_outgoing()
         update = setting.algorithm.client_update(job)
@@ -133,6 +167,7 @@ class Work:
             job.state.numbers["trained/round"] = rank.round
         if update.grad is not None:
             self._take_over(update.grad, version)
+            rank.comm.faults("update", round=rank.round, client=client.name, update=self.outgoing)
             if not rank.has_messages:
                 # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
                 norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
@@ -163,3 +198,8 @@ class Work:
             self.outgoing.copy_(grad)
         elif self.outgoing._version == version:
             raise ValueError("Update.grad is job.outgoing, but nothing was written to it; use job.send_difference")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the device or of the host, for which torch has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import torch
 from torch import Tensor
@@ -45,34 +45,44 @@ class DistributedCommunicator(Communicator):
         size: int,
         hosts_store: bool,
         exchange: Exchange,
+        stacks: IO[str] | None = None,
     ) -> None:
         super().__init__(names)
         self.rank, self.size = rank, size
         self._exchange: Exchange = exchange
         self._store, self._hosts_store = store, hosts_store
-        self._liveness = Liveness(store, rank, size, store.timeout_s)
+        self._liveness = Liveness(store, rank, size, store.timeout_s, stacks)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._group = Group(store, self._liveness, self._blame)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
         self._is_closed = False
         self._liveness.beat()
+        self.faults("init")
 
     @classmethod
-    def join(cls, names: Sequence[str], timeout_s: float = 600.0, exchange: Exchange = "auto") -> Self:
+    def join(
+        cls,
+        names: Sequence[str],
+        timeout_s: float = 600.0,
+        exchange: Exchange = "auto",
+        stacks: IO[str] | None = None,
+    ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
+        stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
         """
         store, rank, size, hosts_store = Store.join(os.environ, timeout_s)
-        return cls(names, store=store, rank=rank, size=size, hosts_store=hosts_store, exchange=exchange)
+        return cls(names, store=store, rank=rank, size=size, hosts_store=hosts_store, exchange=exchange, stacks=stacks)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists."""
         self._liveness.beat(phase="preflight")
+        self.faults("preflight")
         self._rendezvous.preflight(facts)
 
     def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
@@ -83,6 +93,7 @@ class DistributedCommunicator(Communicator):
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
         """See the base class; at most one write a second while phase and client stay the same."""
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
+        self.faults(phase, round=round, client=client, step=step)
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
         """See the base class."""
@@ -140,7 +151,7 @@ class DistributedCommunicator(Communicator):
     ) -> Tensor | None:
         """See the base class."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
-        holder = Holder(self._group, local, self.names, self.meter, round=round)
+        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
         if not self.is_server:
             holder.serve()
             return None
@@ -164,7 +175,8 @@ class DistributedCommunicator(Communicator):
         if self.is_server:
             terms = [(*self._places[client], 1.0) for client in accepted]
             count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
-        return exchange_all(self._group, local, self.names, self.meter, terms, round=round)
+        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
+        return exchange_all(holder, terms)
 
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
         """See the base class."""
@@ -185,6 +197,7 @@ class DistributedCommunicator(Communicator):
         if self._is_closed:
             return
         self._is_closed = True
+        self._liveness.rest()
         everyone = {rank: f"bye/{rank}" for rank in range(self.size)}
         try:
             self._store.set(everyone[self.rank], "")
@@ -210,6 +223,7 @@ class DistributedCommunicator(Communicator):
         self._drop()
         try:
             self._liveness.beat(left=kind.__name__)
+            self._liveness.rest()
             if self._hosts_store:  # so that the others can read why
                 self._rendezvous.linger({r: f"gone/{r}" for r in range(1, self.size)}, _GRACE_S)
             else:
@@ -246,14 +260,15 @@ class DistributedCommunicator(Communicator):
         try:
             self._liveness.beat(failed=True)
             while (suspects := of_these(self._liveness.unheard())) and time.monotonic() < give_up_at:
-                if of_these(self._liveness.left(first=True)):
+                if of_these(self._liveness.left(first=True)) or self._liveness.are_gone(suspects):
                     break
                 time.sleep(0.05)
         except DeadlineError as error:
             raise DeadlineError(f"{error}; the collective ended with: {text}") from None
         culprits = of_these(self._liveness.left(first=True)) or suspects
         names = "; ".join(self._liveness.describe(rank) for rank in culprits)
-        raise DeadlineError(f"{names or 'every rank is alive, but a connection broke'} (gloo: {text})")
+        names = names or "every rank is alive, but a connection broke"
+        raise DeadlineError(f"{names} (gloo: {text})", ranks=tuple(culprits))
 
 
 def _to_tensor(data: bytes) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,13 @@ _BUILT_IN = (
     "scale_parameter",
     "relative_step",
 )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A micro-batch in parts, of which one is in memory at a time; together they have the gradient of the whole."""
+
+    batches: tuple[Any, ...]
 
 
 class Engine:
@@ -148,6 +156,8 @@ class Engine:
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached."""
+        if isinstance(batch, Parts):
+            return self._backward_in_parts(loss_fn, batch, divisor)
         loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
         loss = loss_sum / count / divisor
         if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
@@ -163,6 +173,25 @@ class Engine:
         """Complete the shared gradients on a worker's leader, as `step` does; all ranks of the worker call it."""
         if self.is_divided:
             collect_shared(self)
+
+    def _backward_in_parts(self, loss_fn: LossFunction, parts: Parts, divisor: int) -> Tensor:
+        """The same in parts; a first pass counts, as every part is divided by what all of them count."""
+        device = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(device):
+            count = sum(loss_fn(self.module, to_device(batch, self.device))[1] for batch in parts.batches)
+        total = torch.zeros((), device=self.device)
+        for batch in parts.batches:
+            loss = loss_fn(self.module, to_device(batch, self.device))[0] / count / divisor
+            if loss.requires_grad or self.division is None:
+                loss.backward()
+            total = total + loss.detach()
+        return total
+
+    def free(self) -> None:
+        """Give back what an interrupted step has left in memory."""
+        self.clear_gradients()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""
