@@ -160,7 +160,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             engine = Engine(task.build_model(config.run.seed), _partition(config), where)
         except ValueError as error:  # a pattern that matches nothing
             raise ConfigError(str(error)) from error
-    if topology.ranks_per_worker > 1:
+    if topology.ranks_per_worker > 1 and type(engine) is Engine:  # another kind divides the work in its own way
         _divide(engine, task.owners(engine.module, topology.ranks_per_worker), topology)
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(
@@ -272,10 +272,10 @@ def _divide(engine: Engine, owners: Mapping[str, int], topology: Topology) -> No
         engine.division = Division.of(owners, engine.private.names)
     except ValueError as error:
         raise ConfigError(f"system.ranks_per_worker is {topology.ranks_per_worker} but {error}") from error
-    if engine.division is None and type(engine) is Engine:
+    if engine.division is None:
         log.warning(
-            "system.ranks_per_worker is %d, but neither the task nor the engine divides a client's work: all ranks of "
-            "a worker do the same; set it to 1",
+            "system.ranks_per_worker is %d, but nothing divides a client's work: all ranks of a worker do the same; "
+            "set it to 1",
             topology.ranks_per_worker,
         )
 
