@@ -100,7 +100,8 @@ def _join(runs: Sequence[Parts], *, num_ranks: int) -> Communicator:
     if num_ranks == 1:
         return LocalCommunicator(names)
     system = runs[0].config.system
-    return DistributedCommunicator.join(names=names, timeout_s=system.timeout, exchange=system.exchange)
+    goes_on = runs[0].config.clients.on_loss == "continue"
+    return DistributedCommunicator.join(names, system.timeout, system.exchange, goes_on=goes_on)
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:
@@ -134,7 +135,9 @@ def _run_one(
             tracker.close()
     if tracker is not None:
         tracker.result(table(parts, result))
-        write_status(config.folder, code=0, reason="done", command=command, round=result.rounds)
+        lost = list(result.lost)
+        reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
+        write_status(config.folder, code=0, reason=reason, command=command, round=result.rounds)
     return result, tracker
 
 
@@ -239,18 +242,20 @@ def _start_logging(folder: Path, rank: int) -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command that continues this run."""
+    """The command that continues this run; a launcher of ours says which one started it."""
+    if command := os.environ.get("FEDTORCH_COMMAND"):
+        return command
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
         start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     words = [*start, "-m", "fedtorch.main"]
     words += ["--config", *map(str, args.config)] if args.config else []
-    words += ["--set", *map(_masked, args.set)] if args.set else []
+    words += ["--set", *map(masked, args.set)] if args.set else []
     return shlex.join(words)
 
 
-def _masked(override: str) -> str:
+def masked(override: str) -> str:
     """`key=value`, with the value hidden where the key ends like a secret's."""
     key = override.partition("=")[0]
     return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override

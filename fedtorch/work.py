@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -27,11 +28,13 @@ log = logging.getLogger(__name__)
 class Work:
     """Trains clients on this rank; their updates and new states wait in the rank's buffers for the server's decision.
 
+    drawn: the cohort of the round, each client with how often it was drawn.
     outgoing: the vector that the present client's update is written to; the buffer then keeps it without a copy.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.drawn: list[tuple[Client, int]] = []
         self.outgoing = rank.updates.blank()
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.training.load)
 
@@ -57,12 +60,16 @@ class Work:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         rank, setting = self.rank, self.rank.setting
         rule = rank.config.clients.sampling
-        drawn = cohort(setting.clients, self.per_round, rule, seed=rank.config.run.seed, round=rank.round)
-        costs = {client.name: rank.cost(client) for client, _ in drawn}
-        placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
+        clients: Sequence[Client] = setting.clients
+        if rank.lost:
+            clients = [client for client in clients if rank.round < rank.lost.get(client.name, rank.round + 1)]
+        per_round = len(clients) if rank.config.clients.per_round == "all" else self.per_round
+        self.drawn = cohort(clients, per_round, rule, seed=rank.config.run.seed, round=rank.round)
+        costs = {client.name: rank.cost(client) for client, _ in self.drawn}
+        placed = setting.topology.assign(costs, rank.homes if rank.has_homes else None)
         reports = []
         try:
-            for client, draws in drawn:
+            for client, draws in self.drawn:
                 if rank.hosts(placed[client.name]):
                     reports.append(self._train(client, draws))
         except Stopped:

@@ -302,7 +302,7 @@ def test_size_proportional_sampling_wants_equal_weights(config: Path, capsys: py
 
 
 def test_the_command_that_resumes_hides_secrets() -> None:
-    from fedtorch.main import _masked
+    from fedtorch.main import masked
 
-    assert _masked("track.api_token=hunter2") == "track.api_token=<masked>"
-    assert _masked("client.lr=0.1") == "client.lr=0.1"
+    assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
+    assert masked("client.lr=0.1") == "client.lr=0.1"

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from fedtorch.comm.lifeline import Lifeline
 from fedtorch.comm.store import Store
 from fedtorch.errors import DeadlineError
 
@@ -28,10 +29,12 @@ class Liveness:
     A heartbeat is a counter, what the rank is doing, and, when it has left because of an error, the error's class
     name (never its text, which could quote a client's). Clocks of different machines are never compared: a rank is
     silent since the moment at which this rank first saw its present counter.
+
+    lifeline: knows of processes that ended without a word; None: they are silent, and found out after the timeout.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
-        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float, lifeline: Lifeline | None = None) -> None:
+        self.rank, self.size, self.timeout_s, self.lifeline = rank, size, timeout_s, lifeline
         self._store = store
         self._doing: dict[str, Any] = {"phase": "start", "round": 0, "client": "", "step": 0}
         self._count, self._written_at = 0, 0.0
@@ -57,12 +60,29 @@ class Liveness:
 
     def check(self, awaited: Collection[int]) -> None:
         """Raise DeadlineError if an awaited rank has left or was silent for the timeout; names all such ranks."""
+        if missing := self.missing(awaited):
+            raise DeadlineError("; ".join(map(self.describe, missing)))
+
+    def missing(self, awaited: Collection[int]) -> list[int]:
+        """Which of the awaited ranks have left or ended; if none has, which were silent for the timeout."""
         self.look()
         now = time.monotonic()
-        gone = [r for r in self.left() if r in awaited]
-        silent = [r for r in awaited if now - self._seen[r].since > self.timeout_s]
-        if gone or silent:
-            raise DeadlineError("; ".join(self.describe(r) for r in (gone or silent)))
+        gone = [r for r in awaited if self._has_ended(r) or self._seen[r].beat.get("left")]
+        return gone or [r for r in awaited if now - self._seen[r].since > self.timeout_s]
+
+    def ended(self, ranks: Collection[int]) -> list[int]:
+        """Those of the ranks whose process is known to have ended."""
+        return [rank for rank in ranks if self._has_ended(rank)]
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks of the job, without those that were lost."""
+        return list(self._seen)
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """These ranks were lost; they are not watched any more."""
+        for rank in ranks:
+            del self._seen[rank]
 
     def look(self) -> None:
         """Read every other rank's heartbeat."""
@@ -88,6 +108,8 @@ class Liveness:
         seen = self._seen[other]
         beat, silence = seen.beat, time.monotonic() - seen.since
         role = f"rank {other}" + (" (the server)" if other == 0 else "")
+        if self._has_ended(other) and not beat.get("left"):
+            silence = 0.0
         if not beat:
             return f"{role} was never there in {silence:.0f} s; look for its log or its machine"
         doing = f"round {beat['round']}, phase {beat['phase']}, step {beat['step']}"
@@ -95,4 +117,9 @@ class Liveness:
             doing = f"client `{beat['client']}`, {doing}"
         if beat["left"]:
             return f"{role} left the job with {beat['left']}: {doing}; its log has the reason"
+        if not silence:
+            return f"the process of {role} ended: {doing}"
         return f"{role} gave no sign of life for {silence:.0f} s: {doing}"
+
+    def _has_ended(self, other: int) -> bool:
+        return self.lifeline is not None and other in self.lifeline.ended
