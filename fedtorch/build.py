@@ -23,7 +23,7 @@ from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import KEY
 from fedtorch.config import ClientConfig, ClientsConfig, Config
 from fedtorch.errors import ConfigError, DataError
-from fedtorch.placement import Placement, place
+from fedtorch.placement import Placement, make_topology, place
 from fedtorch.rank import Setting
 from fedtorch.tasks.base import SERVER, Merged, Task
 from fedtorch.track import Tracker
@@ -133,8 +133,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         algorithm.check(hp)
     algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
-    server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
-    topology = Topology(num_ranks, bool(server_works))
+    topology = make_topology(config, num_ranks)
     check_metrics(task, config.task_name)
     remarks = check_data(task, place(config, task, training, clients, topology), topology, rank)
     if engine is None:

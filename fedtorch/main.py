@@ -31,6 +31,7 @@ from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
 from fedtorch.errors import FedtorchError, Interrupted
+from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
 from fedtorch.status import write_status
@@ -56,6 +57,13 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
         torch.set_num_threads(config.system.threads)
         if not args.dry_run:
             _start_logging(config.folder, rank)
+        if is_pinned(config) and not args.dry_run:
+            check_task(config)
+            stop.listen()
+            with _join(config, tuple(config.system.pinned), num_ranks=num_ranks) as comm:
+                runs = _build_all(exchange_sizes(config, comm), num_ranks=num_ranks, rank=rank)
+                _run_all(runs, comm, args.resume, stop, _command(args))
+            return 0
         runs = _build_all(config, num_ranks=num_ranks, rank=rank)
         if args.dry_run:
             if rank == 0:
@@ -63,9 +71,8 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
         stop.listen()
-        with _join(runs, num_ranks=num_ranks) as comm:
-            for parts in runs:
-                comm.preflight(parts.facts())
+        names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
+        with _join(config, names, num_ranks=num_ranks) as comm:
             _run_all(runs, comm, args.resume, stop, _command(args))
         return 0
     except FedtorchError as error:
@@ -85,6 +92,8 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     companion = config.companion()
     if companion is None:
         return [first]
+    if is_pinned(config):
+        companion = adopt(config, companion)
     same_model = (companion.task, companion.partition, companion.run.seed) == (
         config.task,
         config.partition,
@@ -95,18 +104,18 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     return [first, second]
 
 
-def _join(runs: Sequence[Parts], *, num_ranks: int) -> Communicator:
-    names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
+def _join(config: Config, names: Sequence[str], *, num_ranks: int) -> Communicator:
     if num_ranks == 1:
         return LocalCommunicator(names)
-    system = runs[0].config.system
-    goes_on = runs[0].config.clients.on_loss == "continue"
+    goes_on, system = config.clients.on_loss == "continue", config.system
     return DistributedCommunicator.join(names, system.timeout, system.exchange, goes_on=goes_on)
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:
     """One run after the other; the table of the first, with the others beside it, comes last."""
     done: list[tuple[Parts, Result, Tracker | None]] = []
+    for parts in runs:
+        comm.preflight(parts.facts())
     for parts in runs:
         # a checkpoint given by path is the first run's
         mode = resume if parts is runs[0] or resume in ("auto", "never", "force") else "auto"

@@ -82,7 +82,7 @@ class Rank:
         )
         keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
         self.is_stateful = keeps or setting.algorithm.stateful(engine.private)
-        self.has_homes = self.is_stateful or config.clients.on_loss == "continue"
+        self.has_homes = self.is_stateful or config.clients.on_loss == "continue" or config.system.placement == "pinned"
         placement = place(config, setting.task, setting.training, setting.clients, setting.topology)
         self.homes, self.judges = placement.homes, placement.judges
         spill = config.folder / "spill" / f"rank{self.comm.rank}"
