@@ -18,6 +18,7 @@ from fedtorch.client import Client, ClientState, ClientStore
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config import Config, ServerConfig
 from fedtorch.errors import DeadlineError, LostError, QuorumError
 from fedtorch.placement import cost, place
@@ -38,6 +39,7 @@ class Setting:
     """What a run is made of, the same on every rank but for `tracker`; see `build`.
 
     task: evaluation data and model. training: what clients train on (`task`, or one merged client).
+    worker: the ranks that train this rank's clients together with it; None: it is alone.
     clients: the training clients. config_record, facts: kept in checkpoints. stop: was the run asked to stop?
     tracker: on the server only.
     """
@@ -55,6 +57,7 @@ class Setting:
     facts: Mapping[str, str]
     stop: Callable[[], bool]
     tracker: Tracker | None = None
+    worker: WorkerGroup | None = None
 
 
 class Stopped(Exception):
@@ -149,6 +152,16 @@ class Rank:
         """Does this rank belong to that worker?"""
         return self.comm.rank in self.setting.topology.workers[worker]
 
+    @property
+    def leads(self) -> bool:
+        """Does this rank speak for its worker to the federation?"""
+        return self.setting.worker is None or self.setting.worker.leads
+
+    def is_stopped(self) -> bool:
+        """Was any rank of this worker asked to stop? Called by all of them alike."""
+        stop = self.setting.stop()
+        return stop if self.setting.worker is None else self.setting.worker.any(stop)
+
     def message(
         self,
         kind: str,
@@ -217,10 +230,10 @@ class Rank:
         Raises:
             QuorumError: see `note_losses`.
         """
-        since = self.round + int(self.is_training)
-        self.lost.update({name: since for name in clients if name not in self.lost})
+        clients = [name for name in clients if name not in self.lost]
+        self.lost.update(dict.fromkeys(clients, self.round + int(self.is_training)))
         left = sum(client.name not in self.lost for client in self.setting.clients)
-        if self.comm.is_server:
+        if self.comm.is_server and clients:
             shown = ", ".join(clients[:10]) + (", ..." if len(clients) > 10 else "")
             log.warning("round %d: lost %d clients, %d are left: %s", self.round + 1, len(clients), left, shown)
         if left < self.config.clients.min:

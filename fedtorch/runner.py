@@ -5,6 +5,7 @@ Who trains which client in which round is computed from (seed, round, topology) 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from fedtorch.server_share import ServerShare
 from fedtorch.tasks.base import Scores
 from fedtorch.update import Report
 from fedtorch.work import Work
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -111,6 +114,8 @@ class Runner:
             rank.arrive("gather")
         with rank.timed("aggregate"):
             reports = rank.together("gather", lambda: rank.comm.gather_reports(own, round=rank.round))
+            if rank.comm.is_server and (waited := self.work.waited_for(reports)):
+                log.debug("round %d: %s", rank.round + 1, waited)
             decision = rank.together("aggregate", lambda: exchange(rank, reports, self.work.drawn))
             conclude(rank, decision)
             self._step(decision)

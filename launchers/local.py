@@ -42,7 +42,13 @@ from launchers.submit import Request
 GRACE_S = 10.0
 """For the others to end by themselves, which tells more, before they are killed."""
 _SETUP = (ConfigError.exit_code, DataError.exit_code, PreflightError.exit_code)
-_FINAL = (*_SETUP, NonFiniteError.exit_code, CheckpointError.exit_code, Interrupted.exit_code)
+_FINAL = (
+    *_SETUP,
+    NonFiniteError.exit_code,
+    CheckpointError.exit_code,
+    RestartsError.exit_code,
+    Interrupted.exit_code,
+)
 """What a restart would only repeat."""
 
 
@@ -82,7 +88,7 @@ class Job:
             for attempt in range(max_restarts + 1):
                 if attempt:
                     _say(f"restart {attempt} of {max_restarts}")
-                code, is_final = self._attempt(attempt, lock)
+                code, is_final = self._attempt(attempt, max_restarts, lock)
                 if self._signals:
                     return code and Interrupted.exit_code
                 if is_final:
@@ -94,7 +100,7 @@ class Job:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _attempt(self, attempt: int, lock: int) -> tuple[int, bool]:
+    def _attempt(self, attempt: int, max_restarts: int, lock: int) -> tuple[int, bool]:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         shared = {
             "WORLD_SIZE": str(self._size),
@@ -103,6 +109,7 @@ class Job:
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
             "TORCHELASTIC_RUN_ID": "local",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "FEDTORCH_COMMAND": self._command,  # for status.json

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
 from fedtorch.comm.wire import MAX_BYTES, Message, decode_all, encode
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import DeadlineError, FedtorchError, LostError, PreflightError
 from fedtorch.update import Report, UpdateBuffer
 
@@ -49,20 +50,23 @@ class DistributedCommunicator(Communicator):
         size: int,
         hosts_store: bool,
         exchange: Exchange,
+        stacks: IO[str] | None = None,
         lifeline: Lifeline | None = None,
     ) -> None:
         super().__init__(names)
         self.rank, self.size = rank, size
         self._exchange: Exchange = exchange
         self._store, self._hosts_store = store, hosts_store
-        self._liveness = Liveness(store, rank, size, store.timeout_s, lifeline)
+        self._liveness = Liveness(store, rank, size, store.timeout_s, stacks, lifeline)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._group = Group(store, self._liveness, self._blame)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
+        self._worker: WorkerGroup | None = None
         self._is_closed = False
         self._may_lose = False
         self._groups, self._failures = 1, 0
         self._liveness.beat()
+        self.faults("init")
 
     @classmethod
     def join(
@@ -70,12 +74,14 @@ class DistributedCommunicator(Communicator):
         names: Sequence[str],
         timeout_s: float = 600.0,
         exchange: Exchange = "auto",
+        stacks: IO[str] | None = None,
         *,
         goes_on: bool = False,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
+        stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
         goes_on: after `may_lose`, go on without workers that are lost.
 
         Raises:
@@ -84,12 +90,20 @@ class DistributedCommunicator(Communicator):
         store, rank, size, hosts_store = Store.join(os.environ, timeout_s)
         lifeline = Lifeline.open(store, rank, os.environ["MASTER_ADDR"]) if goes_on and size > 1 else None
         return cls(
-            names, store=store, rank=rank, size=size, hosts_store=hosts_store, exchange=exchange, lifeline=lifeline
+            names,
+            store=store,
+            rank=rank,
+            size=size,
+            hosts_store=hosts_store,
+            exchange=exchange,
+            stacks=stacks,
+            lifeline=lifeline,
         )
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists."""
         self._liveness.beat(phase="preflight")
+        self.faults("preflight")
         self._rendezvous.preflight(facts)
 
     def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
@@ -134,6 +148,7 @@ class DistributedCommunicator(Communicator):
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
         """See the base class; at most one write a second while phase and client stay the same."""
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
+        self.faults(phase, round=round, client=client, step=step)
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
         """See the base class."""
@@ -192,7 +207,7 @@ class DistributedCommunicator(Communicator):
     ) -> Tensor | None:
         """See the base class."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
-        holder = Holder(self._group, local, self.names, self.meter, round=round)
+        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
         if not self.is_server:
             holder.serve()
             return None
@@ -216,19 +231,28 @@ class DistributedCommunicator(Communicator):
         if self.is_server:
             terms = [(*self._places[client], 1.0) for client in accepted]
             count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
-        return exchange_all(self._group, local, self.names, self.meter, terms, round=round)
+        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
+        return exchange_all(holder, terms)
+
+    def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
+        """See the base class."""
+        if self._worker is None and len(ranks) > 1:
+            self._liveness.beat(phase="join worker")
+            self._worker = WorkerGroup(self._store, ranks, self.rank, lambda text: self._blame(text, ranks))
+        return self._worker
 
     def close(self) -> None:
         """See the base class; waits at most 10 s for the others before the sockets close."""
         if self._is_closed:
             return
         self._is_closed = True
+        self._liveness.rest()
         everyone = {rank: f"bye/{rank}" for rank in (self.rank, *self._liveness.others)}
         try:
             self._store.set(everyone[self.rank], "")
             if not self._group.is_broken:
                 self._rendezvous.wait(everyone, limit_s=_FAREWELL_S)
-            self._group.drop()
+            self._drop()
             # The host of the store leaves last: it is needed until everyone has read the others' goodbye.
             gone = {rank: f"gone/{rank}" for rank in self._liveness.others if rank}
             if self.rank:
@@ -236,7 +260,7 @@ class DistributedCommunicator(Communicator):
             elif self._hosts_store:
                 self._rendezvous.wait(gone, limit_s=_FAREWELL_S)
         except DeadlineError:
-            self._group.drop()  # somebody has left already, which is what closing is for
+            self._drop()  # somebody has left already, which is what closing is for
         if self._liveness.lifeline is not None:
             self._liveness.lifeline.close()
 
@@ -247,9 +271,10 @@ class DistributedCommunicator(Communicator):
             self.close()
             return
         self._is_closed = True
-        self._group.drop()
+        self._drop()
         try:
             self._liveness.beat(left=kind.__name__)
+            self._liveness.rest()
             if self._hosts_store:  # so that the others can read why
                 self._rendezvous.linger({r: f"gone/{r}" for r in self._liveness.others}, _GRACE_S)
             else:
@@ -267,26 +292,38 @@ class DistributedCommunicator(Communicator):
         data = buffer.numpy().tobytes()
         return decode_all(data, round=round, sequence=self._group.sequence, num_clients=len(self.names))
 
-    def _blame(self, text: str) -> NoReturn:
-        """Find out who is to blame for a failed collective, and raise.
+    def _drop(self) -> None:
+        """Close all sockets."""
+        self._group.drop()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
+        """Find out who is to blame for a failed collective of the ranks `among`, all by default, and raise.
 
         Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
         dead, stopped, or still somewhere else. Where the loss of a rank is not the end, `settle` finds out.
         """
-        if self._may_lose:
+        if self._may_lose and among is None:
             raise LostError(f"a collective failed ({text})")
         give_up_at = time.monotonic() + _GRACE_S
+        self._drop()
+
+        def of_these(ranks: Sequence[int]) -> list[int]:
+            return [rank for rank in ranks if among is None or rank in among]
+
         try:
             self._liveness.beat(failed=True)
-            while (suspects := self._liveness.unheard()) and time.monotonic() < give_up_at:
-                if self._liveness.left(first=True):
+            while (suspects := of_these(self._liveness.unheard())) and time.monotonic() < give_up_at:
+                if of_these(self._liveness.left(first=True)) or len(self._liveness.dead(suspects)) == len(suspects):
                     break
                 time.sleep(0.05)
         except DeadlineError as error:
             raise DeadlineError(f"{error}; the collective ended with: {text}") from None
-        culprits = self._liveness.left(first=True) or suspects
+        culprits = of_these(self._liveness.left(first=True)) or suspects
         names = "; ".join(self._liveness.describe(rank) for rank in culprits)
-        raise DeadlineError(f"{names or 'every rank is alive, but a connection broke'} (gloo: {text})")
+        names = names or "every rank is alive, but a connection broke"
+        raise DeadlineError(f"{names} (gloo: {text})", ranks=tuple(culprits))
 
 
 def _to_tensor(data: bytes) -> Tensor:

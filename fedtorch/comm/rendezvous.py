@@ -54,7 +54,11 @@ class Rendezvous:
             if time.monotonic() - start > limit_s:
                 return False
             self._liveness.beat()
-            self._liveness.check([rank for rank, key in keys.items() if not self._store.has([key])])
+            try:
+                self._liveness.check([rank for rank, key in keys.items() if not self._store.has([key])])
+            except DeadlineError:
+                if not self._store.has(list(keys.values())):  # its last act may have been to set the key
+                    raise
         return True
 
     def linger(self, keys: Mapping[int, str], limit_s: float) -> None:
@@ -71,7 +75,7 @@ class Rendezvous:
             came = self._store.wait(list(keys.values()), check_every)
             self._liveness.beat()
             awaited = [] if came else [rank for rank, key in keys.items() if not self._store.has([key])]
-            gone = [*self._liveness.missing(awaited), *self._liveness.ended(keys)]
+            gone = [*self._liveness.missing(awaited), *self._liveness.dead(keys)]
             for rank in dict.fromkeys(gone):
                 lost.append(rank)
                 del keys[rank]
