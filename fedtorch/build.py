@@ -23,7 +23,7 @@ from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import KEY
 from fedtorch.config import ClientConfig, ClientsConfig, Config
 from fedtorch.errors import ConfigError, DataError
-from fedtorch.placement import Placement, place
+from fedtorch.placement import Placement, make_topology, place
 from fedtorch.rank import Setting
 from fedtorch.records import RECEIVED
 from fedtorch.tasks.base import SERVER, Merged, Task
@@ -141,9 +141,8 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         algorithm.check(hp)
     algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
-    server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
-    topology = _topology(config, num_ranks, server_works=bool(server_works))
-    if topology.ranks_per_worker > 1 and server_works and training.server_examples():
+    topology = make_topology(config, num_ranks)
+    if topology.ranks_per_worker > 1 and config.system.server_works is True and training.server_examples():
         raise ConfigError(
             f"system.ranks_per_worker is {config.system.ranks_per_worker} and system.server_works is true, but the "
             "server trains on data of its own, alone; set system.server_works to false"
@@ -251,15 +250,6 @@ def code_digest(*classes: type) -> str:
     for name in sorted(files):
         hasher.update(name.encode() + b"\0" + files[name].read_bytes())
     return hasher.hexdigest()[:16]
-
-
-def _topology(config: Config, num_ranks: int, *, server_works: bool) -> Topology:
-    """One process is a worker by itself, whatever `system.ranks_per_worker` says."""
-    width = 1 if num_ranks == 1 else config.system.ranks_per_worker
-    try:
-        return Topology(num_ranks, server_works, width)
-    except ValueError as error:
-        raise ConfigError(f"system.ranks_per_worker is {width} but {error}") from error
 
 
 def _client_settings(config: Config, clients: Sequence[Client]) -> set[ClientConfig]:

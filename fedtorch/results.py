@@ -46,6 +46,7 @@ def table(parts: Parts, result: Result) -> dict[str, Any]:
         "traffic": _traffic(run.of_kind("round")),
         "summary": parts.task.summary(result.scores),
         "digest": result.digest,
+        "lost": result.lost,
         "task": parts.task.record(),
     }
 

@@ -76,6 +76,8 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    lost: frozenset[int] = frozenset()
+    """ranks that the others go on without; see `may_lose`"""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -110,6 +112,21 @@ class Communicator(ABC):
                 was doing. On a worker also when the server is silent.
             PreflightError: on every rank, if they arrived for different phases or rounds.
         """
+
+    @abstractmethod
+    def may_lose(self) -> None:
+        """From now on the loss of a rank other than the server is not the end, if the config says so.
+
+        `arrive` then leaves out a rank that has ended and notes it in `lost`; a collective in which one is lost raises
+        LostError on ranks that notice, and every rank must call `settle` after its collectives.
+        """
+
+    def settle(self, is_done: bool, *, phase: str, round: int) -> bool:
+        """After collectives: did they go through on all ranks that are left? All get the same answer.
+
+        False: the living have a new group, and nothing that was received counts.
+        """
+        return is_done
 
     @abstractmethod
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:

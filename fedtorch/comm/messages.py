@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Updates
 from fedtorch.comm.group import Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.meter import Meter
@@ -51,14 +50,6 @@ def sum_of_messages(
     return out
 
 
-def sum_on_server(
-    updates: Updates, weights: Sequence[float], decode: Decode, *, size: int, dtype: torch.dtype
-) -> Tensor:
-    """The same of the updates in an aggregation, each of which is a message."""
-    messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
-    return sum_of_messages(messages, weights, decode, size=size, dtype=dtype)
-
-
 def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None) -> list[Tensor]:
     """Every rank gets all accepted clients' messages, in one all-gather; all ranks call it.
 
@@ -73,7 +64,7 @@ def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None)
         _, agreed, _ = holder.hear()
     held = [message for message, _ in holder.agree(Op.ALL, agreed)]
     hosted: Mapping[int, list[int]] = {
-        rank: [place for place, term in enumerate(agreed) if term[1] == rank] for rank in range(group.size)
+        rank: [place for place, term in enumerate(agreed) if term[1] == rank] for rank in group.members
     }
     width = max(map(len, hosted.values()), default=0)
     mine = torch.zeros(width * local.size, dtype=local.dtype)
@@ -84,8 +75,8 @@ def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None)
     meter.count("up", "aggregate", physical=mine.nbytes)
     meter.count("down", "aggregate", physical=mine.nbytes * (group.size - 1))
     found: dict[int, Tensor] = {}
-    for rank, places in hosted.items():
-        found.update(zip(places, everyone[rank].split(local.size) if width else (), strict=False))
+    for theirs, places in zip(everyone, hosted.values(), strict=True):
+        found.update(zip(places, theirs.split(local.size) if width else (), strict=False))
     return [found[place] for place in range(len(agreed))]
 
 
