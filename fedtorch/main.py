@@ -128,7 +128,8 @@ def _run_one(
     try:
         result = Runner(setting).run(start)
         if comm.is_server and parts.algorithm.exchanged:
-            parts.task.save_model(parts.engine.module, config.folder / "model")
+            with parts.engine.exported() as module:
+                parts.task.save_model(module, config.folder / "model")
     finally:
         if tracker is not None:
             tracker.close()
