@@ -30,6 +30,7 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
+from fedtorch.engines import share_engine
 from fedtorch.errors import FedtorchError, Interrupted
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
@@ -85,12 +86,8 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     companion = config.companion()
     if companion is None:
         return [first]
-    same_model = (companion.task, companion.partition, companion.run.seed) == (
-        config.task,
-        config.partition,
-        config.run.seed,
-    )
-    second = build(companion, num_ranks=num_ranks, rank=rank, engine=first.engine if same_model else None)
+    engine = first.engine if share_engine(config, companion) else None
+    second = build(companion, num_ranks=num_ranks, rank=rank, engine=engine)
     second.remarks = [remark for remark in second.remarks if remark not in first.remarks]
     return [first, second]
 

@@ -1,18 +1,15 @@
 """The DeepSpeed engine: ZeRO stages 0 to 3, offload, mixed precision; built once per worker, for all its clients.
 
 The ranks of a worker are the default group of torch.distributed; all of them call every method in lock step.
-Checked with deepspeed 0.19.8.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,52 +20,10 @@ from fedtorch.errors import FedtorchError
 from fedtorch.seeds import seed_for
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
-from fedtorch.weights import Layout, Partition
+from fedtorch.train.zero import OptimizerState, ZeroSettings, ZeroTensors, import_deepspeed, zero_config
+from fedtorch.weights import Partition
 
 log = logging.getLogger(__name__)
-
-OptimizerState = tuple[Mapping[str, Tensor], Mapping[str, "int | float"]]
-
-# Numbers that ZeRO-3 gathers at a time when weights are loaded; one parameter at a time is slow.
-GATHERED = 50_000_000
-
-
-class ZeroSettings(Protocol):
-    """The part of `config.EngineConfig` that this engine reads."""
-
-    @property
-    def stage(self) -> int: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def offload_optimizer(self) -> bool: ...
-    @property
-    def offload_parameters(self) -> bool: ...
-    @property
-    def activation_checkpointing(self) -> bool: ...
-    @property
-    def initial_scale_power(self) -> int: ...
-
-
-def is_installed() -> bool:
-    """Can DeepSpeed be imported?"""
-    return find_spec("deepspeed") is not None
-
-
-def import_deepspeed(device: torch.device) -> Any:
-    """The deepspeed module, kept from compiling anything.
-
-    At its first start it would compile a communication op for inference (47 s, needs g++), and a process killed
-    meanwhile leaves a lock on which every later start hangs without a word (0.19.8).
-    """
-    if device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("LOCAL_RANK", "0")  # its device index
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    return deepspeed
 
 
 def checkpointable(module: nn.Module) -> list[PreTrainedModel]:
@@ -93,9 +48,8 @@ class _Objective(nn.Module):
 class DeepSpeedEngine(Engine):
     """An `Engine` whose gradients, optimiser state, fp32 masters and parameters may be split over a worker's ranks.
 
-    Weights are loaded into the parameters *and* the fp32 masters: a plain copy is undone by the next step. They are
-    read from the masters. A step's micro-batches are dealt over the ranks in turn; the step is that of their mean.
-    With stage 0 the parameters are the masters.
+    Weights are loaded into the parameters *and* the fp32 masters, and read from the masters; with stage 0 the
+    parameters are the masters. A step's micro-batches are dealt over the ranks in turn; the step is that of their mean.
 
     `deepspeed.initialize` runs at the first `load`, when the worker's group exists; on one rank without a group the
     engine makes one. After an error inside a step the next `load` builds all anew: half-reduced gradients of the
@@ -119,6 +73,7 @@ class DeepSpeedEngine(Engine):
         self.settings, self.num_ranks = settings, num_ranks
         self._hp, self._partition, self._make_module = hp, partition, make_module
         self._zero: Any = None  # the deepspeed engine
+        self._tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
         self._failed = False
         self._scaler: dict[str, Any] = {}
         self._gradients: list[Tensor] | None = None
@@ -132,110 +87,49 @@ class DeepSpeedEngine(Engine):
             self._rebuild()
         if self._zero is None:
             self._initialize()
-        private = self.initial_private if private is None else private
-        if self.settings.stage == 0:
+        if self._tensors is None:
             super().load(shared, private)
             return
-        self._put({**self.shared.view(shared), **self.private.view(private)})
+        private = self.initial_private if private is None else private
+        self._tensors.put({**self.shared.view(shared), **self.private.view(private)})
         with torch.no_grad():
             for part, name, initial in self._buffer_places:
                 getattr(part, name).copy_(initial)
 
     def adopt_initial(self) -> None:
         """See Engine.adopt_initial."""
-        if self._zero is None or self.settings.stage == 0:
+        if self._tensors is None:
             super().adopt_initial()
             return
-        self._put(self.frozen.view(self.initial_frozen))
+        self._tensors.put(self.frozen.view(self.initial_frozen))
         self.load(self.initial_shared)
 
     @property
     def flat(self) -> Tensor:
         """A copy of the present shared weights, from the fp32 masters; flat, on the CPU but for stage 0."""
-        return self._flat if self._zero is None or self.settings.stage == 0 else self._taken(self.shared)
+        return self._flat if self._tensors is None else self._tensors.take(self.shared)
 
     @property
     def flat_private(self) -> Tensor:
         """The same of the private weights."""
-        return self._flat_private if self._zero is None or self.settings.stage == 0 else self._taken(self.private)
+        return self._flat_private if self._tensors is None else self._tensors.take(self.private)
 
     @contextmanager
     def exported(self) -> Iterator[nn.Module]:
         """See Engine.exported."""
-        if self._zero is None or self.settings.stage == 0:
+        if self._tensors is None:
             yield self.module
             return
-        whole = {
-            **self.shared.view(self.flat),
-            **self.private.view(self.flat_private),
-            **self.frozen.view(self.initial_frozen),
-        }
-        parameters = dict(self.module.named_parameters())
-        held = {name: parameters[name].data for name in whole}
+        whole = {**self.shared.view(self.flat), **self.private.view(self.flat_private)}
+        whole |= self.frozen.view(self.initial_frozen)
+        held = {name: self._tensors.parameters[name].data for name in whole}
         for name, value in whole.items():
-            parameters[name].data = value
+            self._tensors.parameters[name].data = value
         try:
             yield self.module
         finally:
             for name, value in held.items():
-                parameters[name].data = value
-
-    @torch.no_grad()
-    def _put(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters, and the masters of those that are trained, by full fp32 values."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-
-        parameters = dict(self.module.named_parameters())
-        for names in self._chunks(values):
-            with self._gathered([parameters[name] for name in names]):
-                if self.settings.stage < 3 or dist.get_rank() == 0:
-                    for name in names:
-                        parameters[name].data.copy_(values[name])
-            for name in names:
-                if not parameters[name].requires_grad:
-                    continue
-                if self.settings.stage == 3:
-                    safe_set_local_fp32_param(parameters[name], self._slice(parameters[name], values[name]))
-                else:
-                    safe_set_full_fp32_param(parameters[name], values[name].float())
-
-    def _taken(self, layout: Layout) -> Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        parameters, flat = dict(self.module.named_parameters()), layout.empty()
-        for name, view in layout.view(flat).items():
-            if parameters[name].requires_grad:
-                view.copy_(safe_get_full_fp32_param(parameters[name]))
-            else:
-                with self._gathered([parameters[name]], changes=False):
-                    view.copy_(parameters[name].detach())
-        return flat
-
-    def _gathered(self, parameters: list[nn.Parameter], *, changes: bool = True) -> Any:
-        import deepspeed
-
-        return deepspeed.zero.GatheredParameters(
-            parameters, modifier_rank=0 if changes else None, enabled=self.settings.stage == 3
-        )
-
-    def _chunks(self, values: Mapping[str, Tensor]) -> Iterator[list[str]]:
-        names: list[str] = []
-        size = 0
-        for name, value in values.items():
-            names.append(name)
-            size += value.numel()
-            if size >= GATHERED:
-                yield names
-                names, size = [], 0
-        if names:
-            yield names
-
-    @staticmethod
-    def _slice(parameter: Any, value: Tensor) -> Tensor:
-        """This rank's part of a full value as ZeRO-3 cuts it; DeepSpeed's own cut fails where the sizes do not divide."""
-        size = parameter.ds_tensor.numel()
-        part = value.flatten()[size * dist.get_rank() : size * (dist.get_rank() + 1)].float()
-        return nn.functional.pad(part, (0, size - part.numel()))
+                self._tensors.parameters[name].data = value
 
     # Training
 
@@ -259,10 +153,10 @@ class DeepSpeedEngine(Engine):
         forget(optimizer)
         self._unborn_state = None
         if optimizer_state is not None and (optimizer_state[0] or optimizer_state[1]):
-            if self.settings.stage == 0:
+            if self._tensors is None:
                 load_state(optimizer, self.trained_names, self.trained, *optimizer_state)
-            elif optimizer.state:
-                self._put_state(optimizer_state)
+            elif self._tensors.has_state:
+                self._tensors.put_state(optimizer_state)
             else:
                 self._unborn_state = (optimizer_state, shared, private, seed)
         self._schedule = make_schedule(optimizer, hp, steps, taken)
@@ -310,15 +204,15 @@ class DeepSpeedEngine(Engine):
         self._zero.zero_grad()
 
     def trained_shared(self) -> list[nn.Parameter]:
-        """The full fp32 values of the trained shared parameters, in the order of `shared_views`; copies."""
-        if self.settings.stage == 0:
+        """The trained shared parameters, in the order of `shared_views`; from stage 1 on copies of the masters."""
+        if self._tensors is None:
             return super().trained_shared()
         views = self.shared.view(self.flat.to(self.device))
         return [nn.Parameter(views[name]) for name in self.trained_names if name in views]
 
     def shared_gradients(self) -> list[Tensor]:
         """See Engine.shared_gradients; inside a step's hook only."""
-        if self.settings.stage == 0:
+        if self._tensors is None:
             return super().shared_gradients()
         if self._gradients is None:
             raise FedtorchError("engine.kind deepspeed has no gradients outside a step; set engine.kind to torch")
@@ -326,42 +220,19 @@ class DeepSpeedEngine(Engine):
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         """See Engine.optimizer_state; whole tensors on every rank of the worker."""
-        optimizer = self._zero.basic_optimizer
-        if self.settings.stage == 0:
-            return state_of(optimizer, self.trained_names, self.trained)
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        moments, counts = _keys(optimizer)
-        tensors = {}
-        for name, parameter in zip(self.trained_names, self.trained, strict=True):
-            found = {key: safe_get_full_optimizer_state(parameter, key).cpu() for key in moments}
-            if any(value.any() for value in found.values()):
-                tensors.update({f"{name}/{key}": value for key, value in found.items()})
-                tensors.update({f"{name}/{key}": value.cpu().clone() for key, value in counts.items()})
-        return tensors, {}
-
-    def _put_state(self, state: OptimizerState) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
-        optimizer = self._zero.basic_optimizer
-        places = dict(zip(self.trained_names, self.trained, strict=True))
-        moments, counts = _keys(optimizer)
-        for path, value in state[0].items():
-            name, key = path.rsplit("/", 1)
-            if key in counts:  # the same for all parameters
-                for entry in optimizer.state.values():
-                    entry[key].fill_(value)
-            elif self.settings.stage == 3:
-                safe_set_local_optimizer_state(places[name], self._slice(places[name], value), key)
-            else:
-                safe_set_full_optimizer_state(places[name], value, key)
+        if self._tensors is None:
+            return state_of(self._zero.basic_optimizer, self.trained_names, self.trained)
+        if self._unborn_state is not None:  # no step was taken
+            tensors, numbers = self._unborn_state[0]
+            return dict(tensors), dict(numbers)
+        return self._tensors.state(self.trained_names)
 
     def _bear_state(self, loss_fn: LossFunction, batch: Any) -> None:
         """Put back an optimiser state before the engine's first step, which is taken once without effect.
 
         Only a step makes the optimiser's tensors, and only its tensors can be filled.
         """
-        assert self._unborn_state is not None
+        assert self._unborn_state is not None and self._tensors is not None
         state, shared, private, seed = self._unborn_state
         self._zero.set_gradient_accumulation_boundary(True)
         self._zero.backward(self._zero(loss_fn, to_device(batch, self.device)))
@@ -369,7 +240,7 @@ class DeepSpeedEngine(Engine):
         self._failed, self._unborn_state = False, None
         self.load(shared, private)
         forget(self._zero.basic_optimizer)
-        self._put_state(state)
+        self._tensors.put_state(state)
         if self._scaler:
             vars(self._zero.optimizer.loss_scaler).update(self._scaler)
         self._failed = True
@@ -377,20 +248,14 @@ class DeepSpeedEngine(Engine):
 
     def _hooked(self, hook: GradientHook) -> Tensor | None:
         """Let a hook change the reduced gradients, which are whole while it runs."""
-        if self.settings.stage == 0:
+        if self._tensors is None:
             return hook(self)
-        from deepspeed.utils import safe_get_full_grad, safe_set_full_grad, safe_set_local_grad
-
-        names = set(self.shared.names)
-        parameters = [p for name, p in zip(self.trained_names, self.trained, strict=True) if name in names]
+        own = set(self.shared.names)
+        names = [name for name in self.trained_names if name in own]
         scale = self._zero.optimizer.loss_scaler.cur_scale if self._scaler else 1.0
-        self._gradients = [safe_get_full_grad(p).float() / scale for p in parameters]
+        self._gradients = self._tensors.gradients(names, scale)
         penalty = hook(self)
-        for parameter, gradient in zip(parameters, self._gradients, strict=True):
-            if self.settings.stage == 3:
-                safe_set_local_grad(parameter, self._slice(parameter, gradient * scale))
-            else:
-                safe_set_full_grad(parameter, gradient * scale)
+        self._tensors.put_gradients(names, self._gradients, scale)
         self._gradients = None
         return penalty
 
@@ -411,16 +276,17 @@ class DeepSpeedEngine(Engine):
         if self.settings.activation_checkpointing:
             for model in checkpointable(self.module):
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
         size = sum(parameter.numel() for parameter in self.trained)
         self._zero, *_ = deepspeed.initialize(
             model=_Objective(self.module),
-            optimizer=optimizer,
+            optimizer=make_optimizer(self.trained_names, self.trained, self._hp),
             config=zero_config(self.settings, size, pin=self.device.type == "cuda"),
             dist_init_required=False,
         )
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
+            parameters, rank = dict(self.module.named_parameters()), dist.get_rank()
+            self._tensors = ZeroTensors(parameters, self._zero, stage=self.settings.stage, rank=rank)
         if self.settings.precision == "fp16":
             self._scaler = dict(vars(self._zero.optimizer.loss_scaler))
 
@@ -429,40 +295,8 @@ class DeepSpeedEngine(Engine):
         log.warning("a client failed inside a step; the DeepSpeed engine is built anew")
         initial = [tensor.clone() for tensor in self.initial()]
         self._zero.destroy()
-        self._zero, self._failed = None, False
+        self._zero, self._tensors, self._failed = None, None, False
         super().__init__(self._make_module(), self._partition, self.device)
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)
         super().adopt_initial()
-
-
-def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, Any]:
-    """DeepSpeed's own configuration, for `size` trained numbers."""
-    bucket = min(size, 500_000_000)  # its default, which it allocates whole
-    zero: dict[str, Any] = {"stage": settings.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-    if settings.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin}
-    if settings.offload_parameters:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": pin}
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # not used: we deal the batches and mark the step's last one
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,  # 1.0 where the key is absent
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # its own Adam compiles for a minute
-        "steps_per_print": None,
-    }
-    if settings.precision == "bf16":
-        config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-    if settings.precision == "fp16":
-        scale = {"initial_scale_power": settings.initial_scale_power, "hysteresis": 1}
-        config |= {"fp16": {"enabled": True, **scale}, "data_types": {"grad_accum_dtype": "fp32"}}
-    return config
-
-
-def _keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], dict[str, Tensor]]:
-    """The optimiser's state: names of what each weight has, and counts that all weights share."""
-    entry = next(iter(optimizer.state.values()), {})
-    counts = {key: value for key, value in entry.items() if isinstance(value, Tensor) and value.ndim == 0}
-    return [key for key, value in entry.items() if isinstance(value, Tensor) and value.ndim], counts
