@@ -65,7 +65,13 @@ class Parts:
         tracker: Tracker | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> Setting:
-        """The runner's setting on this rank. facts: what a checkpoint must agree with, beside the config."""
+        """The runner's setting on this rank. facts: what a checkpoint must agree with, beside the config.
+
+        Called by all ranks of a worker alike: the first call makes their group.
+        """
+        mine = self.topology.worker_of(comm.rank)
+        worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
+        self.engine.join(worker)
         return Setting(
             config=self.config,
             task=self.task,
@@ -74,6 +80,7 @@ class Parts:
             clients=self.clients,
             engine=self.engine,
             comm=comm,
+            worker=worker,
             topology=self.topology,
             checkpoints=checkpoints,
             config_record=to_dict(self.config, masked=True),
@@ -136,7 +143,12 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
     server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
-    topology = Topology(num_ranks, bool(server_works))
+    topology = _topology(config, num_ranks, server_works=bool(server_works))
+    if topology.ranks_per_worker > 1 and server_works and training.server_examples():
+        raise ConfigError(
+            f"system.ranks_per_worker is {config.system.ranks_per_worker} and system.server_works is true, but the "
+            "server trains on data of its own, alone; set system.server_works to false"
+        )
     check_metrics(task, config.task_name)
     remarks = check_data(task, place(config, task, training, clients, topology), topology, rank)
     if engine is None:
@@ -221,6 +233,15 @@ def code_digest(*classes: type) -> str:
     for name in sorted(files):
         hasher.update(name.encode() + b"\0" + files[name].read_bytes())
     return hasher.hexdigest()[:16]
+
+
+def _topology(config: Config, num_ranks: int, *, server_works: bool) -> Topology:
+    """One process is a worker by itself, whatever `system.ranks_per_worker` says."""
+    width = 1 if num_ranks == 1 else config.system.ranks_per_worker
+    try:
+        return Topology(num_ranks, server_works, width)
+    except ValueError as error:
+        raise ConfigError(f"system.ranks_per_worker is {width} but {error}") from error
 
 
 def _client_settings(config: Config, clients: Sequence[Client]) -> set[ClientConfig]:

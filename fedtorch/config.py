@@ -173,6 +173,9 @@ class SystemConfig:
     """Seconds without a sign of life from a rank before the run ends with its name."""
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: only when it is the only rank."""
+    ranks_per_worker: Count = 1
+    """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
+    train. Alone in one process a rank does the work of all of them, whatever stands here."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
     update_memory_mb: Count = 1024
