@@ -139,11 +139,11 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     settings = _client_settings(config, clients)
     for hp in settings:
         algorithm.check(hp)
-    check_engine(config, algorithm, task, settings)
     algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
     server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
     topology = _topology(config, num_ranks, server_works=bool(server_works))
+    check_engine(config, algorithm, task, settings, ranks_per_worker=topology.ranks_per_worker)
     if topology.ranks_per_worker > 1 and server_works and training.server_examples():
         raise ConfigError(
             f"system.ranks_per_worker is {config.system.ranks_per_worker} and system.server_works is true, but the "

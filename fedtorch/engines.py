@@ -11,13 +11,15 @@ from fedtorch.algorithms.base import Algorithm
 from fedtorch.config import ClientConfig, Config
 from fedtorch.errors import ConfigError
 from fedtorch.tasks.base import Task
-from fedtorch.train.deepspeed import DeepSpeedEngine, checkpointable
+from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
-from fedtorch.train.zero import is_installed
+from fedtorch.train.zero import checkpointable, is_installed
 from fedtorch.weights import Partition
 
 
-def check_engine(config: Config, algorithm: Algorithm, task: Task, settings: Collection[ClientConfig]) -> None:
+def check_engine(
+    config: Config, algorithm: Algorithm, task: Task, settings: Collection[ClientConfig], *, ranks_per_worker: int
+) -> None:
     """Refuse what DeepSpeed cannot do. settings: every distinct one that a client trains with.
 
     Raises:
@@ -47,6 +49,12 @@ def check_engine(config: Config, algorithm: Algorithm, task: Task, settings: Col
         raise ConfigError(
             f"client.optimizer is adafactor, which needs whole matrices, but engine.stage is {engine.stage}, which "
             "lays them end to end; set engine.stage to 0 or client.optimizer to adamw"
+        )
+    if odd := next((hp.accumulation for hp in settings if hp.accumulation % ranks_per_worker), None):
+        raise ConfigError(
+            f"client.accumulation is {odd} but the {ranks_per_worker} ranks of a worker share a step's micro-batches; "
+            f"set client.accumulation to a multiple of {ranks_per_worker} (and client.batch_size lower) or "
+            "system.ranks_per_worker to 1"
         )
     if engine.stage == 3 and config.partition.private and type(task).draw_private is not Task.draw_private:
         raise ConfigError(
@@ -85,7 +93,6 @@ def make_engine(
             device,
             settings=engine,
             hp=hp,
-            num_ranks=1,
             make_module=make_module,
         )
     except ValueError as error:  # a pattern that matches nothing

@@ -14,35 +14,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from fedtorch.errors import FedtorchError
 from fedtorch.seeds import seed_for
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
-from fedtorch.train.zero import OptimizerState, ZeroSettings, ZeroTensors, import_deepspeed, zero_config
+from fedtorch.train.zero import (
+    Objective,
+    OptimizerState,
+    ZeroSettings,
+    ZeroTensors,
+    checkpointable,
+    import_deepspeed,
+    zero_config,
+)
 from fedtorch.weights import Partition
 
 log = logging.getLogger(__name__)
-
-
-def checkpointable(module: nn.Module) -> list[PreTrainedModel]:
-    """The outermost models inside `module` that can forget activations and compute them again."""
-    if isinstance(module, PreTrainedModel):
-        return [module] if module.supports_gradient_checkpointing else []
-    return [found for child in module.children() for found in checkpointable(child)]
-
-
-class _Objective(nn.Module):
-    """What DeepSpeed takes for the model: its forward pass is the whole mean loss, however a task computes it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, loss_fn: LossFunction, batch: Any) -> Tensor:
-        loss_sum, count = loss_fn(self.module, batch)
-        return loss_sum.float() / count
 
 
 class DeepSpeedEngine(Engine):
@@ -51,9 +39,10 @@ class DeepSpeedEngine(Engine):
     Weights are loaded into the parameters *and* the fp32 masters, and read from the masters; with stage 0 the
     parameters are the masters. A step's micro-batches are dealt over the ranks in turn; the step is that of their mean.
 
-    `deepspeed.initialize` runs at the first `load`, when the worker's group exists; on one rank without a group the
-    engine makes one. After an error inside a step the next `load` builds all anew: half-reduced gradients of the
-    failed client would go into the next one's step.
+    `deepspeed.initialize` runs at the first `load`, when the worker's group exists; a rank alone without a group makes
+    one. After an error inside a step the next `load` builds all anew: half-reduced gradients of the failed client
+    would go into the next one's step. With several ranks, an error in one rank's forward pass is the client's failure
+    on all of them (stages 0 to 2); one inside DeepSpeed's exchanges ends the run, for the others may be waiting there.
 
     hp: of any client; all have the same optimiser. make_module: builds the same module again.
     """
@@ -66,11 +55,10 @@ class DeepSpeedEngine(Engine):
         *,
         settings: ZeroSettings,
         hp: LocalTraining,
-        num_ranks: int,
         make_module: Callable[[], nn.Module],
     ) -> None:
         super().__init__(module, partition, device)
-        self.settings, self.num_ranks = settings, num_ranks
+        self.settings = settings
         self._hp, self._partition, self._make_module = hp, partition, make_module
         self._zero: Any = None  # the deepspeed engine
         self._tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
@@ -175,22 +163,24 @@ class DeepSpeedEngine(Engine):
         self._failed = True
         if self._unborn_state is not None:
             self._bear_state(loss_fn, batches[0])
-        total = torch.zeros((), device=self.device)
-        turns = ceil(len(batches) / self.num_ranks)
+        total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
+        turns = ceil(len(batches) / size)
         for turn in range(turns):
             self._zero.set_gradient_accumulation_boundary(turn == turns - 1)
-            mine = turn * self.num_ranks + dist.get_rank()
+            mine = turn * size + rank
             is_real = mine < len(batches)  # else without weight: every rank has to take part in every exchange
-            loss = self._zero(loss_fn, to_device(batches[mine if is_real else 0], self.device)) / divisor
+            loss = self._forward(loss_fn, batches[mine if is_real else 0]) / divisor
             total = total + loss.detach() * is_real
-            self._zero.backward(loss * (self.num_ranks * is_real))  # DeepSpeed takes the mean over the ranks
-        penalty = self._hooked(before_step) if before_step is not None else None
-        self._zero.step()
+            with self._exchanging():
+                self._zero.backward(loss * (size * is_real))  # DeepSpeed takes the mean over the ranks
+        with self._exchanging():
+            penalty = self._hooked(before_step) if before_step is not None else None
+            self._zero.step()
+            if size > 1:
+                dist.all_reduce(total)
         if not self._zero.was_step_applied():
             log.debug("a step was left out: gradients overflowed in %s", self.settings.precision)
         self._schedule.step()
-        if self.num_ranks > 1:
-            dist.all_reduce(total)
         self._failed = False
         return total, torch.zeros_like(total) if penalty is None else penalty
 
@@ -227,6 +217,31 @@ class DeepSpeedEngine(Engine):
             return dict(tensors), dict(numbers)
         return self._tensors.state(self.trained_names)
 
+    @property
+    def _size(self) -> int:
+        return 1 if self.worker is None else self.worker.size
+
+    def _forward(self, loss_fn: LossFunction, batch: Any) -> Tensor:
+        if self.settings.stage == 3:  # parameters are gathered on the way
+            with self._exchanging():
+                return self._zero(loss_fn, to_device(batch, self.device))
+        loss: Tensor = self._zero(loss_fn, to_device(batch, self.device))
+        if self.worker is not None:
+            self.worker.any(False)  # a rank whose forward pass failed is not there, which raises PeerError
+        return loss
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """An error in here leaves the other ranks of the worker where they cannot be told."""
+        try:
+            yield
+        except Exception as error:
+            if self._size == 1:
+                raise
+            if self.worker is not None:
+                self.worker.close()
+            raise FedtorchError(f"a rank failed inside an exchange of its worker ({type(error).__name__})") from error
+
     def _bear_state(self, loss_fn: LossFunction, batch: Any) -> None:
         """Put back an optimiser state before the engine's first step, which is taken once without effect.
 
@@ -235,8 +250,10 @@ class DeepSpeedEngine(Engine):
         assert self._unborn_state is not None and self._tensors is not None
         state, shared, private, seed = self._unborn_state
         self._zero.set_gradient_accumulation_boundary(True)
-        self._zero.backward(self._zero(loss_fn, to_device(batch, self.device)))
-        self._zero.step()
+        loss = self._forward(loss_fn, batch)
+        with self._exchanging():
+            self._zero.backward(loss)
+            self._zero.step()
         self._failed, self._unborn_state = False, None
         self.load(shared, private)
         forget(self._zero.basic_optimizer)
@@ -267,18 +284,18 @@ class DeepSpeedEngine(Engine):
 
     def _initialize(self) -> None:
         deepspeed = import_deepspeed(self.device)
-        if not dist.is_initialized() and self.num_ranks == 1:
+        if not dist.is_initialized() and self._size == 1:
             backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         world = dist.get_world_size() if dist.is_initialized() else 0
-        if world != self.num_ranks:  # a larger one would train all its clients as one
-            raise FedtorchError(f"a worker of {self.num_ranks} ranks found a default group of {world}; this is a bug")
+        if world != self._size:  # a larger one would train all its clients as one
+            raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
         if self.settings.activation_checkpointing:
             for model in checkpointable(self.module):
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         size = sum(parameter.numel() for parameter in self.trained)
         self._zero, *_ = deepspeed.initialize(
-            model=_Objective(self.module),
+            model=Objective(self.module),
             optimizer=make_optimizer(self.trained_names, self.trained, self._hp),
             config=zero_config(self.settings, size, pin=self.device.type == "cuda"),
             dist_init_required=False,
@@ -296,7 +313,9 @@ class DeepSpeedEngine(Engine):
         initial = [tensor.clone() for tensor in self.initial()]
         self._zero.destroy()
         self._zero, self._tensors, self._failed = None, None, False
+        worker = self.worker
         super().__init__(self._make_module(), self._partition, self.device)
+        self.join(worker)
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)
         super().adopt_initial()

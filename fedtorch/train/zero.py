@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from fedtorch.weights import Layout
 
@@ -84,6 +85,25 @@ def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, An
         scale = {"initial_scale_power": settings.initial_scale_power, "hysteresis": 1}
         config |= {"fp16": {"enabled": True, **scale}, "data_types": {"grad_accum_dtype": "fp32"}}
     return config
+
+
+def checkpointable(module: nn.Module) -> list[PreTrainedModel]:
+    """The outermost models inside `module` that can forget activations and compute them again."""
+    if isinstance(module, PreTrainedModel):
+        return [module] if module.supports_gradient_checkpointing else []
+    return [found for child in module.children() for found in checkpointable(child)]
+
+
+class Objective(nn.Module):
+    """What DeepSpeed takes for the model: its forward pass is the whole mean loss, however a task computes it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, loss_fn: Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]], batch: Any) -> Tensor:
+        loss_sum, count = loss_fn(self.module, batch)
+        return loss_sum.float() / count
 
 
 class ZeroTensors:

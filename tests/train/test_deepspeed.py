@@ -75,7 +75,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
 
 def zero_engine(zero: Zero, model: Callable[[], nn.Module] = t5, hp: ClientConfig = ADAMW, **changes: Any) -> Engine:
     partition = changes.pop("partition", Partition())
-    return DeepSpeedEngine(model(), partition, CPU, settings=zero, hp=hp, num_ranks=1, make_module=model)
+    return DeepSpeedEngine(model(), partition, CPU, settings=zero, hp=hp, make_module=model)
 
 
 def plain_engine(model: Callable[[], nn.Module] = t5) -> Engine:
