@@ -44,6 +44,7 @@ setup(
             "ruff",
             "mypy",
             "submitit>=1.5.3,<2",
+            "deepspeed>=0.19.8,<0.20",
             "types-PyYAML",
             "types-tqdm",
         ],

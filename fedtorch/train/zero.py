@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
@@ -59,12 +60,13 @@ def import_deepspeed(device: torch.device) -> Any:
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)  # its calls
     return deepspeed
 
 
 def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, Any]:
     """DeepSpeed's own configuration, for `size` trained numbers. pin: the host's memory, for a GPU."""
-    bucket = min(size, 500_000_000)  # its default, which it allocates whole
+    bucket = min(size + -size % 256, 500_000_000)  # its default, which it allocates whole; an odd one is refused
     zero: dict[str, Any] = {"stage": settings.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin}

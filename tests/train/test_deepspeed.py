@@ -43,6 +43,11 @@ OFFLOADED = [
 ]
 
 
+def some(cases: list[Zero], *fast: Zero) -> list[Any]:
+    """All of them in `make slow`, the given ones always."""
+    return [pytest.param(case, marks=() if case in fast else pytest.mark.slow, id=label(case)) for case in cases]
+
+
 def label(zero: Zero) -> str:
     flags = [name for name in ("offload_optimizer", "offload_parameters") if getattr(zero, name)]
     return "-".join([f"stage{zero.stage}", *([zero.precision] if zero.precision != "fp32" else []), *flags])
@@ -108,9 +113,17 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm())
 
 
-@pytest.mark.parametrize("zero", [*STAGES, *OFFLOADED], ids=label)
-@pytest.mark.parametrize("model", [t5, gpt2], ids=lambda model: model.__name__)
-def test_two_rounds_of_two_clients_equal_the_plain_engine(zero: Zero, model: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("zero", [*STAGES, OFFLOADED[-1]], ids=label)
+def test_two_rounds_of_two_t5_clients_equal_the_plain_engine(zero: Zero) -> None:
+    equal_the_plain_engine(zero, t5)
+
+
+@pytest.mark.parametrize("zero", some([*STAGES, *OFFLOADED], STAGES[0], STAGES[3]))
+def test_two_rounds_of_two_gpt2_clients_equal_the_plain_engine(zero: Zero) -> None:
+    equal_the_plain_engine(zero, gpt2)
+
+
+def equal_the_plain_engine(zero: Zero, model: Callable[[], nn.Module]) -> None:
     plain = plain_engine(model)
     expected, losses = two_clients(plain)
     found, found_losses = two_clients(zero_engine(zero, model))
@@ -132,7 +145,7 @@ def test_loaded_weights_are_not_undone_by_the_next_step(zero: Zero) -> None:
     assert torch.equal(engine.flat, other)
 
 
-@pytest.mark.parametrize("zero", STAGES, ids=label)
+@pytest.mark.parametrize("zero", some(STAGES, STAGES[2]))
 def test_a_hook_changes_the_gradients_of_the_step(zero: Zero) -> None:
     """FedProx: its pull is added to the reduced gradients, before they are clipped."""
 
@@ -149,7 +162,7 @@ def test_a_hook_changes_the_gradients_of_the_step(zero: Zero) -> None:
     assert apart(expected, without) > 0.1 * moved(plain, expected)
 
 
-@pytest.mark.parametrize("zero", [*STAGES, OFFLOADED[-1]], ids=label)
+@pytest.mark.parametrize("zero", some([*STAGES, OFFLOADED[-1]], STAGES[1], STAGES[3]))
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["in a new engine", "after another client"])
 def test_a_kept_optimiser_state_continues_as_if_never_stopped(zero: Zero, is_fresh: bool) -> None:
     plain = plain_engine()
@@ -174,7 +187,7 @@ def test_a_kept_optimiser_state_continues_as_if_never_stopped(zero: Zero, is_fre
 MIXED = [Zero(1, "bf16"), Zero(2, "bf16"), Zero(3, "bf16"), Zero(2, "bf16", True), Zero(3, "bf16", True, True)]
 
 
-@pytest.mark.parametrize("zero", MIXED, ids=label)
+@pytest.mark.parametrize("zero", some(MIXED, MIXED[1], MIXED[4]))
 def test_bf16_stays_close_to_fp32_and_its_masters_are_fp32(zero: Zero) -> None:
     plain = plain_engine()
     expected, losses = two_clients(plain)
@@ -193,14 +206,19 @@ def test_bf16_stays_close_to_fp32_and_its_masters_are_fp32(zero: Zero) -> None:
 def test_fp16_stays_close_to_fp32_and_its_loss_scale_starts_anew_for_every_client(zero: Zero) -> None:
     if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         pytest.skip("this CPU has no fp16")
-    plain = plain_engine()
+    plain, engine = plain_engine(), zero_engine(zero)
     expected, losses = two_clients(plain)
-    found, found_losses = two_clients(zero_engine(zero))
+    found, found_losses = two_clients(engine)
     assert found_losses == pytest.approx(losses, rel=1e-2)
     assert apart(found, expected) < 0.35 * moved(plain, expected)
+    assert isinstance(engine, DeepSpeedEngine)
+    scaler = engine._zero.optimizer.loss_scaler
+    scaler.cur_scale = 1.0  # as after overflows of the client before
+    engine.start(engine.initial_shared, None, ADAMW, steps=1, seed=0)
+    assert scaler.cur_scale == 2**zero.initial_scale_power
 
 
-@pytest.mark.parametrize("zero", [Zero(2), Zero(3), Zero(3, "bf16")], ids=label)
+@pytest.mark.parametrize("zero", some([Zero(2), Zero(3), Zero(3, "bf16")], Zero(3)))
 @pytest.mark.parametrize("model", [t5, gpt2], ids=lambda model: model.__name__)
 def test_activation_checkpointing_changes_nothing_but_memory(zero: Zero, model: Callable[[], nn.Module]) -> None:
     def dropping() -> nn.Module:
@@ -224,7 +242,7 @@ def test_activation_checkpointing_changes_nothing_but_memory(zero: Zero, model: 
     assert again == losses and torch.equal(first, second)
 
 
-@pytest.mark.parametrize("zero", [*STAGES, Zero(2, "bf16"), Zero(3, "bf16")], ids=label)
+@pytest.mark.parametrize("zero", some([*STAGES, Zero(2, "bf16"), Zero(3, "bf16")], Zero(1), Zero(3, "bf16")))
 def test_judging_between_two_clients_leaves_no_trace(zero: Zero) -> None:
     def run(engine: Engine, judges: bool) -> Tensor:
         for client in (1, 2):
@@ -242,7 +260,7 @@ def test_judging_between_two_clients_leaves_no_trace(zero: Zero) -> None:
     assert torch.equal(run(zero_engine(zero), False), run(zero_engine(zero), True))
 
 
-@pytest.mark.parametrize("zero", [*STAGES, Zero(3, "bf16")], ids=label)
+@pytest.mark.parametrize("zero", some([*STAGES, Zero(3, "bf16")], Zero(2), Zero(3)))
 def test_a_client_that_fails_inside_a_step_leaves_nothing_behind(zero: Zero) -> None:
     def run(engine: Engine, fails: bool) -> Tensor:
         calls = 0
@@ -265,7 +283,7 @@ def test_a_client_that_fails_inside_a_step_leaves_nothing_behind(zero: Zero) -> 
     assert torch.equal(run(zero_engine(zero), False), run(zero_engine(zero), True))
 
 
-@pytest.mark.parametrize("zero", [*STAGES, Zero(2, "bf16"), Zero(3, "bf16")], ids=label)
+@pytest.mark.parametrize("zero", some([*STAGES, Zero(2, "bf16"), Zero(3, "bf16")], Zero(1), Zero(3, "bf16")))
 def test_private_and_frozen_parameters_keep_their_place(zero: Zero) -> None:
     partition = Partition(private=("decoder.*",), frozen=("shared.*",))
     engine = zero_engine(zero, partition=partition)
@@ -299,11 +317,8 @@ def test_clients_differ_in_their_settings_within_one_engine() -> None:
         assert apart(engine.flat, plain.flat) < 1e-4 * moved(plain, plain.flat)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize(("optimizer", "stage"), [("sgd", 1), ("sgd", 3), ("adam", 2), ("adafactor", 0)])
 def test_other_optimisers(optimizer: str, stage: int) -> None:
-    if optimizer == "adafactor" and stage:
-        pytest.skip("refused: it needs whole matrices")
     hp = ClientConfig(optimizer=optimizer, lr=1e-2, **({"momentum": 0.9} if optimizer == "sgd" else {}))
     plain, engine = plain_engine(), zero_engine(Zero(stage), hp=hp)
     expected, _ = two_clients(plain, hp)
