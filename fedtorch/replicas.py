@@ -35,13 +35,11 @@ def step(rank: Rank, accepted: Sequence[Report]) -> dict[str, float]:
 
     if algorithm.combines_everywhere:
         messages = comm.exchange_all(rank.updates, [report.client for report in accepted], round=rank.round)
-        mean = sum_of_messages(messages, weights, decode, size=layout.size, dtype=layout.dtype)
-        chosen = algorithm.choose(rank.server, mean)
+        chosen = algorithm.choose(rank.server, sum_of_messages(messages, weights, decode, rank.total))
     else:
 
         def combine(updates: Updates) -> Tensor:
-            total = sum_on_server(updates, weights, decode, size=layout.size, dtype=layout.dtype)
-            return algorithm.choose(rank.server, total)
+            return algorithm.choose(rank.server, sum_on_server(updates, weights, decode, rank.total))
 
         made = comm.aggregate(rank.updates, accepted, combine, round=rank.round)
         chosen = torch.zeros(rank.updates.size, dtype=torch.uint8) if made is None else made

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from fedtorch.comm.base import Updates
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.meter import Meter
-from fedtorch.comm.reproducible import SumScale, windows
+from fedtorch.comm.reproducible import CHUNK, Accumulator, SumScale
 from fedtorch.payload import Sparse
 from fedtorch.update import UpdateBuffer
 
@@ -20,44 +20,50 @@ Decoded = Sparse | Tensor
 Decode = Callable[[Tensor], Decoded]
 
 
-def sum_of_messages(
-    messages: Sequence[Tensor], weights: Sequence[float], decode: Decode, *, size: int, dtype: torch.dtype
-) -> Tensor:
-    """Σ weights_i · decoded message_i as a new CPU vector, shape (size,).
+def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
+    """Σ weights_i · decoded message_i, written into the flat CPU vector `out`, which is returned.
 
     The same whole numbers at the same scale as `Updates.weighted_sum` of the decoded vectors, so the same bits.
 
     Raises:
         ValueError: a decoded number is not finite. PayloadError: a message is not what it should be.
     """
-    terms = [decode(message) for message in messages]
-    scale = SumScale.of(weights, [_max_abs(term) for term in terms])
-    factors = [scale.scaled(weight) for weight in weights]
-    cuts = [start for start, _ in windows(size)]
-    bounds = torch.tensor([*cuts, size], dtype=torch.int32)
-    places = [torch.searchsorted(t.indices, bounds).tolist() if isinstance(t, Sparse) else None for t in terms]
-    out = torch.empty(size, dtype=dtype)
-    back = math.ldexp(1.0, -scale.exponent)
-    for window, (start, stop) in enumerate(windows(size)):
-        total = torch.zeros(stop - start, dtype=torch.int64)
-        for term, factor, place in zip(terms, factors, places, strict=True):
-            if isinstance(term, Sparse):
-                assert place is not None
-                part = slice(place[window], place[window + 1])
-                # indices of one message differ, so this is an addition for each of them
-                total.index_add_(0, term.indices[part].long() - start, _whole(term.values[part], factor))
-            else:
-                total += _whole(term[start:stop], factor)
-        out[start:stop] = total.double().mul_(back)
+    terms = [_Term.of(message, decode) for message in messages]
+    scale = SumScale.of(weights, [term.max_abs for term in terms])
+    if all(term.sparse is not None for term in terms):
+        sparse = [term.sparse for term in terms if term.sparse is not None]
+        return _sum_sparse(sparse, [scale.scaled(weight) for weight in weights], scale, out)
+    accumulator = Accumulator(out.numel(), out.dtype)
+    accumulator.reset(scale)
+    for message, weight in zip(messages, weights, strict=True):
+        term = decode(message)  # one dense vector at a time, however many messages there are
+        accumulator.add(term.dense(out.dtype) if isinstance(term, Sparse) else term, weight)
+    return accumulator.result(out)
+
+
+def _sum_sparse(terms: Sequence[Sparse], factors: Sequence[float], scale: SumScale, out: Tensor) -> Tensor:
+    """The sum of sparse terms into `out`, chunk by chunk, so that what is added to stays in the cache."""
+    size = out.numel()
+    starts = torch.tensor([*range(0, size, CHUNK), size])
+    borders = [torch.searchsorted(term.indices, starts.to(term.indices.dtype)).tolist() for term in terms]
+    accumulator = Accumulator(min(size, CHUNK), out.dtype)
+    for chunk, start in enumerate(range(0, size, CHUNK)):
+        accumulator.reset(scale)
+        target = out[start : start + CHUNK]
+        total = accumulator.settle(target.numel())
+        for term, factor, border in zip(terms, factors, borders, strict=True):
+            own = slice(border[chunk], border[chunk + 1])
+            # indices of one message differ, so this is one addition for each of them; scatter_add_ takes half the
+            # time of index_add_ (*measured*, torch 2.13)
+            total.scatter_add_(0, term.indices[own].long().sub_(start), term.values[own].double().mul_(factor).round_())
+        accumulator.result(target)
     return out
 
 
-def sum_on_server(
-    updates: Updates, weights: Sequence[float], decode: Decode, *, size: int, dtype: torch.dtype
-) -> Tensor:
+def sum_on_server(updates: Updates, weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
     """The same of the updates in an aggregation, each of which is a message."""
     messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
-    return sum_of_messages(messages, weights, decode, size=size, dtype=dtype)
+    return sum_of_messages(messages, weights, decode, out)
 
 
 def exchange_all(
@@ -105,13 +111,19 @@ def count_replicated(meter: Meter, num_bytes: int, clients: int) -> None:
     meter.count("down", "aggregate", logical=num_bytes * copies, messages=copies)
 
 
-def _whole(values: Tensor, factor: float) -> Tensor:
-    return values.double().mul_(factor).round_().to(torch.int64)
+@dataclass(frozen=True)
+class _Term:
+    """What a message stands for. sparse: None if that is a dense vector, which is decoded again when it is added."""
 
+    max_abs: float
+    sparse: Sparse | None
 
-def _max_abs(term: Decoded) -> float:
-    values = term.values if isinstance(term, Sparse) else term
-    if not values.numel():
-        return 0.0
-    low, high = torch.aminmax(values)
-    return float(max(high.item(), -low.item()))
+    @classmethod
+    def of(cls, message: Tensor, decode: Decode) -> _Term:
+        decoded = decode(message)
+        is_sparse = isinstance(decoded, Sparse)
+        values = decoded.values if is_sparse else decoded
+        if not values.numel():
+            return cls(0.0, decoded if is_sparse else None)
+        low, high = torch.aminmax(values)
+        return cls(float(max(high.item(), -low.item())), decoded if is_sparse else None)

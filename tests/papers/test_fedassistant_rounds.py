@@ -300,7 +300,7 @@ def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sum_of_messages_over_windows_is_the_dense_sum(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtorch.comm.reproducible.WINDOW", 7)
+    monkeypatch.setattr("fedtorch.comm.messages.CHUNK", 7)
     generator = torch.Generator().manual_seed(0)
     terms = []
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_a_sum_of_messages_over_windows_is_the_dense_sum(dtype: torch.dtype, mon
     empty = Sparse(40, torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=dtype))
     weights = [0.5, -2.0, 1 / 3, 1.0]
     found = sum_of_messages(
-        [encode(term) for term in (*terms, empty)], weights, lambda message: decode(message, 40), size=40, dtype=dtype
+        [encode(term) for term in (*terms, empty)], weights, lambda m: decode(m, 40), torch.empty(40, dtype=dtype)
     )
     expected = sum((w * t.dense().double() for w, t in zip(weights, terms)), torch.zeros(40, dtype=torch.float64))
     torch.testing.assert_close(found, expected.to(dtype), rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=1e-14)
