@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,7 +16,7 @@ from fedtorch.comm.base import Updates
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.meter import Meter
-from fedtorch.comm.reproducible import CHUNK, Accumulator, SumScale
+from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
 from fedtorch.payload import Sparse
 from fedtorch.update import UpdateBuffer
 
@@ -32,7 +36,7 @@ def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode
     scale = SumScale.of(weights, [term.max_abs for term in terms])
     if all(term.sparse is not None for term in terms):
         sparse = [term.sparse for term in terms if term.sparse is not None]
-        return _sum_sparse(sparse, [scale.scaled(weight) for weight in weights], scale, out)
+        return _sum_sparse(sparse, weights, scale, out)
     accumulator = Accumulator(out.numel(), out.dtype)
     accumulator.reset(scale)
     for message, weight in zip(messages, weights, strict=True):
@@ -41,23 +45,33 @@ def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode
     return accumulator.result(out)
 
 
-def _sum_sparse(terms: Sequence[Sparse], factors: Sequence[float], scale: SumScale, out: Tensor) -> Tensor:
-    """The sum of sparse terms into `out`, chunk by chunk, so that what is added to stays in the cache."""
-    size = out.numel()
+def _sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumScale, out: Tensor) -> Tensor:
+    """The sum of sparse terms into `out`, chunk by chunk, so that what is added to stays in the cache.
+
+    Not whole numbers are added but the multiples of a power of two that they stand for, which is as exact.
+    """
+    size, back = out.numel(), np.float64(math.ldexp(1.0, -scale.exponent))
     starts = torch.tensor([*range(0, size, CHUNK), size])
     borders = [torch.searchsorted(term.indices, starts.to(term.indices.dtype)).tolist() for term in terms]
-    accumulator = Accumulator(min(size, CHUNK), out.dtype)
+    indices, values = [term.indices.numpy() for term in terms], [term.values for term in terms]
+    factors = [np.float64(scale.scaled(weight)) for weight in weights]
+    total = torch.zeros(min(size, CHUNK), dtype=SUM_DTYPE)
     for chunk, start in enumerate(range(0, size, CHUNK)):
-        accumulator.reset(scale)
+        for own, numbers, factor, border in zip(indices, values, factors, borders, strict=True):
+            part = slice(border[chunk], border[chunk + 1])
+            places = np.subtract(own[part], start, dtype=np.int64)
+            whole = np.multiply(_readable(numbers[part]), factor, dtype=np.float64)
+            np.multiply(np.rint(whole, out=whole), back, out=whole)
+            # indices of one message differ, so this is one addition for each; index_add_ takes twice as long
+            total.scatter_add_(0, torch.from_numpy(places), torch.from_numpy(whole))
         target = out[start : start + CHUNK]
-        total = accumulator.settle(target.numel())
-        for term, factor, border in zip(terms, factors, borders, strict=True):
-            own = slice(border[chunk], border[chunk + 1])
-            # indices of one message differ, so this is one addition for each of them; scatter_add_ takes half the
-            # time of index_add_ (*measured*, torch 2.13)
-            total.scatter_add_(0, term.indices[own].long().sub_(start), term.values[own].double().mul_(factor).round_())
-        accumulator.result(target)
+        target.copy_(total[: target.numel()]).add_(0.0)  # as in `Accumulator.result`: zero is never -0.0
+        total.zero_()
     return out
+
+
+def _readable(values: Tensor) -> npt.NDArray[Any]:
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
 
 
 def sum_on_server(updates: Updates, weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
