@@ -51,6 +51,7 @@ def _sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumSca
     Not whole numbers are added but the multiples of a power of two that they stand for, which is as exact.
     """
     size, back = out.numel(), np.float64(math.ldexp(1.0, -scale.exponent))
+    may_vanish = back < torch.finfo(out.dtype).smallest_normal  # can a sum be too small for `out`?
     starts = torch.tensor([*range(0, size, CHUNK), size])
     borders = [torch.searchsorted(term.indices, starts.to(term.indices.dtype)).tolist() for term in terms]
     indices, values = [term.indices.numpy() for term in terms], [term.values for term in terms]
@@ -65,7 +66,9 @@ def _sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumSca
             # indices of one message differ, so this is one addition for each; index_add_ takes twice as long
             total.scatter_add_(0, torch.from_numpy(places), torch.from_numpy(whole))
         target = out[start : start + CHUNK]
-        target.copy_(total[: target.numel()]).add_(0.0)  # as in `Accumulator.result`: zero is never -0.0
+        target.copy_(total[: target.numel()])
+        if may_vanish:
+            target.add_(0.0)  # as in `Accumulator.result`: zero is never -0.0
         total.zero_()
     return out
 
@@ -135,9 +138,9 @@ class _Term:
     @classmethod
     def of(cls, message: Tensor, decode: Decode) -> _Term:
         decoded = decode(message)
-        is_sparse = isinstance(decoded, Sparse)
-        values = decoded.values if is_sparse else decoded
+        sparse = decoded if isinstance(decoded, Sparse) else None
+        values = decoded.values if isinstance(decoded, Sparse) else decoded
         if not values.numel():
-            return cls(0.0, decoded if is_sparse else None)
+            return cls(0.0, sparse)
         low, high = torch.aminmax(values)
-        return cls(float(max(high.item(), -low.item())), decoded if is_sparse else None)
+        return cls(float(max(high.item(), -low.item())), sparse)
