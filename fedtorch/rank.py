@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -117,6 +118,11 @@ class Rank:
         if not self.algorithm.exchanged:
             return self.setting.engine.initial_shared
         return self.received[: self.setting.engine.shared.size]
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
+        return torch.empty(self.setting.engine.shared.size, dtype=self.setting.engine.shared.dtype)
 
     def planes(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of `flat` by the names of `Algorithm.exchanged`."""
