@@ -53,6 +53,7 @@ class Parts:
     clients: list[Client]
     names: tuple[str, ...]
     topology: Topology
+    placement: Placement
     engine: Engine
     remarks: list[str] = field(default_factory=list)
 
@@ -75,6 +76,7 @@ class Parts:
             engine=self.engine,
             comm=comm,
             topology=self.topology,
+            placement=self.placement,
             checkpoints=checkpoints,
             config_record=to_dict(self.config, masked=True),
             facts=facts or {},
@@ -129,6 +131,16 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             f"paradigm is centralized but algorithm.name is {config.algorithm_name}, which sends nothing, so the one "
             "client's model would never be judged; set algorithm.name to fedavg"
         )
+    if config.paradigm != "federated" and not task.has_labelled_clients:
+        raise ConfigError(
+            f"paradigm is {config.paradigm} but the clients of the task `{config.task_name}` hold no labels, so "
+            "there is nothing to train on without a server; set paradigm to federated"
+        )
+    if algorithm.needs_labels and not task.has_labelled_clients:
+        raise ConfigError(
+            f"algorithm.name is {config.algorithm_name} but the clients of the task `{config.task_name}` hold no "
+            "labels; set algorithm.name to one that needs none, such as fedparsing"
+        )
     for hp in _client_settings(config, clients):
         algorithm.check(hp)
     algorithm.check_task(training)
@@ -136,7 +148,8 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
     topology = Topology(num_ranks, bool(server_works))
     check_metrics(task, config.task_name)
-    remarks = check_data(task, place(config, task, training, clients, topology), topology, rank)
+    placement = place(config, task, training, clients, topology)
+    remarks = check_data(task, placement, topology, rank)
     if engine is None:
         where = device(config.system.device)
         try:
@@ -152,7 +165,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         raise ConfigError(
             f"eval.select_by is {config.eval.select_by} but the task `{config.task_name}` measures {', '.join(known)}"
         )
-    return Parts(config, task, training, algorithm, clients, names, topology, engine, remarks)
+    return Parts(config, task, training, algorithm, clients, names, topology, placement, engine, remarks)
 
 
 def training_clients(task: Task) -> list[Client]:

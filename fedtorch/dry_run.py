@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedtorch import yaml_config
 from fedtorch.build import Parts
 from fedtorch.config import ClientConfig
-from fedtorch.placement import cost, place
+from fedtorch.placement import costs
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
 _STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
@@ -19,11 +19,10 @@ def describe(parts: Parts, *, num_ranks: int) -> str:
 
 
 def _placement(parts: Parts) -> str:
-    costs = {client.name: cost(parts.config, parts.training, client) for client in parts.clients}
-    homes = place(parts.config, parts.task, parts.training, parts.clients, parts.topology).homes
-    total = sum(costs.values())
+    shares = costs(parts.config, parts.training, parts.clients)
+    total = sum(shares.values())
     lines = [f"placement: {len(parts.clients)} clients on {len(parts.topology.workers)} workers (share of the work)"]
-    for row in parts.topology.describe(costs, homes):
+    for row in parts.topology.describe(shares, parts.placement.homes):
         shown = ", ".join(row.clients[:_MOST_SHOWN])
         if len(row.clients) > _MOST_SHOWN:
             shown += f" and {len(row.clients) - _MOST_SHOWN} more"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedtorch.client import Client
 from fedtorch.comm.topology import Topology
-from fedtorch.config import Config
+from fedtorch.config import ClientConfig, Config
 from fedtorch.tasks.base import Task
 
 
@@ -24,14 +24,22 @@ class Placement:
 
 def place(config: Config, task: Task, training: Task, clients: Sequence[Client], topology: Topology) -> Placement:
     """A pure function of its arguments, so every rank computes the same."""
-    homes = topology.homes({client.name: cost(config, training, client) for client in clients})
+    homes = topology.homes(costs(config, training, clients))
     manifest = task.manifest()
     homeless = topology.homes({n: float(sum(sizes.values())) for n, sizes in manifest.items() if n not in homes})
     return Placement(homes, {name: homes[name] if name in homes else homeless[name] for name in manifest})
 
 
-def cost(config: Config, training: Task, client: Client) -> float:
-    """Relative cost of a client's local training in one round."""
-    hp = config.client_for(client.name)
-    stepped = hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0
-    return (stepped or client.sizes["train"] * (hp.epochs or 1)) * training.cost(client.name)
+def costs(config: Config, training: Task, clients: Iterable[Client]) -> dict[str, float]:
+    """Relative cost of each client's local training in one round."""
+    usual, found = _per_round(config.client), {}
+    for client in clients:
+        special = client.name in config.per_client
+        stepped, epochs = _per_round(config.client_for(client.name)) if special else usual
+        found[client.name] = (stepped or client.sizes["train"] * epochs) * training.cost(client.name)
+    return found
+
+
+def _per_round(hp: ClientConfig) -> tuple[int, int]:
+    """(examples of a round that is counted in steps, else 0; epochs)."""
+    return (hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0), hp.epochs or 1

@@ -17,6 +17,7 @@ from fedtorch.comm.wire import report_problem
 from fedtorch.errors import DataError, FedtorchError
 from fedtorch.evaluate import CACHED_CLIENTS
 from fedtorch.job import ClientJob
+from fedtorch.placement import costs
 from fedtorch.rank import Rank, Stopped
 from fedtorch.sampling import cohort
 from fedtorch.update import Report
@@ -58,8 +59,8 @@ class Work:
         rank, setting = self.rank, self.rank.setting
         rule = rank.config.clients.sampling
         drawn = cohort(setting.clients, self.per_round, rule, seed=rank.config.run.seed, round=rank.round)
-        costs = {client.name: rank.cost(client) for client, _ in drawn}
-        placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
+        expected = costs(rank.config, rank.setting.training, (client for client, _ in drawn))
+        placed = setting.topology.assign(expected, rank.homes if rank.is_stateful else None)
         reports = []
         try:
             for client, draws in drawn:
