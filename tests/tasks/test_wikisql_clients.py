@@ -1,4 +1,4 @@
-"""Clients of the WikiSQL task that are not sampled cost nothing: neither their data nor a model of theirs is touched."""
+"""Clients of the WikiSQL task that are not sampled cost nothing: their data are not read, and none has a model."""
 
 from __future__ import annotations
 
