@@ -12,11 +12,10 @@ import logging
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from typing import IO
 
 import torch
 
@@ -30,10 +29,11 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
-from fedtorch.errors import FedtorchError, Interrupted
+from fedtorch.errors import DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
 from fedtorch.status import write_status
+from fedtorch.stop import StopFlag
 from fedtorch.track import Tracker
 from fedtorch.weights import digest_of
 
@@ -54,23 +54,21 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
     try:
         config = yaml_config.load(args.config, args.set)
         torch.set_num_threads(config.system.threads)
-        if not args.dry_run:
-            _start_logging(config.folder, rank)
+        stacks = None if args.dry_run else _start_logging(config.folder, rank)
         runs = _build_all(config, num_ranks=num_ranks, rank=rank)
         if args.dry_run:
             if rank == 0:
                 runs[0].show_remarks()
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
-        stop.listen()
-        with _join(runs, num_ranks=num_ranks) as comm:
+        with stop.listening(), _join(runs, num_ranks=num_ranks, stacks=stacks) as comm:
             for parts in runs:
                 comm.preflight(parts.facts())
             _run_all(runs, comm, args.resume, stop, _command(args))
         return 0
     except FedtorchError as error:
         log.debug("the run ends", exc_info=error)
-        return _end(None if args.dry_run else config, error, rank, _command(args))
+        return _end(None if args.dry_run else config, _of_last_attempt(error), rank, _command(args))
     except Exception as error:
         log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
         if rank == 0 and config is not None and not args.dry_run:
@@ -95,12 +93,12 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     return [first, second]
 
 
-def _join(runs: Sequence[Parts], *, num_ranks: int) -> Communicator:
+def _join(runs: Sequence[Parts], *, num_ranks: int, stacks: IO[str] | None) -> Communicator:
     names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
     if num_ranks == 1:
         return LocalCommunicator(names)
     system = runs[0].config.system
-    return DistributedCommunicator.join(names=names, timeout_s=system.timeout, exchange=system.exchange)
+    return DistributedCommunicator.join(names=names, timeout_s=system.timeout, exchange=system.exchange, stacks=stacks)
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:
@@ -192,36 +190,25 @@ def _lasting(parts: Parts) -> dict[str, str]:
     return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(parts.engine.initial())})[:16]}
 
 
-class StopFlag:
-    """Set by the first SIGTERM or SIGINT (or SLURM's USR1/USR2); a second SIGINT leaves at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    def __call__(self) -> bool:
-        return self.signal is not None
-
-    def listen(self) -> None:
-        """Install the handlers; main thread only."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._received)
-
-    def _received(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
-            os._exit(Interrupted.exit_code)
-        self.signal = number
+def _of_last_attempt(error: FedtorchError) -> FedtorchError:
+    """A lost rank in torchrun's last attempt means that its restarts are used up; any other error is itself."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    if not isinstance(error, DeadlineError) or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < max(1, restarts):
+        return error
+    return RestartsError(f"{error}; this was the last of {restarts} restarts", ranks=error.ranks)
 
 
 def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
     if rank == 0 or not isinstance(error, Interrupted):
         print(f"fedtorch: {error}", file=sys.stderr)
-    if rank == 0 and config is not None:
+    speaks = rank == 0 or (isinstance(error, LostRankError) and 0 in error.ranks)  # the server cannot
+    if speaks and config is not None:
         write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
     return error.exit_code
 
 
-def _start_logging(folder: Path, rank: int) -> None:
-    """One file per rank; the terminal gets warnings, and everything from rank 0 but debug lines."""
+def _start_logging(folder: Path, rank: int) -> IO[str]:
+    """One file per rank, which is returned; the terminal gets warnings, and all from rank 0 but debug lines."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     file = logging.FileHandler(folder / f"log.rank{rank}.txt")
@@ -236,6 +223,8 @@ def _start_logging(folder: Path, rank: int) -> None:
         root.removeHandler(handler)
     root.addHandler(file)
     root.addHandler(terminal)
+    assert file.stream is not None, "a file handler without `delay` opens its file at once"
+    return file.stream
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -16,6 +16,7 @@ from fedtorch.client import Client, ClientState, ClientStore
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config import Config, ServerConfig
 from fedtorch.placement import Placement
 from fedtorch.seeds import seed_for
@@ -32,7 +33,8 @@ class Setting:
 
     task: evaluation data and model. training: what clients train on (`task`, or one merged client).
     clients: the training clients. placement: where they live. config_record, facts: kept in checkpoints.
-    stop: was the run asked to stop? tracker: on the server only.
+    worker: the ranks that train this rank's clients together with it; None: it is alone. stop: was the run asked to
+    stop? tracker: on the server only.
     """
 
     config: Config
@@ -49,6 +51,7 @@ class Setting:
     facts: Mapping[str, str]
     stop: Callable[[], bool]
     tracker: Tracker | None = None
+    worker: WorkerGroup | None = None
 
 
 class Stopped(Exception):
@@ -131,6 +134,16 @@ class Rank:
     def hosts(self, worker: int) -> bool:
         """Does this rank belong to that worker?"""
         return self.comm.rank in self.setting.topology.workers[worker]
+
+    @property
+    def leads(self) -> bool:
+        """Does this rank speak for its worker to the federation?"""
+        return self.setting.worker is None or self.setting.worker.leads
+
+    def is_stopped(self) -> bool:
+        """Was any rank of this worker asked to stop? Called by all of them alike."""
+        stop = self.setting.stop()
+        return stop if self.setting.worker is None else self.setting.worker.any(stop)
 
     def message(
         self,

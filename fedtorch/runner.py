@@ -113,6 +113,8 @@ class Runner:
             rank.arrive("gather")
         with rank.timed("aggregate"):
             reports = rank.comm.gather_reports(reports, round=rank.round)
+            if rank.comm.is_server and (waited := self.work.waited_for(reports)):
+                log.debug("round %d: %s", rank.round + 1, waited)
             accepted = self._decide(reports)
             if accepted and rank.algorithm.exchanged:
                 self._step(accepted)

@@ -32,7 +32,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("job", "train", "client", "server", "sampling"),
     ("comm",),
     ("models", "data", "metrics"),
-    ("weights", "update", "seeds", "errors", "compression", "payload", "selection"),
+    ("weights", "update", "seeds", "errors", "compression", "payload", "selection", "faults"),
 ]
 # Values and dataclasses without behaviour of their own, which every level may read
 FREE = {"config", "config_training", "yaml_config"}

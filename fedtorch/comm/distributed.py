@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
 from fedtorch.comm.wire import MAX_BYTES, Message, decode_all, encode
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.update import Report, UpdateBuffer
 
@@ -44,33 +45,44 @@ class DistributedCommunicator(Communicator):
         size: int,
         hosts_store: bool,
         exchange: Exchange,
+        stacks: IO[str] | None = None,
     ) -> None:
         super().__init__(names)
         self.rank, self.size = rank, size
         self._exchange: Exchange = exchange
         self._store, self._hosts_store = store, hosts_store
-        self._liveness = Liveness(store, rank, size, store.timeout_s)
+        self._liveness = Liveness(store, rank, size, store.timeout_s, stacks)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._group = Group(store, self._liveness, self._blame)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
+        self._worker: WorkerGroup | None = None
         self._is_closed = False
         self._liveness.beat()
+        self.faults("init")
 
     @classmethod
-    def join(cls, names: Sequence[str], timeout_s: float = 600.0, exchange: Exchange = "auto") -> Self:
+    def join(
+        cls,
+        names: Sequence[str],
+        timeout_s: float = 600.0,
+        exchange: Exchange = "auto",
+        stacks: IO[str] | None = None,
+    ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
+        stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
         """
         store, rank, size, hosts_store = Store.join(os.environ, timeout_s)
-        return cls(names, store=store, rank=rank, size=size, hosts_store=hosts_store, exchange=exchange)
+        return cls(names, store=store, rank=rank, size=size, hosts_store=hosts_store, exchange=exchange, stacks=stacks)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists."""
         self._liveness.beat(phase="preflight")
+        self.faults("preflight")
         self._rendezvous.preflight(facts)
 
     def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
@@ -81,6 +93,7 @@ class DistributedCommunicator(Communicator):
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
         """See the base class; at most one write a second while phase and client stay the same."""
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
+        self.faults(phase, round=round, client=client, step=step)
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
         """See the base class."""
@@ -138,7 +151,7 @@ class DistributedCommunicator(Communicator):
     ) -> Tensor | None:
         """See the base class."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
-        holder = Holder(self._group, local, self.names, self.meter, round=round)
+        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
         if not self.is_server:
             holder.serve()
             return None
@@ -162,19 +175,28 @@ class DistributedCommunicator(Communicator):
         if self.is_server:
             terms = [(*self._places[client], 1.0) for client in accepted]
             count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
-        return exchange_all(self._group, local, self.names, self.meter, terms, round=round)
+        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
+        return exchange_all(holder, terms)
+
+    def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
+        """See the base class."""
+        if self._worker is None and len(ranks) > 1:
+            self._liveness.beat(phase="join worker")
+            self._worker = WorkerGroup(self._store, ranks, self.rank, lambda text: self._blame(text, ranks))
+        return self._worker
 
     def close(self) -> None:
         """See the base class; waits at most 10 s for the others before the sockets close."""
         if self._is_closed:
             return
         self._is_closed = True
+        self._liveness.rest()
         everyone = {rank: f"bye/{rank}" for rank in range(self.size)}
         try:
             self._store.set(everyone[self.rank], "")
             if not self._group.is_broken:
                 self._rendezvous.wait(everyone, limit_s=_FAREWELL_S)
-            self._group.drop()
+            self._drop()
             # The host of the store leaves last: it is needed until everyone has read the others' goodbye.
             gone = {rank: f"gone/{rank}" for rank in range(1, self.size)}
             if self.rank:
@@ -182,7 +204,7 @@ class DistributedCommunicator(Communicator):
             elif self._hosts_store:
                 self._rendezvous.wait(gone, limit_s=_FAREWELL_S)
         except DeadlineError:
-            self._group.drop()  # somebody has left already, which is what closing is for
+            self._drop()  # somebody has left already, which is what closing is for
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -191,9 +213,10 @@ class DistributedCommunicator(Communicator):
             self.close()
             return
         self._is_closed = True
-        self._group.drop()
+        self._drop()
         try:
             self._liveness.beat(left=kind.__name__)
+            self._liveness.rest()
             if self._hosts_store:  # so that the others can read why
                 self._rendezvous.linger({r: f"gone/{r}" for r in range(1, self.size)}, _GRACE_S)
             else:
@@ -209,24 +232,36 @@ class DistributedCommunicator(Communicator):
         data = buffer.numpy().tobytes()
         return decode_all(data, round=round, sequence=self._group.sequence, num_clients=len(self.names))
 
-    def _blame(self, text: str) -> NoReturn:
-        """Find out who is to blame for a failed collective, and raise.
+    def _drop(self) -> None:
+        """Close all sockets."""
+        self._group.drop()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
+        """Find out who is to blame for a failed collective of the ranks `among`, all by default, and raise.
 
         Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
         dead, stopped, or still somewhere else.
         """
         give_up_at = time.monotonic() + _GRACE_S
+        self._drop()
+
+        def of_these(ranks: Sequence[int]) -> list[int]:
+            return [rank for rank in ranks if among is None or rank in among]
+
         try:
             self._liveness.beat(failed=True)
-            while (suspects := self._liveness.unheard()) and time.monotonic() < give_up_at:
-                if self._liveness.left(first=True):
+            while (suspects := of_these(self._liveness.unheard())) and time.monotonic() < give_up_at:
+                if of_these(self._liveness.left(first=True)) or self._liveness.are_gone(suspects):
                     break
                 time.sleep(0.05)
         except DeadlineError as error:
             raise DeadlineError(f"{error}; the collective ended with: {text}") from None
-        culprits = self._liveness.left(first=True) or suspects
+        culprits = of_these(self._liveness.left(first=True)) or suspects
         names = "; ".join(self._liveness.describe(rank) for rank in culprits)
-        raise DeadlineError(f"{names or 'every rank is alive, but a connection broke'} (gloo: {text})")
+        names = names or "every rank is alive, but a connection broke"
+        raise DeadlineError(f"{names} (gloo: {text})", ranks=tuple(culprits))
 
 
 def _to_tensor(data: bytes) -> Tensor:

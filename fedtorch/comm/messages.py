@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.base import Updates
-from fedtorch.comm.group import Group, Op
+from fedtorch.comm.group import Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SumScale, windows
 from fedtorch.payload import Sparse
-from fedtorch.update import UpdateBuffer
 
 Decoded = Sparse | Tensor
 Decode = Callable[[Tensor], Decoded]
@@ -60,21 +59,13 @@ def sum_on_server(
     return sum_of_messages(messages, weights, decode, size=size, dtype=dtype)
 
 
-def exchange_all(
-    group: Group,
-    local: UpdateBuffer,
-    names: Sequence[str],
-    meter: Meter,
-    terms: Sequence[tuple[int, int, float]] | None,
-    *,
-    round: int,
-) -> list[Tensor]:
+def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None) -> list[Tensor]:
     """Every rank gets all accepted clients' messages, in one all-gather; all ranks call it.
 
     terms: on the server (client index, rank, 1.0) of the accepted clients in their order; None elsewhere.
     A rank that hosts fewer clients than another sends as many bytes: gloo gathers equal sizes only.
     """
-    holder = Holder(group, local, names, meter, round=round)
+    group, local, meter = holder.group, holder.local, holder.meter
     if terms is not None:
         holder.announce(Op.ALL, terms)
         agreed = list(terms)
