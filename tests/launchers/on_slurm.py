@@ -24,7 +24,7 @@ def call(*words: object) -> str:
     return done.stdout
 
 
-def until(condition: Callable[[], bool], problem: str, limit_s: float = 240) -> None:
+def until(condition: Callable[[], bool], problem: str, limit_s: float = 200) -> None:
     """Wait; on giving up say `problem` and what the logs of the jobs have."""
     give_up_at = time.monotonic() + limit_s
     while not condition():
@@ -36,8 +36,12 @@ def until(condition: Callable[[], bool], problem: str, limit_s: float = 240) -> 
 
 def queued(number: str) -> str:
     """A job's state in the queue; empty when it is no longer there."""
-    done = subprocess.run(["squeue", "-h", "-j", number, "-o", "%T"], capture_output=True, text=True)
-    return done.stdout.strip()
+    for _ in range(10):  # on a busy machine munge or the controller may take too long to answer
+        done = subprocess.run(["squeue", "-h", "-j", number, "-o", "%T"], capture_output=True, text=True)
+        if done.returncode == 0 or "Invalid job id" in done.stderr:
+            return done.stdout.strip()
+        time.sleep(1)
+    raise AssertionError(done.stderr)
 
 
 def wait_for(run: Path, *states: str) -> None:

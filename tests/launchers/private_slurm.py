@@ -101,6 +101,7 @@ def cluster(folder: Path) -> Iterator[Mapping[str, str]]:
     try:
         paths = {"socket": "sock", "key-file": "key", "pid-file": "pid", "seed-file": "seed"}
         options = [f"--{option}={munge / name}" for option, name in paths.items()]
+        options.append("--num-threads=10")  # as SLURM advises where it gets no answer in time
         start("munged", "--foreground", "--force", *options, f"--log-file={folder / 'log' / 'munged.log'}")
         _until((munge / "sock").exists, "munged does not start", folder)
         start("slurmctld", "-D", "-c")

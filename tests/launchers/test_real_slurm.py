@@ -6,6 +6,7 @@ Jobs of fedtorch itself are in test_real_slurm_runs; here is what SLURM makes of
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -28,28 +29,29 @@ from on_slurm import (
 
 from launchers import slurm, sweep
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits(
     real_slurm: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SLURM's signal is sent by hand, as at the time limit."""
-    arguments = ["--config", str(config), "--tasks-per-node", "2", "--time", "10", "--set", "rounds=15"]
-    assert slurm.main(arguments) == 0
-    run = real_slurm / "run"
+    run = real_slurm / "a folder's run"
+    asked = ["--tasks-per-node", "2", "--time", "10"]
+    arguments = ["--config", str(config), "--set", "rounds=15", f"run.dir={run}"]
+    assert slurm.main([*arguments, *asked]) == 0
     number = (run / "slurm_job").read_text().strip()
     assert f"job {number}: 1 x 2 ranks" in capsys.readouterr().out
     wait_for_a_round(run)
-    assert slurm.main(arguments) == 2 and f"job {number} for" in capsys.readouterr().err
+    assert slurm.main([*arguments, *asked]) == 2 and f"job {number} for" in capsys.readouterr().err
     call("scancel", "--signal=USR2", number)
     wait_for(run, "interrupted")
     assert sweep.main(["status", str(run)]) == 0 and "requeued" in capsys.readouterr().out
     wait_for(run, "done", "failed")
     assert "resuming after round" in (run / "log.rank0.txt").read_text()
     assert digest(run) == alone(config, "rounds=15")
-    command = f"python -m launchers.slurm --tasks-per-node 2 --time 10 --config {config} --set rounds=15 --resume auto"
-    assert status(run)["command"] == command
+    command = ["python", "-m", "launchers.slurm", *asked, *arguments, "--resume", "auto"]
+    assert status(run)["command"] == shlex.join(command)
     until(lambda: not queued(number), "the job does not end")
     assert not list((run / "slurm").glob("*.hangs"))
 
@@ -75,18 +77,13 @@ def test_slurm_understands_what_is_asked_for(
     assert job["StdOut"] == f"{run}/slurm/{number}_0_log.out" and job["WorkDir"] == str(real_slurm)
 
 
-def test_setup_lines_and_paths_with_spaces_reach_the_ranks(real_slurm: Path, config: Path, tmp_path: Path) -> None:
-    """The rank ends at once, for want of data, and leaves what it was given."""
-    run = real_slurm / "a folder's run"
-    setup = ["--setup", "export HF_HOME='/some where'", "env > env.txt"]
-    sets = ["--set", f"run.dir={run}", "task.data=no data"]
-    assert slurm.main(["--config", str(config), *setup, *sets]) == 0
-    wait_for(run, "failed")
-    assert status(run)["code"] == 3 and "no data" in status(run)["reason"]  # type: ignore[comparison-overlap]
-    assert "HF_HOME=/some where" in (real_slurm / "env.txt").read_text()
-    number = (run / "slurm_job").read_text().strip()
+def test_setup_lines_come_before_the_ranks_and_their_failure_is_the_jobs(real_slurm: Path, config: Path) -> None:
+    setup = ["--setup", "export HF_HOME='/some where'", "env > 'env of the job.txt'", "exit 4"]
+    assert slurm.main(["--config", str(config), *setup]) == 0
+    number = (real_slurm / "run" / "slurm_job").read_text().strip()
     until(lambda: not queued(number), "the job does not end")
-    assert shown(number)["JobState"] == "FAILED" and shown(number)["ExitCode"] == "3:0"
+    assert shown(number)["JobState"] == "FAILED" and shown(number)["ExitCode"] == "4:0"
+    assert "HF_HOME=/some where\n" in (real_slurm / "env of the job.txt").read_text()
 
 
 PLAIN = """
