@@ -25,6 +25,7 @@ from fedtorch.config import ClientConfig, ClientsConfig, Config
 from fedtorch.errors import ConfigError, DataError
 from fedtorch.placement import Placement, place
 from fedtorch.rank import Setting
+from fedtorch.records import RECEIVED
 from fedtorch.tasks.base import SERVER, Merged, Task
 from fedtorch.track import Tracker
 from fedtorch.train.engine import Engine
@@ -65,7 +66,13 @@ class Parts:
         tracker: Tracker | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> Setting:
-        """The runner's setting on this rank. facts: what a checkpoint must agree with, beside the config."""
+        """The runner's setting on this rank. facts: what a checkpoint must agree with, beside the config.
+
+        Called by all ranks of a worker alike: the first call makes their group.
+        """
+        mine = self.topology.worker_of(comm.rank)
+        worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
+        self.engine.join(worker)
         return Setting(
             config=self.config,
             task=self.task,
@@ -74,6 +81,7 @@ class Parts:
             clients=self.clients,
             engine=self.engine,
             comm=comm,
+            worker=worker,
             topology=self.topology,
             checkpoints=checkpoints,
             config_record=to_dict(self.config, masked=True),
@@ -134,9 +142,15 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
     server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
-    topology = Topology(num_ranks, bool(server_works))
+    topology = _topology(config, num_ranks, server_works=bool(server_works))
+    if topology.ranks_per_worker > 1 and server_works and training.server_examples():
+        raise ConfigError(
+            f"system.ranks_per_worker is {config.system.ranks_per_worker} and system.server_works is true, but the "
+            "server trains on data of its own, alone; set system.server_works to false"
+        )
     check_metrics(task, config.task_name)
-    remarks = check_data(task, place(config, task, training, clients, topology), topology, rank)
+    remarks = check_single(task, config.task_name) if config.eval.per_example else []
+    remarks += check_data(task, place(config, task, training, clients, topology), topology, rank)
     if engine is None:
         where = device(config.system.device)
         try:
@@ -179,10 +193,30 @@ def check_metrics(task: Task, name: str) -> None:
         ConfigError: names the metric.
     """
     for metric in task.metrics():
-        if not KEY.fullmatch(metric):
-            raise ConfigError(f"the task `{name}` measures {metric!r}; rename it to match {KEY.pattern}")
+        if not KEY.fullmatch(f"{RECEIVED}{metric}"):
+            raise ConfigError(
+                f"the task `{name}` measures {metric!r}; rename it so that {RECEIVED}{metric} matches {KEY.pattern}"
+            )
         if metric == LOSS:
             raise ConfigError(f"the task `{name}` measures `{LOSS}`, which every evaluation adds itself; rename it")
+
+
+def check_single(task: Task, name: str) -> list[str]:
+    """What to remark on where scores of single examples are asked for.
+
+    Raises:
+        ConfigError: no metric of the task has any.
+    """
+    single, known = set(task.single_metrics()), task.metrics()
+    without = [metric for metric in known if metric not in single]
+    if not single:
+        raise ConfigError(
+            f"eval.per_example is true but no metric of the task `{name}` is a mean over examples; set it to false"
+        )
+    if not without:
+        return []
+    shown = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
+    return [f"eval.per_example: {len(without)} of {len(known)} metrics are no means over examples: {shown}"]
 
 
 def check_data(task: Task, placement: Placement, topology: Topology, rank: int) -> list[str]:
@@ -217,6 +251,15 @@ def code_digest(*classes: type) -> str:
     for name in sorted(files):
         hasher.update(name.encode() + b"\0" + files[name].read_bytes())
     return hasher.hexdigest()[:16]
+
+
+def _topology(config: Config, num_ranks: int, *, server_works: bool) -> Topology:
+    """One process is a worker by itself, whatever `system.ranks_per_worker` says."""
+    width = 1 if num_ranks == 1 else config.system.ranks_per_worker
+    try:
+        return Topology(num_ranks, server_works, width)
+    except ValueError as error:
+        raise ConfigError(f"system.ranks_per_worker is {width} but {error}") from error
 
 
 def _client_settings(config: Config, clients: Sequence[Client]) -> set[ClientConfig]:

@@ -42,6 +42,8 @@ class RunConfig:
     """Run folder, with everything the run writes; null: `runs/<name>`."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """All randomness is derived from this number."""
+    published: str | None = None
+    """Row of a paper's table that reports show beside this run, as `lorar/fedopt_lorar`; null: the one of its name."""
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or any(c in self.name for c in "/\\\0") or len(self.name) > 200:
@@ -111,7 +113,8 @@ class EvalConfig:
     """One best round by the scores of all clients, or each client keeps the model of its own best round. Where
     nothing is exchanged it is always the latter."""
     per_example: bool = False
-    """Record the final split's scores example by example, for a paired test between two runs."""
+    """Record the final split's scores example by example, for a paired test between two runs; of metrics that are means
+    over examples only."""
     batch_size: Count = 64
     """Examples per prediction step."""
     patience: Count | None = None
@@ -172,6 +175,9 @@ class SystemConfig:
     """Seconds without a sign of life from a rank before the run ends with its name."""
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: only when it is the only rank."""
+    ranks_per_worker: Count = 1
+    """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
+    train. Alone in one process a rank does the work of all of them, whatever stands here."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
     oom_retry: bool = True

@@ -27,7 +27,8 @@ def _placement(parts: Parts) -> str:
         shown = ", ".join(row.clients[:_MOST_SHOWN])
         if len(row.clients) > _MOST_SHOWN:
             shown += f" and {len(row.clients) - _MOST_SHOWN} more"
-        lines.append(f"  rank {row.ranks[0]:<3} {row.cost / total:6.1%}  {shown or '(idle)'}")
+        ranks = str(row.ranks[0]) if len(row.ranks) == 1 else f"{row.ranks[0]}-{row.ranks[-1]}"
+        lines.append(f"  rank {ranks:<3} {row.cost / total:6.1%}  {shown or '(idle)'}")
     return "\n".join(lines)
 
 

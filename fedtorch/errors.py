@@ -65,6 +65,10 @@ class RestartsError(LostRankError):
     exit_code = 9
 
 
+class PeerError(RuntimeError):
+    """Another rank of this worker failed at the client that they train together; its error is in its own log."""
+
+
 class Interrupted(FedtorchError, RuntimeError):
     """A signal asked the run to stop; everything computed is saved and the run can be resumed."""
 

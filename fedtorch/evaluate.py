@@ -14,6 +14,7 @@ from fedtorch.client import ClientState
 from fedtorch.errors import FedtorchError
 from fedtorch.judging import added, averages, judge
 from fedtorch.rank import Rank, Stopped
+from fedtorch.records import RECEIVED
 from fedtorch.tasks.base import Scores
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ BATCHES_PER_BEAT = 2
 class Evaluation:
     """Judges every client at its home, with the model it would use, and keeps the best model.
 
+    All ranks of a worker judge its clients; the leader's scores count.
     Where `eval.best` is `together`, the server chooses one best round by the dev scores of all clients; every client
     keeps what it is judged with beside the server's best weights. Else, and where nothing is exchanged, each client
     chooses its own best round and keeps the whole model, `best/weights` and `best/private` in its state.
@@ -99,7 +101,7 @@ class Evaluation:
                 results = {name: {**pairs, **received[name]} for name, pairs in results.items()}
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
-        return {name: pairs for name, pairs in results.items() if pairs}
+        return self._leaders({name: pairs for name, pairs in results.items() if pairs})
 
     def _judge_received(self, split: str) -> dict[str, Scores]:
         """Scores with the weights received last, as `received/<metric>`."""
@@ -107,8 +109,20 @@ class Evaluation:
         for name in self._judged_here(split):
             private = self.rank.private_of(name, self.rank.store.get(name))
             scores = self._score(name, split, self.rank.shared, private)
-            results[name] = {f"received/{metric}": pair for metric, pair in scores.items()}
+            results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
         return results
+
+    def _leaders(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
+        """The scores as this worker's leader has them, so that all its ranks choose the same best models."""
+        worker = self.rank.setting.worker
+        if worker is None:
+            return dict(own)
+        places = [(name, metric) for name, pairs in own.items() for metric in pairs]
+        values = worker.numbers([value for name, metric in places for value in own[name][metric]])[0]
+        scores: dict[str, Scores] = {name: {} for name in own}
+        for place, (name, metric) in enumerate(places):
+            scores[name][metric] = values[2 * place], int(values[2 * place + 1])
+        return scores
 
     def _model(self, name: str, *, at_best: bool = False) -> tuple[Tensor, Tensor | None]:
         """What a client is judged with: flat shared weights and flat private ones."""
@@ -178,7 +192,7 @@ class Evaluation:
             rank.message(
                 "score", name, lists={metric: (total, float(count)) for metric, (total, count) in pairs.items()}
             )
-            for name, pairs in own.items()
+            for name, pairs in (own.items() if rank.leads else ())
         ]
         return {
             rank.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}
@@ -187,7 +201,9 @@ class Evaluation:
 
     def _gather_each(self) -> dict[str, dict[str, tuple[float, ...]]]:
         rank = self.rank
-        messages = [rank.message("numbers", name, lists=values) for name, values in self.each.items()]
+        messages = [
+            rank.message("numbers", name, lists=values) for name, values in (self.each.items() if rank.leads else ())
+        ]
         return {rank.name(message): dict(message.lists) for message in rank.comm.gather(messages, round=rank.round)}
 
     def _keep_best(self, scores: Mapping[str, Scores]) -> None:
@@ -221,7 +237,7 @@ class Evaluation:
         rank = self.rank
         resting = [
             rank.message("numbers", name)
-            for name in rank.store.clients()
+            for name in (rank.store.clients() if rank.leads else ())
             if rank.store.get(name).numbers.get("evaluations_without_gain", 0) >= patience
         ]
         found = {rank.name(message) for message in rank.comm.gather(resting, round=rank.round)}

@@ -85,13 +85,18 @@ class ClientJob:
             count = max(0, min(count, self.hp.total_epochs - first))
         return list(batching.epochs(num_examples, first=first, count=count, seed=seed, client=name))
 
-    def steps_of_the_run(self, num_examples: int, *, epochs: int | None = None) -> int:
-        """The optimiser steps over `num_examples` examples that this client is expected to take in the run."""
+    def steps_of_the_run(self, num_examples: int, *, epochs: int | None = None, rounds: range | None = None) -> int:
+        """The optimiser steps over `num_examples` examples that this client is expected to take in the run.
+
+        rounds: count only these; None: all.
+        """
+        rounds = range(self.rounds) if rounds is None else rounds
         if epochs is None and self.hp.steps is not None:
-            return math.ceil(self.share * self.rounds * self.hp.steps)
-        count = self.rounds * (epochs or self.hp.epochs or 1)
+            return math.ceil(self.share * len(rounds) * self.hp.steps)
+        first, last = (number * (epochs or self.hp.epochs or 1) for number in (rounds.start, rounds.stop))
         if epochs is None and self.hp.total_epochs is not None:
-            count = min(count, self.hp.total_epochs)
+            first, last = (min(number, self.hp.total_epochs) for number in (first, last))
+        count = max(0, last - first)
         batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
         return math.ceil(self.share * count * batching.steps_per_epoch(num_examples))
 
@@ -104,11 +109,13 @@ class ClientJob:
         epochs: int | None = None,
         data: Sequence[Any] | None = None,
         hp: LocalTraining | None = None,
+        run_steps: int | None = None,
     ) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the result is in `engine`.
 
         purpose: tells apart several trainings in one round: their seeds, optimiser states and cursors.
-        data: other examples than the client's own (pseudo data). Keeps the private weights, and the optimiser's
+        data: other examples than the client's own (pseudo data). run_steps: over which `schedule_span: run` falls;
+        None: as many steps in every round as in this one. Keeps the private weights, and the optimiser's
         state where `hp.optimizer_state` is `keep`, in `state`.
         """
         settings = hp or self.hp
@@ -116,7 +123,9 @@ class ClientJob:
         plans = self.plans(len(examples), purpose=purpose, epochs=epochs)
         spans_run = settings.schedule_span == "run"
         taken = int(self.state.numbers.get(f"{purpose}/steps", 0)) if spans_run else 0
-        total = self.steps_of_the_run(len(examples), epochs=epochs) if spans_run else len(plans)
+        if run_steps is None:
+            run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
+        total = run_steps if spans_run else len(plans)
         self.engine.start(
             weights,
             self.private,

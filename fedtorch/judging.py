@@ -22,15 +22,17 @@ def judge(
 ) -> Scores:
     """Scores of the loaded weights on some examples: per metric (sum, count); `loss` per term of the loss.
 
-    each: grows by the scores of the single examples, NaN where an example does not count.
+    each: grows by the single examples' scores of `task.single_metrics()`, NaN where an example does not count.
     """
     engine.module.eval()
     predictions = task.predict(engine.module, examples, batch_size)
     scores = task.score(examples, predictions)
     if each is not None:
+        single = set(task.single_metrics())
         for example, prediction in zip(examples, predictions, strict=True):
             for metric, (total, count) in task.score([example], [prediction]).items():
-                each[metric] = (*each.get(metric, ()), total / count if count else math.nan)
+                if metric in single:
+                    each[metric] = (*each.get(metric, ()), total / count if count else math.nan)
     if task.judges_loss:
         scores = {**scores, "loss": _loss(task, engine, examples, batch_size)}
     return scores  # the main metric first, as readers of the records expect

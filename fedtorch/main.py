@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -46,10 +47,16 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
     stop: for a launcher that wants to know which signal ended the run; it need not be listening yet.
     """
     args = _parser().parse_args(arguments)
+    stop = stop or StopFlag()
+    # from before data are read, which may take minutes; the ranks agree to stop when they meet
+    with nullcontext() if args.dry_run else stop.listening():
+        return _main(args, stop)
+
+
+def _main(args: argparse.Namespace, stop: StopFlag) -> int:
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if args.dry_run and args.ranks:
         num_ranks = args.ranks
-    stop = stop or StopFlag()
     config: Config | None = None
     try:
         config = yaml_config.load(args.config, args.set)
@@ -61,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
                 runs[0].show_remarks()
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
-        with stop.listening(), _join(runs, num_ranks=num_ranks, stacks=stacks) as comm:
+        with _join(runs, num_ranks=num_ranks, stacks=stacks) as comm:
             for parts in runs:
                 comm.preflight(parts.facts())
             _run_all(runs, comm, args.resume, stop, _command(args))
@@ -240,7 +247,13 @@ def _start_logging(folder: Path, rank: int) -> IO[str]:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command that continues this run."""
+    """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
+    if told := os.environ.get("FEDTORCH_COMMAND"):
+        try:
+            words = shlex.split(told)
+        except ValueError:  # bash writes some letters in a way of its own
+            words = told.split()
+        return shlex.join(_masked(word) if "=" in word else word for word in words)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:

@@ -16,6 +16,7 @@ from fedtorch.client import Client, ClientState, ClientStore
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config import Config, ServerConfig
 from fedtorch.placement import cost, place
 from fedtorch.seeds import seed_for
@@ -31,6 +32,7 @@ class Setting:
     """What a run is made of, the same on every rank but for `tracker`; see `build`.
 
     task: evaluation data and model. training: what clients train on (`task`, or one merged client).
+    worker: the ranks that train this rank's clients together with it; None: it is alone.
     clients: the training clients. config_record, facts: kept in checkpoints. stop: was the run asked to stop?
     tracker: on the server only.
     """
@@ -48,6 +50,7 @@ class Setting:
     facts: Mapping[str, str]
     stop: Callable[[], bool]
     tracker: Tracker | None = None
+    worker: WorkerGroup | None = None
 
 
 class Stopped(Exception):
@@ -135,6 +138,16 @@ class Rank:
     def hosts(self, worker: int) -> bool:
         """Does this rank belong to that worker?"""
         return self.comm.rank in self.setting.topology.workers[worker]
+
+    @property
+    def leads(self) -> bool:
+        """Does this rank speak for its worker to the federation?"""
+        return self.setting.worker is None or self.setting.worker.leads
+
+    def is_stopped(self) -> bool:
+        """Was any rank of this worker asked to stop? Called by all of them alike."""
+        stop = self.setting.stop()
+        return stop if self.setting.worker is None else self.setting.worker.any(stop)
 
     def message(
         self,

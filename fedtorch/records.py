@@ -21,6 +21,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 NAME = "metrics.jsonl"
+RECEIVED = "received/"
+"""Before the names of a received model's scores, where both it and the client's own are judged."""
 Record = dict[str, Any]
 Scores = Mapping[str, Mapping[str, tuple[float, int]]]
 """client -> metric -> (sum over examples, number of examples)."""

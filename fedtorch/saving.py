@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def save(rank: Rank, *, is_last: bool = False) -> bool:
-    """Write a checkpoint of the state after `rank.round` rounds; every rank writes its own changed clients.
+    """Write a checkpoint of the state after `rank.round` rounds; every worker's leader writes its changed clients.
 
     If the disk refuses, the run goes on and tries again at the next checkpoint, `checkpoint.save_retries` times in a
     row; False means that this one was not written.
@@ -27,7 +27,7 @@ def save(rank: Rank, *, is_last: bool = False) -> bool:
     """
     with rank.timed("checkpoint"):
         rank.arrive("checkpoint", may_stop=False)
-        written = [_write_client(rank, name) for name in rank.store.dirty()]
+        written = [_write_client(rank, name) for name in rank.store.dirty()] if rank.leads else []
         rank.arrive("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
         gathered = rank.comm.gather(written, round=rank.round)
         answer = [rank.message("decision", status=_write(rank, gathered, is_last))] if rank.comm.is_server else []
@@ -75,7 +75,7 @@ def digest(rank: Rank) -> str:
     """sha256 over the global weights and every client's state; equal exactly when all bits are. On the server."""
     rank.arrive("digest", may_stop=False)
     messages = []
-    for name in rank.store.clients():
+    for name in rank.store.clients() if rank.leads else ():
         parts = bytes.fromhex(digest_of(rank.store.get(name).tensors))
         words = tuple(float(int.from_bytes(parts[i : i + 4], "big")) for i in range(0, len(parts), 4))
         messages.append(rank.message("numbers", name, lists={"words": words}))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtorch.client import Client
 from fedtorch.comm.wire import report_problem
-from fedtorch.errors import DataError, FedtorchError
+from fedtorch.errors import DataError, FedtorchError, PeerError
 from fedtorch.evaluate import CACHED_CLIENTS
 from fedtorch.job import ClientJob
 from fedtorch.rank import Rank, Stopped
@@ -71,7 +71,7 @@ class Work:
                     reports.append(self._train_or_retry(client, draws))
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
-        return reports
+        return reports if rank.leads else []
 
     def waited_for(self, reports: Sequence[Report]) -> str:
         """One line on the worker whose clients took longest in this round; empty with less than two workers."""
@@ -101,74 +101,88 @@ class Work:
         return self._train(client, draws, parts=2)
 
     def _train(self, client: Client, draws: int, parts: int = 1) -> Report:
-        """One client's round: its report; its update and new state wait for the server's decision."""
-        rank, setting = self.rank, self.rank.setting
+        """One client's round: its report; its update and new state wait for the server's decision.
+
+        All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError.
+        """
         started = time.monotonic()
-
-        def on_step(n: int) -> None:
-            rank.comm.heartbeat(phase="train", round=rank.round, client=client.name, step=n)
-            rank.working(f"{client.name} step {n}")
-            if setting.stop():
-                raise Stopped
-
-        self.outgoing = rank.updates.blank()
+        worker, report, failure = self.rank.setting.worker, Report(client.name), ""
         try:
-            on_step(0)
-            state = rank.store.get(client.name)
-            job = ClientJob(
-                client=client,
-                round=rank.round,
-                run_seed=rank.config.run.seed,
-                received=rank.known(),
-                state=state,
-                outgoing=rank.planes(self.outgoing),
-                engine=setting.engine,
-                task=setting.training,
-                hp=rank.config.client_for(client.name),
-                examples=self.load(client.name, "train"),
-                on_step=on_step,
-                first_private=rank.private_of(client.name, state),
-                rounds=rank.config.rounds,
-                share=self.share(client),
-                parts=parts,
-            )
-            version = self._clear_outgoing()
-            update = setting.algorithm.client_update(job)
-            measured = setting.training.measured(setting.engine.module)
-            report = replace(update.report, extra={**update.report.extra, **measured})
-            if problem := report_problem(report):
-                raise FedtorchError(f"{type(setting.algorithm).__name__} made a report that cannot be sent: {problem}")
-            received = rank.shared  # one that is judged with a model of its own has that in its state already
-            is_judged = setting.algorithm.judged_weights(received, job.state) is received
-            if rank.config.eval.point == "trained" and report.steps and is_judged:
-                job.state.tensors["trained"] = setting.engine.flat.detach().cpu().clone()
-                job.state.numbers["trained/round"] = rank.round
-            if update.grad is not None:
-                self._take_over(update.grad, version)
-                rank.comm.faults("update", round=rank.round, client=client.name, update=self.outgoing)
-                if not rank.has_messages:
-                    # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
-                    norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
-                    report = replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
-                rank.updates.put(client.name, self.outgoing)
-            if rank.is_stateful:
-                if update.grad is not None or report.steps:  # a client that rested is as it was
-                    rank.store.stage(client.name, job.state)
-            elif job.state.tensors or job.state.numbers:
-                raise FedtorchError(
-                    f"{type(setting.algorithm).__name__} left something in a client's state, but its stateful() says "
-                    "that clients keep nothing; return True there, so that every client has a home"
-                )
+            report = self._deliver(client, parts)
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
             if isinstance(error, Stopped | FedtorchError) and not isinstance(error, DataError):
                 raise
             kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
-            log.warning("client %s failed in round %d: %s", client.name, rank.round + 1, kind)
-            log.debug("client %s, round %d", client.name, rank.round + 1, exc_info=error)
-            status = OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
-            return Report(client.name, status=status, seconds=time.monotonic() - started)
+            failure = OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
+            log.warning("client %s failed in round %d: %s", client.name, self.rank.round + 1, kind)
+            log.debug("client %s, round %d", client.name, self.rank.round + 1, exc_info=error)
+        of_a_peer = f"failed:{PeerError.__name__}"
+        if worker is not None and failure != of_a_peer and worker.settle(bool(failure)):
+            failure = failure or of_a_peer
+        if failure:
+            return Report(client.name, status=failure, seconds=time.monotonic() - started)
         extra = {**report.extra, "draws": draws} if draws > 1 else report.extra
         return replace(report, extra=extra, seconds=time.monotonic() - started)
+
+    def _deliver(self, client: Client, parts: int) -> Report:
+        """Train the client; its update and its new state are in the rank's buffers."""
+        rank, setting = self.rank, self.rank.setting
+
+        def on_step(n: int) -> None:
+            rank.comm.heartbeat(phase="train", round=rank.round, client=client.name, step=n)
+            rank.working(f"{client.name} step {n}")
+            if rank.is_stopped():
+                raise Stopped
+
+        self.outgoing = rank.updates.blank()
+        on_step(0)
+        state = rank.store.get(client.name)
+        job = ClientJob(
+            client=client,
+            round=rank.round,
+            run_seed=rank.config.run.seed,
+            received=rank.known(),
+            state=state,
+            outgoing=rank.planes(self.outgoing),
+            engine=setting.engine,
+            task=setting.training,
+            hp=rank.config.client_for(client.name),
+            examples=self.load(client.name, "train"),
+            on_step=on_step,
+            first_private=rank.private_of(client.name, state),
+            rounds=rank.config.rounds,
+            share=self.share(client),
+            parts=parts,
+        )
+        version = self._clear_outgoing()
+        update = setting.algorithm.client_update(job)
+        measured = setting.training.measured(setting.engine.module)
+        report = replace(update.report, extra={**update.report.extra, **measured})
+        if problem := report_problem(report):
+            raise FedtorchError(f"{type(setting.algorithm).__name__} made a report that cannot be sent: {problem}")
+        received = rank.shared  # one that is judged with a model of its own has that in its state already
+        is_judged = setting.algorithm.judged_weights(received, job.state) is received
+        if rank.config.eval.point == "trained" and report.steps and is_judged:
+            job.state.tensors["trained"] = setting.engine.flat.detach().cpu().clone()
+            job.state.numbers["trained/round"] = rank.round
+        if update.grad is not None:
+            self._take_over(update.grad, version)
+            rank.comm.faults("update", round=rank.round, client=client.name, update=self.outgoing)
+            if not rank.has_messages:
+                # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
+                norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
+                report = replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
+            if rank.leads:  # the others' are the same
+                rank.updates.put(client.name, self.outgoing)
+        if rank.is_stateful:
+            if update.grad is not None or report.steps:  # a client that rested is as it was
+                rank.store.stage(client.name, job.state)
+        elif job.state.tensors or job.state.numbers:
+            raise FedtorchError(
+                f"{type(setting.algorithm).__name__} left something in a client's state, but its stateful() says "
+                "that clients keep nothing; return True there, so that every client has a home"
+            )
+        return report
 
     def _clear_outgoing(self) -> int:
         """Forget the last client's update; returns the version of the emptied vector."""

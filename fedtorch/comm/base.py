@@ -14,6 +14,7 @@ from typing_extensions import Self
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SumScale
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import PreflightError
 from fedtorch.faults import Faults
 from fedtorch.update import Report, UpdateBuffer
@@ -151,6 +152,14 @@ class Communicator(ABC):
         local: the updates of this rank's clients, all of one length. The clients are some of those of the last
         `gather_reports`. The tensors are not to be changed.
         """
+
+    def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
+        """The group of the ranks that make up this rank's worker; None if it is alone.
+
+        Made at the first call, which waits for the other ranks of the worker; after `preflight`. Closed with this
+        communicator.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

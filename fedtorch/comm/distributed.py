@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -21,6 +21,7 @@ from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
 from fedtorch.comm.wire import MAX_BYTES, Message, decode_all, encode
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.update import Report, UpdateBuffer
 
@@ -54,6 +55,7 @@ class DistributedCommunicator(Communicator):
         self._rendezvous = Rendezvous(store, self._liveness)
         self._group = Group(store, self._liveness, self._blame)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
+        self._worker: WorkerGroup | None = None
         self._is_closed = False
         self._liveness.beat()
         self.faults("init")
@@ -176,6 +178,13 @@ class DistributedCommunicator(Communicator):
         holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
         return exchange_all(holder, terms)
 
+    def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
+        """See the base class."""
+        if self._worker is None and len(ranks) > 1:
+            self._liveness.beat(phase="join worker")
+            self._worker = WorkerGroup(self._store, ranks, self.rank, lambda text: self._blame(text, ranks))
+        return self._worker
+
     def close(self) -> None:
         """See the base class; waits at most 10 s for the others before the sockets close."""
         if self._is_closed:
@@ -187,7 +196,7 @@ class DistributedCommunicator(Communicator):
             self._store.set(everyone[self.rank], "")
             if not self._group.is_broken:
                 self._rendezvous.wait(everyone, limit_s=_FAREWELL_S)
-            self._group.drop()
+            self._drop()
             # The host of the store leaves last: it is needed until everyone has read the others' goodbye.
             gone = {rank: f"gone/{rank}" for rank in range(1, self.size)}
             if self.rank:
@@ -195,7 +204,7 @@ class DistributedCommunicator(Communicator):
             elif self._hosts_store:
                 self._rendezvous.wait(gone, limit_s=_FAREWELL_S)
         except DeadlineError:
-            self._group.drop()  # somebody has left already, which is what closing is for
+            self._drop()  # somebody has left already, which is what closing is for
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -204,7 +213,7 @@ class DistributedCommunicator(Communicator):
             self.close()
             return
         self._is_closed = True
-        self._group.drop()
+        self._drop()
         try:
             self._liveness.beat(left=kind.__name__)
             self._liveness.rest()
@@ -223,22 +232,33 @@ class DistributedCommunicator(Communicator):
         data = buffer.numpy().tobytes()
         return decode_all(data, round=round, sequence=self._group.sequence, num_clients=len(self.names))
 
-    def _blame(self, text: str) -> NoReturn:
-        """Find out who is to blame for a failed collective, and raise.
+    def _drop(self) -> None:
+        """Close all sockets."""
+        self._group.drop()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
+        """Find out who is to blame for a failed collective of the ranks `among`, all by default, and raise.
 
         Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
         dead, stopped, or still somewhere else.
         """
         give_up_at = time.monotonic() + _GRACE_S
+        self._drop()
+
+        def of_these(ranks: Sequence[int]) -> list[int]:
+            return [rank for rank in ranks if among is None or rank in among]
+
         try:
             self._liveness.beat(failed=True)
-            while (suspects := self._liveness.unheard()) and time.monotonic() < give_up_at:
-                if self._liveness.left(first=True) or self._liveness.are_gone(suspects):
+            while (suspects := of_these(self._liveness.unheard())) and time.monotonic() < give_up_at:
+                if of_these(self._liveness.left(first=True)) or self._liveness.are_gone(suspects):
                     break
                 time.sleep(0.05)
         except DeadlineError as error:
             raise DeadlineError(f"{error}; the collective ended with: {text}") from None
-        culprits = self._liveness.left(first=True) or suspects
+        culprits = of_these(self._liveness.left(first=True)) or suspects
         names = "; ".join(self._liveness.describe(rank) for rank in culprits)
         names = names or "every rank is alive, but a connection broke"
         raise DeadlineError(f"{names} (gloo: {text})", ranks=tuple(culprits))

@@ -91,6 +91,10 @@ class Task:
         """The names that `score` uses, all of them higher-is-better."""
         return (self.main_metric,)
 
+    def single_metrics(self) -> tuple[str, ...]:
+        """Those whose score is the mean of the single examples' scores, for `eval.per_example`; all by default."""
+        return self.metrics()
+
     def measured(self, model: nn.Module) -> Mapping[str, float]:
         """Numbers that the model counted since the last call, for a client's report; those in bytes end in `_bytes`."""
         return {}

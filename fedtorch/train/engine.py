@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
 from fedtorch.weights import Layout, Partition
 
@@ -44,6 +45,7 @@ class Engine:
     The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
     is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
     `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
+    worker: the ranks that train the same clients together, after `join`; None: this one is alone.
     """
 
     def __init__(self, module: nn.Module, partition: Partition, device: torch.device) -> None:
@@ -72,6 +74,11 @@ class Engine:
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
+        self.worker: WorkerGroup | None = None
+
+    def join(self, worker: WorkerGroup | None) -> None:
+        """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
+        self.worker = worker
 
     @torch.no_grad()
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:

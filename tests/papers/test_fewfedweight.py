@@ -292,6 +292,21 @@ def test_pseudo_rows_double_the_row_steps_and_cost_is_accounted(gym: Path, tmp_p
     assert late.extra["rows"] == late.examples and late.extra["pseudo_loss"] == 0.0
 
 
+def test_the_schedule_spans_the_steps_that_are_taken(gym: Path, tmp_path: Path) -> None:
+    """Two rounds without pseudo data, three with: ceil(10 / 8) and ceil(20 / 8) steps each."""
+    expected = []
+
+    class Counted(FewFedWeight):
+        def steps_of_the_run(self, job: Any) -> int:
+            expected.append(super().steps_of_the_run(job))
+            return expected[-1]
+
+    client = replace(SGD, schedule="linear", schedule_span="run")
+    runner = run(tmp_path, small(gym), Counted(pseudo_start_round=2), rounds=5, client=client)
+    assert runner.rank.store.get("client1").numbers["train/steps"] == 2 * 2 + 3 * 3
+    assert set(expected) == {13}
+
+
 def test_energies_of_the_client_are_those_of_the_labeller_in_the_first_round_only(gym: Path, tmp_path: Path) -> None:
     """Both start from w^0; batches differ in shape, so sums differ in their last bits."""
 

@@ -241,7 +241,7 @@ def test_settings_of_the_task_that_cannot_work_are_refused(task: WikiSQL, tmp_pa
         make_runner(config_for(task, tmp_path, FedAvg(), per_client={})).run()
     with pytest.raises(ConfigError, match="width is 10 but heads is 4, which does not divide it"):
         EncoderModel(width=10)
-    with pytest.raises(ConfigError, match="no encoder could be loaded from no-such/model"):
+    with pytest.raises(ConfigError, match="task.encoder.name is 'no-such/model', from which no encoder could"):
         replace(SMALL, name="no-such/model")._load()
 
 
