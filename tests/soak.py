@@ -87,7 +87,7 @@ def soak(folder: Path, rounds: int, seed: int = 0) -> dict[str, Any]:
     ending = sum(kinds[kind] for kind in set(ENDING))
     usage = folder / "usage"
     usage.mkdir(parents=True)
-    sets = [f"rounds={rounds}", "clients.max_update_norm=1000", "system.timeout=10", "eval.every=5"]
+    sets = [f"rounds={rounds}", "clients.max_update_norm=1000", "system.timeout=30", "eval.every=5"]
     started = time.monotonic()
     algorithm = f'{{name: "soak:Sampled", folder: "{usage}"}}'
     config = toy_config(folder / "faulty", algorithm=algorithm)
