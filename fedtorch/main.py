@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +30,7 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
-from fedtorch.errors import DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
 from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
@@ -47,10 +48,16 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
     stop: for a launcher that wants to know which signal ended the run; it need not be listening yet.
     """
     args = _parser().parse_args(arguments)
+    stop = stop or StopFlag()
+    # from before data are read, which may take minutes; the ranks agree to stop when they meet
+    with nullcontext() if args.dry_run else stop.listening():
+        return _main(args, stop)
+
+
+def _main(args: argparse.Namespace, stop: StopFlag) -> int:
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if args.dry_run and args.ranks:
         num_ranks = args.ranks
-    stop = stop or StopFlag()
     config: Config | None = None
     try:
         config = yaml_config.load(args.config, args.set)
@@ -59,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
         if is_pinned(config) and not args.dry_run:
             check_task(config)
             names = tuple(config.system.pinned)
-            with stop.listening(), _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
+            with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
                 runs = _build_all(exchange_sizes(config, comm), num_ranks=num_ranks, rank=rank)
                 _run_all(runs, comm, args.resume, stop, _command(args))
             return 0
@@ -70,7 +77,7 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
         names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
-        with stop.listening(), _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
+        with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
             _run_all(runs, comm, args.resume, stop, _command(args))
         return 0
     except FedtorchError as error:
@@ -136,7 +143,7 @@ def _run_one(
     try:
         result = Runner(setting).run(start)
         if comm.is_server and parts.algorithm.exchanged:
-            parts.task.save_model(parts.engine.module, config.folder / "model")
+            _save_model(parts)
     finally:
         if tracker is not None:
             tracker.close()
@@ -146,6 +153,15 @@ def _run_one(
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
         write_status(config.folder, code=0, reason=reason, command=command, round=result.rounds)
     return result, tracker
+
+
+def _save_model(parts: Parts) -> None:
+    """For users of the model; that it cannot be written is no reason to lose the run's result."""
+    folder = parts.config.folder / "model"
+    try:
+        parts.task.save_model(parts.engine.module, folder)
+    except Exception as error:
+        log.warning("the model could not be saved in %s: %s: %s", folder, type(error).__name__, error)
 
 
 def _open_folder(parts: Parts, comm: Communicator, start: int | None, command: str) -> Tracker:
@@ -221,9 +237,12 @@ def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -
 
 def _start_logging(folder: Path, rank: int) -> IO[str]:
     """One file per rank, which is returned; the terminal gets warnings, and all from rank 0 but debug lines."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    except OSError as error:
+        raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = TerminalHandler()  # knows about the progress bar
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
@@ -240,9 +259,13 @@ def _start_logging(folder: Path, rank: int) -> IO[str]:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command that continues this run; a launcher of ours says which one started it."""
-    if command := os.environ.get("FEDTORCH_COMMAND"):
-        return command
+    """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
+    if told := os.environ.get("FEDTORCH_COMMAND"):
+        try:
+            words = shlex.split(told)
+        except ValueError:  # bash writes some letters in a way of its own
+            words = told.split()
+        return shlex.join(masked(word) if "=" in word else word for word in words)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtorch.build import Parts
-from fedtorch.evaluate import averages
+from fedtorch.judging import averages
 from fedtorch.runner import Result
 from fedtorch.runs import read_run
 
