@@ -34,8 +34,7 @@ from fedtorch.errors import (
     QuorumError,
     RestartsError,
 )
-from fedtorch.main import masked
-from fedtorch.status import write_status
+from fedtorch.status import masked, write_status
 from launchers.pool import SAVE_S, hold
 from launchers.submit import Request
 
