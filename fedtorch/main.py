@@ -10,8 +10,6 @@ import argparse
 import json
 import logging
 import os
-import re
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -35,7 +33,7 @@ from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Inter
 from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
-from fedtorch.status import write_status
+from fedtorch.status import resume_command, write_status
 from fedtorch.stop import StopFlag
 from fedtorch.track import Tracker
 from fedtorch.weights import digest_of
@@ -59,6 +57,7 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if args.dry_run and args.ranks:
         num_ranks = args.ranks
+    command = resume_command(args.config, args.set)
     config: Config | None = None
     try:
         config = yaml_config.load(args.config, args.set)
@@ -69,7 +68,7 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
             names = tuple(config.system.pinned)
             with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
                 runs = _build_all(exchange_sizes(config, comm), num_ranks=num_ranks, rank=rank)
-                _run_all(runs, comm, args.resume, stop, _command(args))
+                _run_all(runs, comm, args.resume, stop, command)
             return 0
         runs = _build_all(config, num_ranks=num_ranks, rank=rank)
         if args.dry_run:
@@ -79,16 +78,16 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
             return 0
         names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
         with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
-            _run_all(runs, comm, args.resume, stop, _command(args))
+            _run_all(runs, comm, args.resume, stop, command)
         return 0
     except FedtorchError as error:
         log.debug("the run ends", exc_info=error)
-        return _end(None if args.dry_run else config, _of_last_attempt(error), rank, _command(args))
+        return _end(None if args.dry_run else config, _of_last_attempt(error), rank, command)
     except Exception as error:
         log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
         if rank == 0 and config is not None and not args.dry_run:
             reason = f"{type(error).__name__}; see log.rank0.txt"
-            write_status(config.folder, code=1, reason=reason, command=_command(args))
+            write_status(config.folder, code=1, reason=reason, command=command)
         raise
 
 
@@ -254,30 +253,6 @@ def _start_logging(folder: Path, rank: int) -> IO[str]:
     root.addHandler(terminal)
     assert file.stream is not None, "a file handler without `delay` opens its file at once"
     return file.stream
-
-
-def _command(args: argparse.Namespace) -> str:
-    """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
-    if told := os.environ.get("FEDTORCH_COMMAND"):
-        try:
-            words = shlex.split(told)
-        except ValueError:  # bash writes some letters in a way of its own
-            words = told.split()
-        return shlex.join(masked(word) if "=" in word else word for word in words)
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
-    if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
-        start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
-    words = [*start, "-m", "fedtorch.main"]
-    words += ["--config", *map(str, args.config)] if args.config else []
-    words += ["--set", *map(masked, args.set)] if args.set else []
-    return shlex.join(words)
-
-
-def masked(override: str) -> str:
-    """`key=value`, with the value hidden where the key ends like a secret's."""
-    key = override.partition("=")[0]
-    return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override
 
 
 def _parser() -> argparse.ArgumentParser:

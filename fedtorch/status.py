@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedtorch.errors import Interrupted
@@ -37,6 +40,30 @@ def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, 
         os.replace(partial, path)
     except OSError as error:
         logger.warning("could not write %s: %s", path, error)
+
+
+def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> str:
+    """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
+    if told := os.environ.get("FEDTORCH_COMMAND"):
+        try:
+            words = shlex.split(told)
+        except ValueError:  # bash writes some letters in a way of its own
+            words = told.split()
+        return shlex.join(masked(word) if "=" in word else word for word in words)
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
+    if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
+        start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
+    words = [*start, "-m", "fedtorch.main"]
+    words += ["--config", *map(str, configs)] if configs else []
+    words += ["--set", *map(masked, overrides)] if overrides else []
+    return shlex.join(words)
+
+
+def masked(override: str) -> str:
+    """`key=value`, with the value hidden where the key ends like a secret's."""
+    key = override.partition("=")[0]
+    return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override
 
 
 def _state(code: int | None) -> str:

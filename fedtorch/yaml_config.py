@@ -36,7 +36,8 @@ NO_EFFECT = (
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",
-    "system.oom_retry",  # a run that has enough memory never needs it
+    "system.oom_retry",  # a run that has enough memory never needs it,
+    "clients.on_loss",  # nor one that loses nobody this
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 

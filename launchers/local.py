@@ -34,8 +34,7 @@ from fedtorch.errors import (
     QuorumError,
     RestartsError,
 )
-from fedtorch.main import masked
-from fedtorch.status import write_status
+from fedtorch.status import masked, write_status
 from launchers.pool import SAVE_S, hold
 from launchers.submit import Request
 
@@ -132,7 +131,7 @@ class Job:
             for rank, process in enumerate(self._processes):
                 if rank not in ended and (code := process.poll()) is not None:
                     ended[rank] = code
-                    if self._is_the_end(rank, code, store):
+                    if self._is_the_end(rank, code, store, server_lives=0 not in ended):
                         causes.append(code)
             if causes or self._signals:
                 kill_at = min(kill_at, time.monotonic() + (GRACE_S if causes else SAVE_S))
@@ -144,13 +143,14 @@ class Job:
         is_final = code in (0, *_FINAL) or (code == QuorumError.exit_code and min(ended.values()) >= 0)
         return code, is_final
 
-    def _is_the_end(self, rank: int, code: int, store: dist.Store) -> bool:
+    def _is_the_end(self, rank: int, code: int, store: dist.Store, *, server_lives: bool) -> bool:
         """Is the attempt over because this rank has ended? Says so if the rank had no good reason."""
         if code in (0, Interrupted.exit_code):
             return rank == 0
         # one that ends before it has a heartbeat was never there for the others, who would wait for it
         is_over = rank == 0 or not self._goes_on or code in _SETUP or not store.check([f"heartbeat/{rank}"])
-        _say(f"rank {rank} ended with {_ended(code)}" + ("" if is_over else "; the others decide whether to go on"))
+        goes_on = server_lives and not is_over
+        _say(f"rank {rank} ended with {_ended(code)}" + ("; the others decide whether to go on" if goes_on else ""))
         return is_over
 
     def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes]:

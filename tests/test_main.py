@@ -338,7 +338,7 @@ def test_a_launcher_says_how_a_run_is_continued(config: Path, monkeypatch: pytes
 
 
 def test_the_command_that_resumes_hides_secrets() -> None:
-    from fedtorch.main import masked
+    from fedtorch.status import masked
 
     assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
     assert masked("client.lr=0.1") == "client.lr=0.1"

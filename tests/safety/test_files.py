@@ -34,8 +34,8 @@ def write_config(root: Path, data: Path) -> Path:
     return path
 
 
-def run_twice(config: str, data: str) -> tuple[list[str], list[str]]:
-    """Train, then resume for one round more, on three ranks; files this rank wrote, and those of clients it read."""
+def as_rank(config: str, data: str, *words: str) -> tuple[list[str], list[str]]:
+    """One rank of a run that cannot unpickle; files it wrote, and files of clients it read."""
     written: set[str] = set()
     read: set[str] = set()
 
@@ -50,9 +50,7 @@ def run_twice(config: str, data: str) -> tuple[list[str], list[str]]:
 
     sys.addaudithook(audit)
     pickle.Unpickler = pickle.loads = pickle.load = refuse  # type: ignore[assignment, misc]
-    command = ["--config", config, "--set", f"algorithm.password={SECRETS[1]}"]
-    assert main(command) == 0
-    assert main([*command, "rounds=3", "--resume", "force"]) == 0
+    assert main(["--config", config, "--set", f"algorithm.password={SECRETS[1]}", *words]) == 0
     return sorted(written), sorted(path for path in read if path.startswith(data) and "tokenizer" not in path)
 
 
@@ -60,13 +58,16 @@ def test_a_run_writes_below_its_folder_only_and_the_server_opens_no_clients_file
     tmp_path: Path, tiny_data: Path
 ) -> None:
     config, environ = write_config(tmp_path, tiny_data), {"HF_TOKEN": SECRETS[2], "FEDTORCH_API_KEY": SECRETS[2]}
-    outcomes = run_ranks(run_twice, 3, str(config), str(tiny_data.resolve()), timeout=200, environ=environ)
+    arguments = (str(config), str(tiny_data.resolve()))
+    first = run_ranks(as_rank, 3, *arguments, timeout=200, environ=environ)
+    resumed = run_ranks(as_rank, 3, *arguments, "rounds=3", "--resume", "force", timeout=200, environ=environ)
     folder = tmp_path / "run"
-    for rank, (written, _) in enumerate(outcomes):
+    assert "resuming after round 2" in (folder / "log.rank0.txt").read_text()
+    for rank, (written, _) in [*enumerate(first), *enumerate(resumed)]:
         outside = [p for p in written if not Path(p).is_relative_to(folder) and not p.startswith(("/dev/", "/proc/"))]
         assert written and not outside, f"rank {rank}"
-    assert [Path(path).name for path in outcomes[0][1]] == ["manifest.json"]
-    assert all(any(path.endswith("train.jsonl") for path in read) for _, read in outcomes[1:])
+    assert [Path(path).name for path in first[0][1]] == ["manifest.json"]
+    assert all(any(path.endswith("train.jsonl") for path in read) for _, read in first[1:])
     assert folder.stat().st_mode & 0o077 == 0
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {"config.yaml", "env.json", "status.json", "metrics.jsonl", "log.rank0.txt"} <= {p.name for p in files}
