@@ -54,6 +54,7 @@ class Parts:
     clients: list[Client]
     names: tuple[str, ...]
     topology: Topology
+    placement: Placement
     engine: Engine
     remarks: list[str] = field(default_factory=list)
 
@@ -83,6 +84,7 @@ class Parts:
             comm=comm,
             worker=worker,
             topology=self.topology,
+            placement=self.placement,
             checkpoints=checkpoints,
             config_record=to_dict(self.config, masked=True),
             facts=facts or {},
@@ -137,6 +139,16 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             f"paradigm is centralized but algorithm.name is {config.algorithm_name}, which sends nothing, so the one "
             "client's model would never be judged; set algorithm.name to fedavg"
         )
+    if config.paradigm != "federated" and not task.has_labelled_clients:
+        raise ConfigError(
+            f"paradigm is {config.paradigm} but the clients of the task `{config.task_name}` hold no labels, so "
+            "there is nothing to train on without a server; set paradigm to federated"
+        )
+    if algorithm.needs_labels and not task.has_labelled_clients:
+        raise ConfigError(
+            f"algorithm.name is {config.algorithm_name} but the clients of the task `{config.task_name}` hold no "
+            "labels; set algorithm.name to one that needs none, such as fedparsing"
+        )
     settings = _client_settings(config, clients)
     for hp in settings:
         algorithm.check(hp)
@@ -150,8 +162,9 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             "server trains on data of its own, alone; set system.server_works to false"
         )
     check_metrics(task, config.task_name)
+    placement = place(config, task, training, clients, topology)
     remarks = check_single(task, config.task_name) if config.eval.per_example else []
-    remarks += check_data(task, place(config, task, training, clients, topology), topology, rank)
+    remarks += check_data(task, placement, topology, rank)
     if engine is None:
         engine = make_engine(
             config,
@@ -169,7 +182,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         raise ConfigError(
             f"eval.select_by is {config.eval.select_by} but the task `{config.task_name}` measures {', '.join(known)}"
         )
-    return Parts(config, task, training, algorithm, clients, names, topology, engine, remarks)
+    return Parts(config, task, training, algorithm, clients, names, topology, placement, engine, remarks)
 
 
 def training_clients(task: Task) -> list[Client]:

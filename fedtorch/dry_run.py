@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedtorch import yaml_config
 from fedtorch.build import Parts
 from fedtorch.config import ClientConfig
-from fedtorch.placement import cost, place
+from fedtorch.placement import costs
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, states
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
@@ -20,11 +20,10 @@ def describe(parts: Parts, *, num_ranks: int) -> str:
 
 
 def _placement(parts: Parts) -> str:
-    costs = {client.name: cost(parts.config, parts.training, client) for client in parts.clients}
-    homes = place(parts.config, parts.task, parts.training, parts.clients, parts.topology).homes
-    total = sum(costs.values())
+    shares = costs(parts.config, parts.training, parts.clients)
+    total = sum(shares.values())
     lines = [f"placement: {len(parts.clients)} clients on {len(parts.topology.workers)} workers (share of the work)"]
-    for row in parts.topology.describe(costs, homes):
+    for row in parts.topology.describe(shares, parts.placement.homes):
         shown = ", ".join(row.clients[:_MOST_SHOWN])
         if len(row.clients) > _MOST_SHOWN:
             shown += f" and {len(row.clients) - _MOST_SHOWN} more"

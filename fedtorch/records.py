@@ -112,6 +112,8 @@ def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:
 
 def plain(value: Any) -> Any:
     """The value as JSON can hold it: numpy's and torch's numbers as plain ones, non-finite numbers as None."""
+    if value is None or isinstance(value, (str, int)):  # first: there may be 100 000 clients' names
+        return value
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):

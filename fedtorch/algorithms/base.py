@@ -42,10 +42,12 @@ class Algorithm:
         all over the shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each
         name in `ServerState.tensors`; `weights` are the model's, others start at zero.
     is_personal: clients are judged with models of their own, so each is evaluated at its home.
+    needs_labels: do clients train on the task's own loss?
     """
 
     exchanged: ClassVar[tuple[str, ...]] = ("weights",)
     is_personal: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = True
 
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -49,6 +49,8 @@ class FedParsing(Algorithm):
     w_avg = (w_s^t + Σ_k w_k) / (K + 1): the server counts as one more client, whatever the sizes. It trains on from
     w_avg, and that is what is judged and sent next. What a client does not train comes back as it was.
     """
+
+    needs_labels: ClassVar[bool] = False
 
     group: Literal["hydranet", "hydranet_mlm", "fedparsing", "fedparsing_ema"] = "fedparsing_ema"
     """clients: none; masked words; a teacher that is frozen; a teacher that is a moving average of the student"""
