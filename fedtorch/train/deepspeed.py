@@ -60,6 +60,7 @@ class DeepSpeedEngine(Engine):
         super().__init__(module, partition, device)
         self.settings = settings
         self._hp, self._partition, self._make_module = hp, partition, make_module
+        self._deepspeed = import_deepspeed(device)  # takes seconds; now, when nobody waits for this rank yet
         self._zero: Any = None  # the deepspeed engine
         self._tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
         self._failed = False
@@ -283,7 +284,6 @@ class DeepSpeedEngine(Engine):
     # Construction
 
     def _initialize(self) -> None:
-        deepspeed = import_deepspeed(self.device)
         if not dist.is_initialized() and self._size == 1:
             backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -294,7 +294,7 @@ class DeepSpeedEngine(Engine):
             for model in checkpointable(self.module):
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         size = sum(parameter.numel() for parameter in self.trained)
-        self._zero, *_ = deepspeed.initialize(
+        self._zero, *_ = self._deepspeed.initialize(
             model=Objective(self.module),
             optimizer=make_optimizer(self.trained_names, self.trained, self._hp),
             config=zero_config(self.settings, size, pin=self.device.type == "cuda"),

@@ -34,7 +34,8 @@ from fedtorch.train.loop import Step, train
 from fedtorch.weights import Partition
 
 CPU = torch.device("cpu")
-ADAMW = ClientConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1, no_decay=("*ln_*",), max_grad_norm=0.5)
+# eps above the rounding noise of gradients that are zero in exact arithmetic (the biases of GPT-2's keys)
+ADAMW = ClientConfig(optimizer="adamw", lr=1e-3, eps=1e-5, weight_decay=0.1, no_decay=("*ln_*",), max_grad_norm=0.5)
 
 
 def gpt2() -> nn.Module:
@@ -92,13 +93,15 @@ def one_worker(which: list[int]) -> list[tuple[list[float], list[float]]]:
 
 
 @pytest.mark.timeout(280)
-def test_a_step_shared_by_two_ranks_is_that_of_one() -> None:
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_step_shared_by_two_ranks_is_that_of_one(is_short: bool) -> None:
     plain = Engine(gpt2(), Partition(), CPU)
     weights, losses = trained(plain)
     expected = torch.tensor(weights)
     moved = float((expected - plain.initial_shared).norm())
-    found = run_ranks(one_worker, 2, list(range(len(SHARED_OUT))), timeout=240)
-    for settings, first, second in zip(SHARED_OUT, *found, strict=True):
+    which = range(4) if is_short else range(4, len(SHARED_OUT))
+    found = run_ranks(one_worker, 2, list(which), timeout=240)
+    for settings, first, second in zip([SHARED_OUT[index] for index in which], *found, strict=True):
         assert first == second, settings  # both ranks know all of it
         # gradients are added in another order, and Adam divides small numbers by small ones; bf16 has 8 bits
         bound, close = (0.35, 2e-2) if settings.precision == "bf16" else (1e-3, 1e-4)

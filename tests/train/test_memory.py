@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,15 @@ def test_without_an_estimator_the_formula_says_what_each_stage_keeps() -> None:
     assert states(size, Zero(1), ranks=1) == States(20 * n)
     assert states(size, Zero(1), ranks=4) == States(8 * n)
     assert states(size, Zero(2, "fp32"), ranks=2) == States(14 * n)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_installed(), reason="deepspeed is not installed")
+def test_the_benchmark_measures_every_engine_on_one_and_two_ranks() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
+    from benchmarks.memory import main
+
+    rows = main(["--width", "64", "--layers", "1", "--only", "torch", "stage 0", "stage 3"])
+    measured = [(row["engine"], row["ranks"]) for row in rows]
+    assert measured == [("torch", 1), ("stage 0", 1), ("stage 3", 1), ("stage 0", 2), ("stage 3", 2)]
+    assert all(row["peak_mb"] > 0 for row in rows)
