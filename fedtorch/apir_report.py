@@ -15,6 +15,7 @@ from fedtorch.apir_plots import plot_tasks, plot_weights
 from fedtorch.apir_published import COSTS, Published, find
 from fedtorch.errors import ConfigError
 from fedtorch.metrics.apir import Comparison, compare
+from fedtorch.records import RECEIVED
 from fedtorch.runs import Run, read_run
 
 
@@ -71,7 +72,7 @@ def results(run: Run) -> dict[str, dict[str, float]]:
     """
     found = {}
     for client, metrics in (run.judged()[0].metrics if run.judged() else {}).items():
-        kept = {name: pair for name, pair in metrics.items() if "/" in name and not name.startswith("received/")}
+        kept = {name: pair for name, pair in metrics.items() if "/" in name and not name.startswith(RECEIVED)}
         tasks = {name: total / n for name, (total, n) in kept.items() if n}
         found[client] = {name: score for name, score in tasks.items() if not name.endswith("/undefined")}
     if not any(found.values()):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedtorch.client import Client, ClientState
 from fedtorch.seeds import seed_for
 from fedtorch.train.batches import Batching, StepPlan
-from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.engine import Engine, GradientHook, Parts
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.optim import LocalTraining
 
@@ -34,6 +34,7 @@ class ClientJob:
     state: what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused.
     outgoing: flat CPU vectors to fill with what the client sends, by name; empty if nothing is exchanged.
     first_private: the private weights it starts its first round with, flat; None: the engine's initial ones.
+    parts: into how many every micro-batch is cut, to be held in memory one by one.
     rounds: of the whole run. share: the client's chance to be drawn for one.
     hp: the client's local training settings. examples: its training data, which never leaves this rank.
     on_step(n): called after every optimiser step (heartbeat, progress, interruption).
@@ -53,6 +54,7 @@ class ClientJob:
     first_private: Tensor | None = None
     rounds: int = 1
     share: Fraction = Fraction(1)
+    parts: int = 1
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""
@@ -83,13 +85,18 @@ class ClientJob:
             count = max(0, min(count, self.hp.total_epochs - first))
         return list(batching.epochs(num_examples, first=first, count=count, seed=seed, client=name))
 
-    def steps_of_the_run(self, num_examples: int, *, epochs: int | None = None) -> int:
-        """The optimiser steps over `num_examples` examples that this client is expected to take in the run."""
+    def steps_of_the_run(self, num_examples: int, *, epochs: int | None = None, rounds: range | None = None) -> int:
+        """The optimiser steps over `num_examples` examples that this client is expected to take in the run.
+
+        rounds: count only these; None: all.
+        """
+        rounds = range(self.rounds) if rounds is None else rounds
         if epochs is None and self.hp.steps is not None:
-            return math.ceil(self.share * self.rounds * self.hp.steps)
-        count = self.rounds * (epochs or self.hp.epochs or 1)
+            return math.ceil(self.share * len(rounds) * self.hp.steps)
+        first, last = (number * (epochs or self.hp.epochs or 1) for number in (rounds.start, rounds.stop))
         if epochs is None and self.hp.total_epochs is not None:
-            count = min(count, self.hp.total_epochs)
+            first, last = (min(number, self.hp.total_epochs) for number in (first, last))
+        count = max(0, last - first)
         batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
         return math.ceil(self.share * count * batching.steps_per_epoch(num_examples))
 
@@ -102,11 +109,13 @@ class ClientJob:
         epochs: int | None = None,
         data: Sequence[Any] | None = None,
         hp: LocalTraining | None = None,
+        run_steps: int | None = None,
     ) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the result is in `engine`.
 
         purpose: tells apart several trainings in one round: their seeds, optimiser states and cursors.
-        data: other examples than the client's own (pseudo data). Keeps the private weights, and the optimiser's
+        data: other examples than the client's own (pseudo data). run_steps: over which `schedule_span: run` falls;
+        None: as many steps in every round as in this one. Keeps the private weights, and the optimiser's
         state where `hp.optimizer_state` is `keep`, in `state`.
         """
         settings = hp or self.hp
@@ -114,7 +123,9 @@ class ClientJob:
         plans = self.plans(len(examples), purpose=purpose, epochs=epochs)
         spans_run = settings.schedule_span == "run"
         taken = int(self.state.numbers.get(f"{purpose}/steps", 0)) if spans_run else 0
-        total = self.steps_of_the_run(len(examples), epochs=epochs) if spans_run else len(plans)
+        if run_steps is None:
+            run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
+        total = run_steps if spans_run else len(plans)
         self.engine.start(
             weights,
             self.private,
@@ -152,8 +163,13 @@ class ClientJob:
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""
         for plan in plans:
-            batches = [self.task.collate([examples[i] for i in micro], True) for micro in plan.micro_batches]
+            batches = [self._collated([examples[i] for i in micro]) for micro in plan.micro_batches]
             yield Step(batches, plan.divisor, plan.epoch)
+
+    def _collated(self, examples: Sequence[Any]) -> Any:
+        size = math.ceil(len(examples) / self.parts)
+        batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
+        return batches[0] if len(batches) == 1 else Parts(tuple(batches))
 
     def _kept_optimizer(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         prefix = f"{purpose}/optimizer/"

@@ -46,17 +46,20 @@ def make(args: argparse.Namespace) -> None:
 def single_scores(run: Run, metric: str) -> Values:
     """client -> the score of each example of the final split, None where it does not count.
 
+    Clients without the metric are left out: a few-shot task belongs to some clients only.
+
     Raises:
         ConfigError: none were recorded.
     """
     found = {record["client"]: record["metrics"].get(metric) for record in run.of_kind("examples")}
-    if not found or None in found.values():
+    found = {client: list(values) for client, values in found.items() if values is not None}
+    if not found:
         known = sorted({name for record in run.of_kind("examples") for name in record["metrics"]})
         raise ConfigError(
             f"{run.folder} has no scores of single examples for the metric {metric!r}"
             + (f"; it has {', '.join(known)}" if known else "; run it with `eval.per_example: true`")
         )
-    return {client: list(values) for client, values in found.items() if values is not None}
+    return found
 
 
 def compare(run: Run, ours: Values, base: Run, theirs: Values) -> Mapping[str, TTest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,21 +10,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fedtorch.records import RECEIVED
 from fedtorch.runs import Run
 
 Line = tuple[Sequence[float], Sequence[float]]
 
+log = logging.getLogger(__name__)
+
+MAX_CHARTS = 40  # of a run: a few-shot client has dozens of tasks, each with a score
 MAX_NAMED = 20  # more lines than this get no name and no colour of their own
 
 
 def plot_run(run: Run, out: Path, prefix: str = "") -> list[Path]:
-    """Write the plots of `run` into `out` and return their paths; what was not recorded is not plotted."""
+    """Write the plots of `run` into `out` and return their paths; what was not recorded is not plotted.
+
+    At most `MAX_CHARTS`, those of single tasks' scores last; a warning says how many were left out.
+    """
     charts: dict[str, tuple[str, str, str, Mapping[str, Line], Mapping[str, Line]]] = {
         "loss_steps": ("training loss", "optimiser steps of the client", "loss", _steps(run), {}),
         "loss_rounds": ("training loss", "round", "mean loss in the round", _per_round(run, "loss_mean"), {}),
         "weights": ("weight in the combined update", "round", "weight", _per_round(run, "weight"), {}),
     }
-    for (label, split, metric), (clients, averages) in _scores(run).items():
+    scores = _scores(run)
+    for label, split, metric in sorted(scores, key=lambda key: "/" in key[2].removeprefix(RECEIVED)):
+        clients, averages = scores[label, split, metric]
         stem = re.sub(r"[^A-Za-z0-9_-]", "_", f"{split}_{metric}" + ("" if label == "training" else f"_{label}"))
         charts[stem] = (
             f"{metric} on {split}" + ("" if label == "training" else f" ({label})"),
@@ -32,11 +42,14 @@ def plot_run(run: Run, out: Path, prefix: str = "") -> list[Path]:
             clients,
             averages,
         )
+    charts = {stem: chart for stem, chart in charts.items() if chart[3]}
+    if len(charts) > MAX_CHARTS:
+        log.warning("%s: %d of %d charts are drawn; all scores are in its metrics.jsonl and event files",
+                    run.name, MAX_CHARTS, len(charts))  # fmt: skip
     paths = []
-    for stem, (title, x, y, lines, heavy) in charts.items():
-        if lines:
-            paths.append(out / f"{prefix}{stem}.png")
-            _draw(paths[-1], f"{run.name}: {title}", (x, y), lines, heavy)
+    for stem, (title, x, y, lines, heavy) in list(charts.items())[:MAX_CHARTS]:
+        paths.append(out / f"{prefix}{stem}.png")
+        _draw(paths[-1], f"{run.name}: {title}", (x, y), lines, heavy)
     return paths
 
 

@@ -21,6 +21,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 NAME = "metrics.jsonl"
+RECEIVED = "received/"
+"""Before the names of a received model's scores, where both it and the client's own are judged."""
 Record = dict[str, Any]
 Scores = Mapping[str, Mapping[str, tuple[float, int]]]
 """client -> metric -> (sum over examples, number of examples)."""
@@ -110,6 +112,8 @@ def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:
 
 def plain(value: Any) -> Any:
     """The value as JSON can hold it: numpy's and torch's numbers as plain ones, non-finite numbers as None."""
+    if value is None or isinstance(value, (str, int)):  # first: there may be 100 000 clients' names
+        return value
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtorch.build import Parts
-from fedtorch.evaluate import averages
+from fedtorch.judging import averages
 from fedtorch.records import counted
 from fedtorch.runner import Result
 from fedtorch.runs import read_run
@@ -44,6 +44,7 @@ def table(parts: Parts, result: Result) -> dict[str, Any]:
         "traffic": _traffic(run.of_kind("round")),
         "summary": parts.task.summary(result.scores),
         "digest": result.digest,
+        "lost": result.lost,
         "task": parts.task.record(),
     }
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fedtorch import yaml_config
+from fedtorch.plots import plot_run
 from fedtorch.published import FEDMATCH, LORAR, find
 from fedtorch.report import REPORTS, main
 from fedtorch.runs import read_run
@@ -114,6 +116,15 @@ def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys
     assert all((run / "report" / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
+def test_a_run_of_any_name_is_put_beside_the_row_that_its_config_names(tmp_path: Path) -> None:
+    plain = make_run(tmp_path / "a", name="mine")
+    named = make_run(tmp_path / "b", name="mine", run={"name": "mine", "published": "lorar/fedopt_lorar"})
+    assert find(read_run(plain)) is None
+    found = find(read_run(named))
+    assert found is not None and (found[0].name, found[1].title) == ("lorar", "FedOPT_lorar")
+    assert yaml_config.load(None, ["run.published=lorar/fedopt_lorar"]).run.published == "lorar/fedopt_lorar"
+
+
 def test_two_files_are_all_a_report_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a")
     main(["--no-plots", str(run), "--out", str(tmp_path / "out")])
@@ -159,6 +170,21 @@ def test_plots_of_several_runs_do_not_overwrite_each_other(tmp_path: Path) -> No
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").glob("*weights.png"))
     assert names == ["fedopt_lorar-1-weights.png", "fedopt_lorar-2-weights.png"]
+
+
+def test_only_so_many_charts_are_drawn_those_of_single_tasks_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtorch.plots.MAX_CHARTS", 5)
+    track = Tracker(tmp_path / "run", clients=["a"], rounds=2, tensorboard=False, progress="off")
+    for number in range(2):
+        scores = {f"task{i}/acc": (1.0, 2) for i in range(9)} | {"tasks_mean": (4.0, 9)}
+        track.round(number, [Report("a", loss_mean=1.0, curve=(1.0, 0.5))], {"a": 1.0}, {}, {})
+        track.evaluation(number, "dev", {"a": scores}, "training")
+    track.close()
+    paths = plot_run(read_run(tmp_path / "run"), tmp_path / "out")
+    assert [path.stem for path in paths] == ["loss_steps", "loss_rounds", "weights", "dev_tasks_mean", "dev_task0_acc"]
+    assert "5 of 13 charts are drawn" in caplog.text
 
 
 def test_the_run_beside_a_run_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,6 +296,18 @@ def test_ttest_compares_two_runs_example_by_example(tmp_path: Path, capsys: pyte
     assert lines[2] == ["fm_h_lr+small", "fiqa", "4", "+0.3500", f"{expected.statistic:.2f}", f"{expected.pvalue:.4f}"]
     assert lines[3] == ["fm_h_lr+small", "medquad", "2", "+0.0000", "0.00", "1.0000"]
     assert lines[4][1:4] == ["all", "6", "+0.2333"]
+
+
+def test_ttest_over_a_task_that_one_client_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = []
+    for name, values in (("a", [0.0, 1.0, 0.0, 0.0]), ("b", [1.0, 1.0, 1.0, 0.0])):
+        folders.append(str(tmp_path / name))
+        track = Tracker(tmp_path / name, clients=["one", "two"], rounds=1, tensorboard=False, progress="off")
+        (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}}}\n")
+        track.examples(0, "test", {"one": {"piqa/acc": values}, "two": {"boolq/acc": [1.0, 0.0]}})
+        track.close()
+    assert main(["ttest", "--base", folders[0], "--new", folders[1], "--metric", "piqa/acc"]) == 0
+    assert "| b | one | 4 | +0.5000 |" in capsys.readouterr().out
 
 
 def test_ttest_needs_the_same_examples_and_their_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,11 @@ class FewFedWeight(FedAvg):
     generation_batch: Count = 64
     """inputs labelled at a time"""
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Clients label with the engine's module between their trainings."""
+        return ("torch",)
+
     def check_task(self, task: Any) -> None:
         """The task must be able to label."""
         pseudo.labelling_task(task)
@@ -70,9 +75,16 @@ class FewFedWeight(FedAvg):
         made = self.pseudo_data(job, personal)
         measured = pseudo.Measured(pseudo.labelling_task(job.task))
         started = time.monotonic()
-        curve = replace(job, task=measured).train(personal, data=[*job.examples, *made.rows])
+        data = [*job.examples, *made.rows]
+        curve = replace(job, task=measured).train(personal, data=data, run_steps=self.steps_of_the_run(job))
         numbers = {**made.numbers, **measured.means(), "train_s": time.monotonic() - started}
         return self.deliver(job, self.report(job, curve, **numbers))
+
+    def steps_of_the_run(self, job: ClientJob) -> int:
+        """Steps of the rounds without pseudo data and, twice as many rows, of those with."""
+        start, n = min(self.pseudo_start_round, job.rounds), len(job.examples)
+        without, having = range(start), range(start, job.rounds)
+        return job.steps_of_the_run(n, rounds=without) + job.steps_of_the_run(2 * n, rounds=having)
 
     def pseudo_data(self, job: ClientJob, personal: Tensor) -> pseudo.PseudoData:
         """The round's pseudo rows; none before `pseudo_start_round`."""

@@ -12,13 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Updates
-from fedtorch.comm.group import Group, Op
+from fedtorch.comm.group import Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
 from fedtorch.payload import Sparse
-from fedtorch.update import UpdateBuffer
 
 Decoded = Sparse | Tensor
 Decode = Callable[[Tensor], Decoded]
@@ -77,27 +75,13 @@ def _readable(values: Tensor) -> npt.NDArray[Any]:
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
 
 
-def sum_on_server(updates: Updates, weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
-    """The same of the updates in an aggregation, each of which is a message."""
-    messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
-    return sum_of_messages(messages, weights, decode, out)
-
-
-def exchange_all(
-    group: Group,
-    local: UpdateBuffer,
-    names: Sequence[str],
-    meter: Meter,
-    terms: Sequence[tuple[int, int, float]] | None,
-    *,
-    round: int,
-) -> list[Tensor]:
+def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None) -> list[Tensor]:
     """Every rank gets all accepted clients' messages, in one all-gather; all ranks call it.
 
     terms: on the server (client index, rank, 1.0) of the accepted clients in their order; None elsewhere.
     A rank that hosts fewer clients than another sends as many bytes: gloo gathers equal sizes only.
     """
-    holder = Holder(group, local, names, meter, round=round)
+    group, local, meter = holder.group, holder.local, holder.meter
     if terms is not None:
         holder.announce(Op.ALL, terms)
         agreed = list(terms)
@@ -105,7 +89,7 @@ def exchange_all(
         _, agreed, _ = holder.hear()
     held = [message for message, _ in holder.agree(Op.ALL, agreed)]
     hosted: Mapping[int, list[int]] = {
-        rank: [place for place, term in enumerate(agreed) if term[1] == rank] for rank in range(group.size)
+        rank: [place for place, term in enumerate(agreed) if term[1] == rank] for rank in group.members
     }
     width = max(map(len, hosted.values()), default=0)
     mine = torch.zeros(width * local.size, dtype=local.dtype)
@@ -116,8 +100,8 @@ def exchange_all(
     meter.count("up", "aggregate", physical=mine.nbytes)
     meter.count("down", "aggregate", physical=mine.nbytes * (group.size - 1))
     found: dict[int, Tensor] = {}
-    for rank, places in hosted.items():
-        found.update(zip(places, everyone[rank].split(local.size) if width else (), strict=False))
+    for theirs, places in zip(everyone, hosted.values(), strict=True):
+        found.update(zip(places, theirs.split(local.size) if width else (), strict=False))
     return [found[place] for place in range(len(agreed))]
 
 

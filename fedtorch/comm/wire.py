@@ -22,7 +22,7 @@ MAX_BYTES = 16 << 20  # of one message's payload
 
 _MAGIC, _VERSION = b"FTMS", 1
 _HEADER = struct.Struct("<4sBBxxqQiQQ")  # magic, version, kind, round, sequence, client, payload length, checksum
-KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")  # of a number or list in a message
+KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,95}")  # of a number or list in a message
 _STATUS = re.compile(r"[A-Za-z][A-Za-z0-9_:]{0,63}")
 _EXTRA = "x."  # before the names of Report.extra, which could otherwise equal a field's
 
@@ -31,7 +31,7 @@ _EXTRA = "x."  # before the names of Report.extra, which could otherwise equal a
 class Message:
     """What one client (or, with `NO_CLIENT`, a rank) has to say, in numbers.
 
-    kind: one of `KINDS`. status: a word, e.g. `ok` or `failed:ValueError`. Keys: `[a-z][a-z0-9_./@-]{0,63}`.
+    kind: one of `KINDS`. status: a word, e.g. `ok` or `failed:ValueError`. Keys: see `KEY`.
     numbers: floats (NaN and infinities included) and integers of 64 bits. lists: of floats.
     """
 

@@ -110,6 +110,9 @@ METRICS: dict[str, Callable[[Sequence[str], Golds], float]] = {
     "Rouge-L": rouge_l,
 }
 
+MEANS = ("ACC", "EM", "QA-F1", "Rouge-L")
+"""Those that are means over examples."""
+
 SHORT = {
     "ACC": "acc",
     "Classification-F1": "f1",

@@ -21,10 +21,12 @@ class Task:
 
     main_metric: the metric (higher is better) that chooses the best model unless `eval.select_by` names another.
     judges_loss: is the loss measured beside the scores? It costs a second pass over the judged examples.
+    has_labelled_clients: can `loss` be taken of what clients train on? If not, the algorithm brings its own objective.
     """
 
     main_metric: ClassVar[str] = "accuracy"
     judges_loss: ClassVar[bool] = True
+    has_labelled_clients: ClassVar[bool] = True
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""
@@ -90,6 +92,10 @@ class Task:
     def metrics(self) -> tuple[str, ...]:
         """The names that `score` uses, all of them higher-is-better."""
         return (self.main_metric,)
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Those whose score is the mean of the single examples' scores, for `eval.per_example`; all by default."""
+        return self.metrics()
 
     def measured(self, model: nn.Module) -> Mapping[str, float]:
         """Numbers that the model counted since the last call, for a client's report; those in bytes end in `_bytes`."""

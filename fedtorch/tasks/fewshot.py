@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fedtorch.data.prepared_gym import PreparedGym, score_name
 from fedtorch.data.vocabulary import decode, load_tokenizer
-from fedtorch.metrics.generation import METRICS, accuracy, is_undefined
+from fedtorch.metrics.generation import MEANS, METRICS, accuracy, is_undefined
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
 from fedtorch.models.t5 import pad, save_pretrained
@@ -199,6 +199,10 @@ class FewShotTasks(Task):
     def metrics(self) -> tuple[str, ...]:
         """The mean over tasks, and every task's own metric."""
         return (self.main_metric, *(score_name(task, metric) for task, metric in self.gym.metric_of.items()))
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Of the tasks judged by a mean over examples; F1 and correlations of one example say nothing."""
+        return tuple(score_name(task, metric) for task, metric in self.gym.metric_of.items() if metric in MEANS)
 
     def label(
         self,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness import make_config, make_runner
 
+from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.token_weights import token_weights
+from fedtorch.build import check_single
+from fedtorch.config import ClientConfig, EvalConfig
 from fedtorch.data.synthetic.gym import prepare
 from fedtorch.data.vocabulary import decode
+from fedtorch.errors import ConfigError
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import Generated
 from fedtorch.tasks.fewshot import Example, FewShotTasks
@@ -88,6 +94,32 @@ def test_tasks_are_judged_whole_each_by_its_metric(task: FewShotTasks) -> None:
     assert task.score(parts[1], ["2", "x"])["made-stars/undefined"] == (1.0, 1)
     assert task.score([], []) == {"tasks_mean": (0.0, 0)}
     assert "made-stars/pearson" in task.metrics() and task.metrics()[0] == task.main_metric == "tasks_mean"
+
+
+def test_single_examples_are_scored_by_means_only(
+    task: FewShotTasks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(
+        tmp_path, task, FedAvg(), rounds=1, client=ClientConfig(lr=0.1), eval=EvalConfig(every=0, per_example=True)
+    )
+    runner = make_runner(config)
+    each = runner.run().each
+    names = {name for values in each.values() for name in values}
+    assert names == {"made-colour/em", "made-headline/rouge_l", "made-number/acc", "made-same/acc", "made-where/qa_f1"}
+    assert [len(values) for values in each["client1"].values()] == [4]
+    (remark,) = check_single(task, "fewshot")
+    assert remark.startswith("eval.per_example: 4 of 9 metrics are no means over examples: tasks_mean, made-kind/f1")
+
+
+@dataclass(frozen=True)
+class OnlyF1(FewShotTasks):
+    def single_metrics(self) -> tuple[str, ...]:
+        return ()
+
+
+def test_a_task_without_scores_of_single_examples_is_refused(task: FewShotTasks) -> None:
+    with pytest.raises(ConfigError, match="no metric of the task `f1` is a mean over examples; set it to false"):
+        check_single(OnlyF1(data=task.data), "f1")
 
 
 def test_accuracy_is_stripped_unless_the_config_says_crossfits_way(task: FewShotTasks) -> None:
