@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,52 @@ def counts_of(top: Any, one_in: int) -> list[int]:
     from fedtorch.weights import Layout
 
     return top.counts(Layout(("a", "b", "c"), ((one_in,), (one_in + 1,), (one_in - 1,))))  # type: ignore[no-any-return]
+
+
+SMALL = sorted(path.stem for path in (CONFIGS / "fedassistant").glob("real_small_*.yaml"))
+
+
+def test_every_system_and_ratio_has_a_small_row_for_real_dialogs() -> None:
+    feedback = [f"feda_top{n}{end}" for n in (12, 25, 50, 100) for end in ("", "_literal", "_none")]
+    systems = ["gpt_local", "gpt_all", "feda_both", "feda", "feda_freeze", *feedback]
+    assert SMALL == sorted(f"real_small_{name}" for name in (*systems, "coffee"))
+
+
+@pytest.mark.parametrize("stem", [stem for stem in SMALL if stem != "real_small_coffee"])
+def test_a_small_row_is_its_paper_row_on_less_data_with_a_smaller_model(stem: str) -> None:
+    row = stem.removeprefix("real_small_")
+    ending = row.rpartition("_")[2] if row.rpartition("_")[2] in ("literal", "none") else ""
+    small, whole = (load(CONFIGS / "fedassistant" / f"{name}.yaml") for name in (stem, row.removesuffix(f"_{ending}")))
+    expected = whole.algorithm
+    if ending:
+        expected = replace(expected, error_feedback=ending, server_residual="none")
+    assert (small.algorithm, small.partition, small.paradigm) == (expected, whole.partition, whole.paradigm)
+    assert small.task == replace(
+        whole.task,
+        data="data/dialog_small",
+        model=replace(whole.task.model, name="runs/real_small_coffee/model", dropout=0.0),
+        max_length=96,
+        max_test=40,
+        max_dev=8,
+    )
+    batches = small.rounds * small.client.steps * small.client.accumulation
+    assert batches == (6 * 150 if row == "gpt_all" else 150) and small.client.lr == 0.01
+    assert small.server.lr == (0.01 if row.startswith("feda") else None)
+
+
+def test_a_holder_without_test_dialogs_trains_and_is_judged_on_the_others(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shrunk = ["rounds=1", "track.tensorboard=false", f"task.data={folder}"]
+    assert main(["--config", str(CONFIGS / "smoke" / "feda_top50.yaml"), "--set", *shrunk]) == 0
+    run = tmp_path / "runs" / "feda_top50"
+    row = json.loads((run / "results.json").read_text())["summary"]["perplexity"]
+    assert list(row) == ["pizza", "ride", "All", "union"]  # movie has none
+    judged = [record for line in (run / "metrics.jsonl").read_text().splitlines() for record in [json.loads(line)]]
+    finals = {r["client"]: r["metrics"] for r in judged if r["kind"] == "eval" and r["label"] == "final"}
+    assert set(finals) == {"pizza", "ride", "movie"} and finals["movie"]["log_likelihood"][1] == 0
+    assert finals["movie"]["log_likelihood/1"][1] > 0
 
 
 @pytest.mark.data
