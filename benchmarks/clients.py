@@ -2,7 +2,7 @@
 
 python benchmarks/clients.py [--clients 100 1000 10000 100000] [--rounds N] [--repeat N] [--json OUT]
 
-FedParsing on the synthetic WikiSQL set, 5 clients per round, two ranks (server and worker), evaluation after every
+FedParsing (its teacher frozen) on the synthetic WikiSQL set, 5 clients per round, two ranks (server and worker), evaluation after every
 round. The pool is dealt again and again to as many clients as are asked for.
 """
 
@@ -64,7 +64,7 @@ def time_clients(num_clients: int, data: str, rounds: int) -> Timing:
         run=RunConfig(name="clients", dir=folder),
         rounds=rounds + 1,
         task=task,
-        algorithm=FedParsing(),
+        algorithm=FedParsing(group="fedparsing"),
         client=ClientConfig(optimizer="sgd", lr=0.01, batch_size=10, max_grad_norm=1.0),
         clients=ClientsConfig(per_round=PER_ROUND),
         eval=EvalConfig(every=1),
