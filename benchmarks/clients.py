@@ -2,8 +2,8 @@
 
 python benchmarks/clients.py [--clients 100 1000 10000 100000] [--rounds N] [--repeat N] [--json OUT]
 
-FedParsing (its teacher frozen) on the synthetic WikiSQL set, 5 clients per round, two ranks (server and worker), evaluation after every
-round. The pool is dealt again and again to as many clients as are asked for.
+FedParsing (its teacher frozen) on the synthetic WikiSQL set, 5 clients per round, two ranks (server and worker),
+evaluation after every round. The pool is dealt again and again to as many clients as are asked for.
 """
 
 from __future__ import annotations
