@@ -81,9 +81,16 @@ class FedParsing(Algorithm):
         return ("torch",)
 
     def check(self, hp: LocalTraining) -> None:
-        """Epochs are what the teacher and the paper count in."""
+        """Epochs are what the teacher and the paper count in. Warns of a teacher that cannot move before the end."""
         if hp.steps is not None:
             raise ConfigError(f"client.steps is {hp.steps} but fedparsing counts in epochs; set client.epochs instead")
+        moves = self.group in ("fedparsing", "fedparsing_ema") and self._teacher.update != "frozen"
+        if moves and self.teacher.every == "epoch" and hp.epochs == 1:
+            log.warning(
+                "client.epochs is 1 and the teacher is updated after each epoch, when the client has ended: the result "
+                "is that of algorithm.teacher.update frozen; set client.epochs to 2 or more, or "
+                "algorithm.teacher.every to step"
+            )
 
     def check_task(self, task: Any) -> None:
         """The server must have labels, and the task must offer what the group's clients need."""
@@ -149,10 +156,14 @@ class FedParsing(Algorithm):
         draws = [int(report.extra.get("draws", 1)) for report in reports]
         return [count / (sum(draws) + 1) for count in draws]
 
+    @property
+    def _teacher(self) -> Teacher:
+        """With the group's own rule where none is set."""
+        update: Literal["ema", "frozen"] = "ema" if self.group == "fedparsing_ema" else "frozen"
+        return self.teacher if self.teacher.update is not None else replace(self.teacher, update=update)
+
     def _follow_teacher(self, job: ClientJob, received: Tensor, decoder: Sequence[str]) -> LossCurve:
-        settings = self.teacher
-        if settings.update is None:
-            settings = replace(settings, update="ema" if self.group == "fedparsing_ema" else "frozen")
+        settings = self._teacher
         own = decoder if settings.scope == "decoder" else job.engine.shared.names
         teacher = MeanTeacher(job.task, job.engine, received, settings, self.consistency, own)  # type: ignore[arg-type]
         epochs = [plan.epoch for plan in job.plans(len(job.examples), purpose="train")]

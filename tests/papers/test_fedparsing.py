@@ -244,6 +244,9 @@ EXPECTED: dict[str, tuple[list[list[float]], list[float], list[float]]] = {
 }
 
 
+TEACHERS: tuple[Any, ...] = ("ema", "frozen", "copy")
+
+
 def toy_config(folder: Path, algorithm: FedParsing, task: Toy = TOY, **changes: Any) -> Config:
     settings: dict[str, Any] = {
         "client": ClientConfig(optimizer="sgd", lr=0.1, batch_size=10, epochs=3),
@@ -310,7 +313,21 @@ def test_a_group_is_its_teachers_update(group: Any, default: Any, tmp_path: Path
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("update", ["ema", "frozen", "copy"])
+def test_with_one_epoch_a_teacher_never_moves_and_a_warning_says_so(tmp_path: Path, caplog: Any) -> None:
+    once = {"client": ClientConfig(optimizer="sgd", lr=0.1, batch_size=10, epochs=1)}
+    algorithms = {update: FedParsing(teacher=Teacher(update=update, lam=0.5), decoder=("w",)) for update in TEACHERS}
+    with caplog.at_level("WARNING", "fedtorch"):
+        digests = {u: make_runner(toy_config(tmp_path / u, a, **once)).run().digest for u, a in algorithms.items()}
+    assert len(set(digests.values())) == 1
+    assert caplog.text.count("client.epochs is 1 and the teacher is updated after each epoch") == 2  # not of frozen
+    caplog.clear()
+    by_step = FedParsing(teacher=Teacher(update="ema", every="step"), decoder=("w",))
+    make_runner(toy_config(tmp_path / "steps", by_step, **once))
+    make_runner(toy_config(tmp_path / "epochs", algorithms["ema"]))
+    assert "client.epochs" not in caplog.text
+
+
+@pytest.mark.parametrize("update", TEACHERS)
 @pytest.mark.parametrize("scope", ["decoder", "full"])
 def test_without_noise_clients_send_back_what_they_received_and_a_warning_says_so(
     update: Any, scope: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
