@@ -22,7 +22,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import KEY
 from fedtorch.config import ClientConfig, ClientsConfig, Config
-from fedtorch.engines import check_engine, make_engine
+from fedtorch.engines import check_engine, divide, make_engine
 from fedtorch.errors import ConfigError, DataError
 from fedtorch.placement import Placement, make_topology, place
 from fedtorch.rank import Setting
@@ -74,6 +74,8 @@ class Parts:
         mine = self.topology.worker_of(comm.rank)
         worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
         self.engine.join(worker)
+        if self.engine.division is not None:
+            self.task.join(self.engine.module, worker)
         return Setting(
             config=self.config,
             task=self.task,
@@ -173,6 +175,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             hp=next(iter(settings)),
             trains=topology.worker_of(rank) is not None,
         )
+    divide(engine, config, task, topology.ranks_per_worker)
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"

@@ -58,21 +58,24 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"`keep` is {keep}; at least one checkpoint must be kept")
         self.folder, self.keep = folder, keep
-        self._entries: dict[str, FileEntry] = {}  # of the last checkpoint written or loaded, for unchanged clients
+        # of the last checkpoint written or loaded, for unchanged clients
+        self._entries: dict[str, tuple[FileEntry, ...]] = {}
 
-    def write_client(self, round: int, client: str, state: ClientState) -> FileEntry:
+    def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
         """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.
+
+        part: where each rank of a worker writes the entries that it alone has, the rank's place in the worker.
 
         Raises:
             CheckpointError: the disk refused; nothing is left behind.
         """
-        path = self.folder / client_path(client, round)
+        path = self.folder / client_path(client, round, part)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         with writing(path, state.num_bytes, partial):
             path.parent.mkdir(parents=True, exist_ok=True)
             extra = {"numbers": state.numbers, "names": list(state.tensors)}
             save_tensors(partial, state.tensors, {"state": to_json(extra)})
-            entry = FileEntry(client_path(client, round), partial.stat().st_size, digest_file(partial))
+            entry = FileEntry(client_path(client, round, part), partial.stat().st_size, digest_file(partial))
             os.replace(partial, path)
             sync(path.parent)
         return entry
@@ -81,14 +84,14 @@ class Checkpoints:
         self,
         round: int,
         server: ServerState,
-        entries: Mapping[str, FileEntry],
+        entries: Mapping[str, Sequence[FileEntry]],
         *,
         config: Mapping[str, Any],
         facts: Mapping[str, Any],
     ) -> Path:
         """Complete the checkpoint after `round` rounds and return its folder; server only, blocks on nobody.
 
-        entries: of the clients written since the last successful `write` or `load_server`.
+        entries: the files of the clients written since the last successful `write` or `load_server`.
         config: the resolved config. facts: what else must fit (code version, digest of the layout).
         Checkpoints of later rounds are deleted: training went back before them.
 
@@ -97,9 +100,10 @@ class Checkpoints:
         """
         target = self.folder / f"round_{round:06d}"
         partial = target.with_name(f"{target.name}.partial")
-        merged = {**self._entries, **entries}
+        merged = {**self._entries, **{client: tuple(files) for client, files in entries.items()}}
         need = sum(t.numel() * t.element_size() for t in server.tensors.values())
-        new = [self.folder / entry.path for client, entry in entries.items() if self._entries.get(client) != entry]
+        known = {entry for files in self._entries.values() for entry in files}
+        new = [self.folder / entry.path for files in entries.values() for entry in files if entry not in known]
         try:
             with writing(target, need, partial):
                 self._check_present(merged)
@@ -183,7 +187,7 @@ class Checkpoints:
         need = sum(entry.bytes for entry in found.files.values())
         with writing(target, need, partial):
             (self.folder / "clients").mkdir(parents=True, exist_ok=True)
-            for path in set(found.clients.values()):
+            for path in {path for paths in found.clients.values() for path in paths}:
                 shutil.copyfile(found.locate(path), self.folder / path)
                 sync(self.folder / path)
             shutil.rmtree(partial, ignore_errors=True)
@@ -199,21 +203,25 @@ class Checkpoints:
         """
         state = json.loads(checked(found, "server.json").read_bytes())
         tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
-        self._entries = {client: found.files[path] for client, path in found.clients.items()}
+        self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
         return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
 
-    def load_client(self, found: Found, client: str) -> ClientState:
+    def load_client(self, found: Found, client: str, is_wanted: Callable[[str], bool] = lambda _: True) -> ClientState:
         """The state of `client`, an empty one if it had none; called on its home rank.
 
+        is_wanted: asked for every entry, tensor or number; the others are not read.
+
         Raises:
-            CheckpointError: its file is damaged.
+            CheckpointError: a file of it is damaged.
         """
-        if client not in found.clients:
-            return ClientState()
-        path = checked(found, found.clients[client])
-        with safe_open(path, "pt") as file:
-            state = json.loads(file.metadata()["state"])
-        return ClientState(load_tensors(path, state["names"]), state["numbers"])
+        whole = ClientState()
+        for name in found.clients.get(client, ()):
+            path = checked(found, name)
+            with safe_open(path, "pt") as file:
+                state = json.loads(file.metadata()["state"])
+            whole.tensors |= load_tensors(path, [name for name in state["names"] if is_wanted(name)])
+            whole.numbers |= {name: value for name, value in state["numbers"].items() if is_wanted(name)}
+        return whole
 
     def check_fits(
         self,
@@ -261,8 +269,8 @@ class Checkpoints:
                 found[int(match[1])] = path
         return found
 
-    def _check_present(self, entries: Mapping[str, FileEntry]) -> None:
-        for client, entry in entries.items():
+    def _check_present(self, entries: Mapping[str, Sequence[FileEntry]]) -> None:
+        for client, entry in ((client, entry) for client, files in entries.items() for entry in files):
             path = self.folder / entry.path
             size = path.stat().st_size if path.exists() else None
             if size != entry.bytes:
@@ -285,7 +293,7 @@ class Checkpoints:
         for path in self.folder.iterdir():
             if path.suffix in (".partial", ".old") and path.is_dir():
                 shutil.rmtree(path)
-        used = {path for found in kept for path in found.clients.values()}
+        used = {path for found in kept for paths in found.clients.values() for path in paths}
         for path in self.folder.glob("clients/*"):
             match = CLIENT_FILE.fullmatch(path.name)
             # Files of later rounds stay: a worker that is ahead of the server may be writing them.

@@ -24,8 +24,8 @@ from fedtorch.server import ServerState
 
 MANIFEST = "manifest.json"
 FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
-CLIENT_FILE = re.compile(r"[A-Za-z0-9_-]+-r(\d{6,})\.safetensors(\.\d+\.partial)?")
-_REFERENCE = re.compile(r"server\.(safetensors|json)|clients/[A-Za-z0-9_-]+-r\d{6,}\.safetensors")
+CLIENT_FILE = re.compile(r"[A-Za-z0-9_-]+-r(\d{6,})(?:-part\d+)?\.safetensors(\.\d+\.partial)?")
+_REFERENCE = re.compile(r"server\.(safetensors|json)|clients/[A-Za-z0-9_-]+-r\d{6,}(-part\d+)?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class FileEntry:
         return self.bytes, self.digest >> 32, self.digest & 0xFFFFFFFF
 
     @classmethod
-    def from_numbers(cls, client: str, round: int, numbers: Sequence[float]) -> FileEntry:
-        """What `to_numbers` of the rank that wrote `client` in `round` stood for."""
+    def from_numbers(cls, client: str, round: int, numbers: Sequence[float], part: int = 0) -> FileEntry:
+        """What `to_numbers` of the rank that wrote this part of `client` in `round` stood for."""
         size, upper, lower = (int(number) for number in numbers)
-        return cls(client_path(client, round), size, upper << 32 | lower)
+        return cls(client_path(client, round, part), size, upper << 32 | lower)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint's manifest. folder: where it lies; round: rounds done; clients: the file of each that has a state.
+    """A checkpoint's manifest. folder: where it lies; round: rounds done; clients: the files of each that has a state.
 
     Paths in `files` and `clients` begin with `clients/` or are the server's two files.
     """
@@ -59,7 +59,7 @@ class Found:
     config: dict[str, Any]
     facts: dict[str, Any]
     files: dict[str, FileEntry]
-    clients: dict[str, str]
+    clients: dict[str, tuple[str, ...]]
 
     def locate(self, path: str) -> Path:
         """Where the file that the manifest calls `path` lies."""
@@ -77,16 +77,19 @@ class Found:
             return f"{where} cannot be read ({error.strerror})"
 
 
-def client_path(client: str, round: int) -> str:
-    """The file of a client's state after `round` rounds, relative to the checkpoints folder."""
-    return f"clients/{file_stem(client)}-r{round:06d}.safetensors"
+def client_path(client: str, round: int, part: int = 0) -> str:
+    """The file of a client's state after `round` rounds, relative to the checkpoints folder.
+
+    part: 0, or the rank in a worker that has a part of the state for itself.
+    """
+    return f"clients/{file_stem(client)}-r{round:06d}{f'-part{part}' if part else ''}.safetensors"
 
 
 def write_folder(
     folder: Path,
     round: int,
     server: ServerState,
-    clients: Mapping[str, FileEntry],
+    clients: Mapping[str, Sequence[FileEntry]],
     config: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> None:
@@ -95,7 +98,7 @@ def write_folder(
     state = {"numbers": server.numbers, "num_clients": server.num_clients, "names": list(server.tensors)}
     (folder / "server.json").write_text(to_json(state))
     sync(folder / "server.json")
-    entries = list(clients.values())
+    entries = [entry for files in clients.values() for entry in files]
     for name in ("server.safetensors", "server.json"):
         entries.append(FileEntry(name, (folder / name).stat().st_size, digest_file(folder / name)))
     manifest = {
@@ -103,7 +106,7 @@ def write_folder(
         "config": config,
         "facts": facts,
         "files": {entry.path: {"bytes": entry.bytes, "xxh3": f"{entry.digest:016x}"} for entry in entries},
-        "clients": {client: clients[client].path for client in sorted(clients)},
+        "clients": {client: [entry.path for entry in clients[client]] for client in sorted(clients)},
     }
     text = to_json(manifest)
     sealed = {"xxh3": xxhash.xxh3_64_hexdigest(text.encode()), "manifest": json.loads(text)}
@@ -125,10 +128,13 @@ def read_manifest(folder: Path) -> Found:
         if sealed["xxh3"] != xxhash.xxh3_64_hexdigest(to_json(manifest).encode()):
             raise CheckpointError(f"{path} has other content than when it was written")
         files = {p: FileEntry(p, e["bytes"], int(e["xxh3"], 16)) for p, e in manifest["files"].items()}
-        strange = [p for p in (*files, *manifest["clients"].values()) if p not in files or not _REFERENCE.fullmatch(p)]
+        # one file in manifests of earlier versions
+        clients = {c: (p,) if isinstance(p, str) else tuple(p) for c, p in manifest["clients"].items()}
+        named = [path for paths in clients.values() for path in paths]
+        strange = [p for p in (*files, *named) if p not in files or not _REFERENCE.fullmatch(p)]
         if strange:
             raise CheckpointError(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
-        return Found(folder, manifest["round"], manifest["config"], manifest["facts"], files, manifest["clients"])
+        return Found(folder, manifest["round"], manifest["config"], manifest["facts"], files, clients)
     except OSError as error:
         advice = "name a folder such as runs/my_run/checkpoints/round_000012"
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); {advice}") from error

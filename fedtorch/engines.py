@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 
 import torch
@@ -12,9 +13,12 @@ from fedtorch.config import ClientConfig, Config
 from fedtorch.errors import ConfigError
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
+from fedtorch.train.divided import Division
 from fedtorch.train.engine import Engine
 from fedtorch.train.zero import checkpointable, is_installed
 from fedtorch.weights import Partition
+
+log = logging.getLogger(__name__)
 
 
 def check_engine(
@@ -97,6 +101,27 @@ def make_engine(
         )
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def divide(engine: Engine, config: Config, task: Task, ranks_per_worker: int) -> None:
+    """Note which rank of a worker computes which part of the model; DeepSpeed divides the work in its own way.
+
+    Raises:
+        ConfigError: the task's model, or what is private of it, cannot be divided among so many ranks.
+    """
+    if ranks_per_worker == 1 or config.engine.kind != "torch":
+        return
+    owners = task.owners(engine.module, ranks_per_worker)
+    try:
+        engine.division = Division.of(owners, engine.private.names)
+    except ValueError as error:
+        raise ConfigError(f"system.ranks_per_worker is {ranks_per_worker} but {error}") from error
+    if engine.division is None:
+        log.warning(
+            "system.ranks_per_worker is %d, but nothing divides a client's work: all ranks of a worker do the same; "
+            "set it to 1",
+            ranks_per_worker,
+        )
 
 
 def share_engine(one: Config, other: Config) -> bool:

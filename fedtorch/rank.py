@@ -159,6 +159,20 @@ class Rank:
         """Does this rank speak for its worker to the federation?"""
         return self.setting.worker is None or self.setting.worker.leads
 
+    def keeps(self, entry: str) -> bool:
+        """Is this rank the one that saves this entry of a client's state?"""
+        worker, keeper = self.setting.worker, self._keeper(entry)
+        return worker is None or worker.rank == (keeper or 0)
+
+    def may_have(self, entry: str) -> bool:
+        """Is this entry of a client's state no other rank's alone?"""
+        worker, keeper = self.setting.worker, self._keeper(entry)
+        return worker is None or keeper in (None, worker.rank)
+
+    def _keeper(self, entry: str) -> int | None:
+        division = self.setting.engine.division
+        return None if division is None else division.keeper(entry)
+
     def is_stopped(self) -> bool:
         """Was any rank of this worker asked to stop? Called by all of them alike."""
         stop = self.setting.stop()

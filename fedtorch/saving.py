@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from fedtorch.checkpoint import FileEntry
+from fedtorch.client import ClientState
 from fedtorch.comm.wire import Message
 from fedtorch.errors import CheckpointError
 from fedtorch.rank import Rank
-from fedtorch.weights import digest_of
+from fedtorch.weights import digest_of, digest_of_entries, xor
 
 log = logging.getLogger(__name__)
 
 
 def save(rank: Rank, *, is_last: bool = False) -> bool:
-    """Write a checkpoint of the state after `rank.round` rounds; every worker's leader writes its changed clients.
+    """Write a checkpoint of the state after `rank.round` rounds; every worker writes its own changed clients.
+
+    Its leader writes what all its ranks have, and each of the others what it alone has, into a file of its own.
 
     If the disk refuses, the run goes on and tries again at the next checkpoint, `checkpoint.save_retries` times in a
     row; False means that this one was not written.
@@ -27,9 +30,10 @@ def save(rank: Rank, *, is_last: bool = False) -> bool:
     """
     with rank.timed("checkpoint"):
         rank.arrive("checkpoint", may_stop=False)
-        written = [_write_client(rank, name) for name in rank.store.dirty()] if rank.leads else []
+        written = {name: _write_client(rank, name) for name in rank.store.dirty()}
         rank.arrive("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
-        gathered = rank.together("files", lambda: rank.comm.gather(written, round=rank.round))
+        messages = _messages(rank, written)
+        gathered = rank.together("files", lambda: rank.comm.gather(messages, round=rank.round))
         answer = [rank.message("decision", status=_write(rank, gathered, is_last))] if rank.comm.is_server else []
         rank.arrive("saved", may_stop=False)
         (answered,) = rank.together("saved", lambda: rank.comm.share(answer, round=rank.round))
@@ -59,7 +63,7 @@ def restore(rank: Rank, round: int) -> None:
         home = rank.homes.get(name, rank.judges.get(name))
         if home is not None and rank.hosts(home):
             rank.comm.heartbeat(phase="restore", round=round, client=name)
-            rank.store.put(name, checkpoints.load_client(found, name))
+            rank.store.put(name, checkpoints.load_client(found, name, rank.may_have))
     rank.arrive("restored", may_stop=False)
     rank.round, rank.is_fresh = round, False
     # what decides about the loop must be known to all
@@ -78,12 +82,16 @@ def digest(rank: Rank) -> str:
     """
     rank.arrive("digest", may_stop=False)
     messages = []
-    for name in rank.store.clients() if rank.leads else ():
+    for name in rank.store.clients():
         if name in rank.lost:
             continue
-        parts = bytes.fromhex(digest_of(rank.store.get(name).tensors))
-        words = tuple(float(int.from_bytes(parts[i : i + 4], "big")) for i in range(0, len(parts), 4))
-        messages.append(rank.message("numbers", name, lists={"words": words}))
+        own = {key: tensor for key, tensor in rank.store.get(name).tensors.items() if rank.keeps(key)}
+        digests = [_to_words(digest_of_entries(own))]
+        if rank.setting.worker is not None:
+            digests = [tuple(words) for words in rank.setting.worker.numbers(digests[0])]
+        if rank.leads:
+            words = _to_words(xor(*map(_from_words, digests)))
+            messages.append(rank.message("numbers", name, lists={"words": words}))
     states = {
         f"client/{rank.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
         for message in rank.together("digest", lambda: rank.comm.gather(messages, round=rank.round))
@@ -92,14 +100,46 @@ def digest(rank: Rank) -> str:
     return digest_of({**states, **shared}) if rank.comm.is_server else ""
 
 
-def _write_client(rank: Rank, name: str) -> Message:
+def _to_words(digest: bytes) -> tuple[float, ...]:
+    return tuple(float(int.from_bytes(digest[i : i + 4], "big")) for i in range(0, len(digest), 4))
+
+
+def _from_words(words: Sequence[float]) -> bytes:
+    return b"".join(int(word).to_bytes(4, "big") for word in words)
+
+
+_NO_FILE, _FAILED = (0.0, 0.0, 0.0), (-1.0, 0.0, 0.0)
+
+
+def _write_client(rank: Rank, name: str) -> tuple[float, ...]:
+    """The numbers of the file with what this rank keeps of the client's state."""
     rank.comm.heartbeat(phase="checkpoint", round=rank.round, client=name)
+    state, worker = rank.store.get(name), rank.setting.worker
+    own = ClientState(
+        {key: tensor for key, tensor in state.tensors.items() if rank.keeps(key)},
+        {key: number for key, number in state.numbers.items() if rank.keeps(key)},
+    )
+    if not rank.leads and not own.tensors:
+        return _NO_FILE
     try:
-        entry = rank.setting.checkpoints.write_client(rank.round, name, rank.store.get(name))
+        part = 0 if worker is None else worker.rank
+        return tuple(map(float, rank.setting.checkpoints.write_client(rank.round, name, own, part).to_numbers()))
     except CheckpointError as error:
         log.error("%s", error)
-        return rank.message("numbers", name, status="failed")
-    return rank.message("numbers", name, lists={"entry": tuple(map(float, entry.to_numbers()))})
+        return _FAILED
+
+
+def _messages(rank: Rank, written: Mapping[str, tuple[float, ...]]) -> list[Message]:
+    """What the leader of a worker tells the server about its ranks' files."""
+    worker, flat = rank.setting.worker, [number for numbers in written.values() for number in numbers]
+    by_rank = [flat] if worker is None else worker.numbers(flat)
+    messages = []
+    for place, name in enumerate(written if rank.leads else ()):
+        files = {part: tuple(numbers[3 * place : 3 * place + 3]) for part, numbers in enumerate(by_rank)}
+        status = "failed" if _FAILED in files.values() else "ok"
+        lists = {f"entry{part}": numbers for part, numbers in files.items() if numbers != _NO_FILE}
+        messages.append(rank.message("numbers", name, status=status, lists=lists))
+    return messages
 
 
 def _write(rank: Rank, gathered: Sequence[Message], is_last: bool) -> str:
@@ -108,10 +148,13 @@ def _write(rank: Rank, gathered: Sequence[Message], is_last: bool) -> str:
     try:
         if any(message.status != "ok" for message in gathered):
             raise CheckpointError("a worker could not write a client's state; see its log")
-        entries = {}
-        for message in gathered:
-            name = rank.name(message)
-            entries[name] = FileEntry.from_numbers(name, rank.round, message.lists["entry"])
+        entries = {
+            rank.name(message): tuple(
+                FileEntry.from_numbers(rank.name(message), rank.round, numbers, int(key.removeprefix("entry")))
+                for key, numbers in message.lists.items()
+            )
+            for message in gathered
+        }
         failures = numbers.pop("failed_saves", 0)
         rank.comm.heartbeat(phase="checkpoint", round=rank.round, step=1)
         setting.checkpoints.write(rank.round, rank.server, entries, config=setting.config_record, facts=setting.facts)

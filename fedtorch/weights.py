@@ -127,3 +127,16 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
         hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         hasher.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return hasher.hexdigest()
+
+
+def digest_of_entries(tensors: Mapping[str, Tensor]) -> bytes:
+    """32 bytes that depend on every name and bit; those of two sets of entries together are the two combined by xor."""
+    return xor(*(bytes.fromhex(digest_of({name: tensor})) for name, tensor in tensors.items()))
+
+
+def xor(*digests: bytes) -> bytes:
+    """32 bytes, bit by bit."""
+    whole = 0
+    for digest in digests:
+        whole ^= int.from_bytes(digest, "big")
+    return whole.to_bytes(32, "big")

@@ -41,7 +41,7 @@ def client_state(round: int, client: str = "atis") -> ClientState:
 
 
 def save(checkpoints: Checkpoints, round: int, *clients: str) -> Path:
-    entries = {client: checkpoints.write_client(round, client, client_state(round, client)) for client in clients}
+    entries = {client: [checkpoints.write_client(round, client, client_state(round, client))] for client in clients}
     return checkpoints.write(round, server_state(round), entries, config=CONFIG, facts=FACTS)
 
 
@@ -82,7 +82,7 @@ def test_tensors_that_share_memory_or_are_views_are_saved(checkpoints: Checkpoin
     tensors = {"a": flat[:6], "b": flat[6:], "same": flat[:6], "turned": flat.view(3, 4).T}
     checkpoints.write_client(1, "c", ClientState(dict(tensors)))
     entry = checkpoints.write_client(2, "c", ClientState(dict(tensors)))
-    checkpoints.write(2, server_state(2), {"c": entry}, config={}, facts={})
+    checkpoints.write(2, server_state(2), {"c": [entry]}, config={}, facts={})
     assert_same(checkpoints.load_client(checkpoints.at(2), "c").tensors, tensors)
 
 
@@ -98,7 +98,7 @@ def test_unchanged_clients_refer_to_their_earlier_file(checkpoints: Checkpoints)
     save(checkpoints, 2, "atis")
     resumed = Checkpoints(checkpoints.folder, keep=2)
     found = resumed.latest()
-    assert found is not None and found.clients["yelp"].endswith("-r000001.safetensors")
+    assert found is not None and found.clients["yelp"][0].endswith("-r000001.safetensors")
     resumed.load_server(found)
     save(resumed, 3, "atis")
     found = resumed.at(3)
@@ -198,7 +198,7 @@ def test_if_every_checkpoint_is_damaged_the_run_ends(checkpoints: Checkpoints) -
 def test_a_client_file_damaged_later_is_found_when_it_is_loaded(checkpoints: Checkpoints) -> None:
     save(checkpoints, 1, "atis")
     found = checkpoints.at(1)
-    damage_flip(found.locate(found.clients["atis"]))
+    damage_flip(found.locate(found.clients["atis"][0]))
     with pytest.raises(CheckpointError, match="other content"):
         checkpoints.load_client(found, "atis")
 
@@ -288,11 +288,11 @@ def test_a_process_may_die_while_a_checkpoint_is_replaced(checkpoints: Checkpoin
 
 
 def test_ranks_write_different_clients_at_once(checkpoints: Checkpoints) -> None:
-    entries: dict[str, FileEntry] = {}
+    entries: dict[str, list[FileEntry]] = {}
 
     def home(clients: list[str]) -> None:
         for client in clients:
-            entries[client] = checkpoints.write_client(1, client, client_state(1, client))
+            entries[client] = [checkpoints.write_client(1, client, client_state(1, client))]
 
     threads = [threading.Thread(target=home, args=([f"c{i}{j}" for j in range(5)],)) for i in range(4)]
     for thread in threads:
@@ -308,8 +308,23 @@ def test_a_client_file_the_server_does_not_see_is_an_error(checkpoints: Checkpoi
     entry = checkpoints.write_client(1, "atis", client_state(1))
     (checkpoints.folder / entry.path).unlink()
     with pytest.raises(CheckpointError, match="`atis`.*no such file.*all ranks share"):
-        checkpoints.write(1, server_state(1), {"atis": entry}, config={}, facts={})
+        checkpoints.write(1, server_state(1), {"atis": [entry]}, config={}, facts={})
     assert checkpoints.latest() is None
+
+
+def test_the_ranks_of_a_worker_write_parts_of_one_clients_state(checkpoints: Checkpoints) -> None:
+    first, second = ClientState({"a": torch.ones(2)}, {"n": 1}), ClientState({"b": torch.zeros(3)}, {"m": 2})
+    entries = [checkpoints.write_client(1, "atis", part, place) for place, part in enumerate((first, second))]
+    checkpoints.write(1, server_state(1), {"atis": entries}, config={}, facts={})
+    found = Checkpoints(checkpoints.folder, keep=1).latest()
+    assert found is not None and len(found.clients["atis"]) == 2
+    whole = checkpoints.load_client(found, "atis")
+    assert set(whole.tensors) == {"a", "b"} and whole.numbers == {"n": 1, "m": 2}
+    assert set(checkpoints.load_client(found, "atis", lambda name: name in "bn").tensors) == {"b"}
+    save(checkpoints, 2, "atis")  # by one rank again: the parts are replaced
+    assert len(checkpoints.at(2).clients["atis"]) == 1
+    save(checkpoints, 3, "atis")
+    assert not list(checkpoints.folder.glob("clients/*part1*"))
 
 
 def test_another_config_is_refused_field_by_field(checkpoints: Checkpoints) -> None:
@@ -345,7 +360,7 @@ def test_a_manifest_cannot_point_outside(checkpoints: Checkpoints) -> None:
 
     path = save(checkpoints, 1, "atis") / "manifest.json"
     manifest = json.loads(path.read_bytes())["manifest"]
-    manifest["files"]["clients/../../x-r000001.safetensors"] = manifest["files"].pop(manifest["clients"]["atis"])
+    manifest["files"]["clients/../../x-r000001.safetensors"] = manifest["files"].pop(manifest["clients"]["atis"][0])
     manifest["clients"]["atis"] = "clients/../../x-r000001.safetensors"
     path.write_text(to_json({"manifest": manifest, "xxh3": xxh3_64_hexdigest(to_json(manifest).encode())}))
     with pytest.raises(CheckpointError, match="no file of a checkpoint"):

@@ -105,6 +105,7 @@ def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
         total_loss, count = job.task.loss(engine.module, to_device(job.task.collate(part, True), engine.device))
         (total_loss / count * len(part) / len(job.examples)).backward()
         job.on_step(0)
+    engine.collect_gradients()
     flat = engine.shared.empty()
     for view, gradient in zip(engine.shared_views(flat), engine.shared_gradients(), strict=True):
         view.copy_(gradient)

@@ -236,9 +236,16 @@ class DistributedCommunicator(Communicator):
 
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
         """See the base class."""
-        if self._worker is None and len(ranks) > 1:
+        if len(ranks) == 1:
+            return None
+        if self._worker is None:
             self._liveness.beat(phase="join worker")
             self._worker = WorkerGroup(self._store, ranks, self.rank, lambda text: self._blame(text, ranks))
+        if self._worker.ranks != tuple(ranks):
+            raise PreflightError(
+                f"rank {self.rank} is in a worker of ranks {self._worker.ranks} and cannot join {tuple(ranks)}; "
+                "set system.ranks_per_worker to the same number in all runs of a process"
+            )
         return self._worker
 
     def close(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from fedtorch.errors import FedtorchError
 
 HEADER_BYTES = 32  # int64 turn, rows, tokens, flag
 
@@ -31,6 +35,27 @@ class Increment:
         return HEADER_BYTES + self.mask.numel()
 
 
+class Peer(Protocol):
+    """The other rank of a worker of two, as the sides of a dialog see it."""
+
+    @property
+    def leads(self) -> bool:
+        """Is this rank the worker's first?"""
+        ...
+
+    def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
+        """Send a tensor and at most four integers about it; returns once the other rank has received it."""
+        ...
+
+    def receive(self) -> tuple[Tensor, list[int]]:
+        """What the other rank sends: a flat tensor and four integers."""
+        ...
+
+    def numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """Both ranks' values, by rank; as many from each."""
+        ...
+
+
 class Link(Protocol):
     """One end of the connection between two sides. Between ranks: header, then mask, then data, point to point."""
 
@@ -45,17 +70,23 @@ class Link(Protocol):
 
 @dataclass
 class Traffic:
-    """Bytes of keys, values and their gradients on a link, both ways; `overhead_bytes` are headers and masks."""
+    """Bytes of keys, values and their gradients on a link, both ways; `overhead_bytes` are headers and masks.
+
+    physical_bytes: of all of these, those that left one process for another.
+    """
 
     messages: int = 0
     data_bytes: int = 0
     overhead_bytes: int = 0
+    physical_bytes: int = 0
 
-    def count(self, increment: Increment) -> None:
+    def count(self, increment: Increment, *, is_physical: bool = False) -> None:
         """Add one message."""
         self.messages += 1
         self.data_bytes += increment.data.nbytes
         self.overhead_bytes += increment.overhead_bytes
+        if is_physical:
+            self.physical_bytes += increment.data.nbytes + increment.overhead_bytes
 
 
 @dataclass
@@ -81,3 +112,40 @@ def link_pair(traffic: Traffic) -> tuple[QueueLink, QueueLink]:
     one: deque[Increment] = deque()
     other: deque[Increment] = deque()
     return QueueLink(one, other, traffic), QueueLink(other, one, traffic)
+
+
+@dataclass
+class RankLink:
+    """One end of a link between the two ranks of a worker; counts what is sent and what is received.
+
+    An increment travels as its mask with (turn, rows, tokens, is_last), then its data with (layers, heads, head_dim).
+    """
+
+    peer: Peer
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def send(self, increment: Increment) -> None:
+        """See `Link`; waits until the other rank has received it, which has nothing else to do then."""
+        layers, _, rows, heads, tokens, width = increment.data.shape
+        self.peer.send(increment.mask, (increment.turn, rows, tokens, int(increment.is_last)))
+        self.peer.send(increment.data, (layers, heads, width))
+        self.traffic.count(increment, is_physical=True)
+
+    def receive(self) -> Increment:
+        """See `Link`."""
+        mask, (turn, rows, tokens, is_last) = self.peer.receive()
+        data, (layers, heads, width, _) = self.peer.receive()
+        shape = (layers, 2, rows, heads, tokens, width)
+        is_increment = mask.dtype == torch.uint8 and data.is_floating_point()
+        if (
+            not is_increment
+            or mask.numel() != rows * tokens
+            or data.numel() != layers * 2 * rows * heads * tokens * width
+        ):
+            raise FedtorchError(
+                f"{data.numel()} numbers ({data.dtype}) and a mask of {mask.numel()} ({mask.dtype}) arrived; their "
+                f"header says {shape}: the two ranks do not walk through the same batch"
+            )
+        increment = Increment(turn, bool(is_last), mask.view(rows, tokens), data.view(shape))
+        self.traffic.count(increment, is_physical=True)
+        return increment

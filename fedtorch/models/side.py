@@ -89,7 +89,7 @@ class Side:
         """
         increment = self.link.receive()
         known = sum(mask.shape[1] for _, mask in self.segments) if self.passing.kv_transfer == "full" else 0
-        shape, mask = increment.data.shape, increment.mask[:, known:].bool()
+        shape, mask = increment.data.shape, increment.mask[:, known:].bool().to(self.model.device)
         if increment.turn != turn or shape[2] != rows or increment.mask.shape != (rows, shape[4]) or shape[4] <= known:
             raise FedtorchError(
                 f"keys and values of turn {increment.turn} with shape {tuple(shape)} arrived; expected turn {turn} "

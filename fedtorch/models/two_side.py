@@ -6,7 +6,8 @@ the other are exactly the one model's sequence, so with equal weights both give 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtorch.models.link import Traffic, link_pair
+from fedtorch.models.link import Link, Peer, RankLink, Traffic, link_pair
 from fedtorch.models.side import Passing, Side
+from fedtorch.seeds import seed_for
 
 USER, ASSISTANT = 0, 1
 Turn = tuple[int, list[int]]  # side, token ids without separators
@@ -36,10 +38,12 @@ class Losses:
 
 
 class TwoSide(nn.Module):
-    """The user's model and the assistant's, and the link between them in this process.
+    """The user's model and the assistant's, and the link between them.
 
     Parameters are called `user.…` and `assistant.…`, so that a partition can tell them apart. traffic: what crossed the
-    link since `take_traffic`.
+    link since `take_traffic`. After `join` this process computes one of the sides: the worker's first rank the
+    assistant's, the other the user's. Both have the same batches; what passes between them is keys and values, their
+    gradients with `through`, and sums of losses. The other side's parameters are never read.
     """
 
     def __init__(self, user: nn.Module, assistant: nn.Module, passing: Passing | None = None) -> None:
@@ -47,6 +51,39 @@ class TwoSide(nn.Module):
         self.user, self.assistant = user, assistant
         self.passing = passing or Passing()
         self.traffic = Traffic()
+        self.peer: Peer | None = None
+        self._dropout = 0  # the seed of this batch
+
+    def join(self, peer: Peer | None) -> None:
+        """Share the sides out between this rank and `peer`, the other one of its worker; None: both are here."""
+        self.peer = peer
+
+    @staticmethod
+    def side_of_rank(rank: int) -> int:
+        """The side that a rank of a worker of two computes."""
+        return ASSISTANT if rank == 0 else USER
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """The sides that are computed in this process."""
+        return (USER, ASSISTANT) if self.peer is None else (self.side_of_rank(0 if self.peer.leads else 1),)
+
+    def links(self) -> dict[int, Link]:
+        """The ends of a new link, of the sides that are here."""
+        if self.peer is None:
+            return dict(enumerate(link_pair(self.traffic)))
+        return {side: RankLink(self.peer, self.traffic) for side in self.here}
+
+    @contextmanager
+    def own_dropout(self, *turn: int) -> Iterator[None]:
+        """Dropout of one turn, drawn from a generator of its own: a side's does not depend on what the other drew."""
+        if not self.training:
+            yield
+            return
+        device = next(self.parameters()).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed_for(self._dropout, "turn", *turn))
+            yield
 
     def take_traffic(self) -> Traffic:
         """What crossed the link since the last call."""
@@ -56,9 +93,11 @@ class TwoSide(nn.Module):
     def forward(self, groups: Sequence[Mapping[str, Any]], size: int) -> Losses:
         """The losses of a batch that `collate_turns` made of `size` dialogs."""
         losses = Losses(torch.zeros(2), (0, 0), torch.zeros(size, 2, dtype=torch.float64), torch.zeros(size, 2))
+        if self.training:
+            self._dropout = int(torch.randint(2**62, ()))
         sums = []
-        for group in groups:
-            walk = Walk(self, group)
+        for place, group in enumerate(groups):
+            walk = Walk(self, group, place)
             sums.append(walk.forward())
             for turn, (side, nll) in enumerate(zip(group["sides"], walk.nll, strict=True)):
                 places = torch.tensor(group["rows"][: len(nll)])
@@ -67,16 +106,28 @@ class TwoSide(nn.Module):
         losses.sums = torch.stack(sums).sum(0)
         user, assistant = losses.row_tokens.sum(0).tolist()
         losses.tokens = int(user), int(assistant)
+        if self.peer is not None:
+            self._complete(losses, self.peer)
         return losses
+
+    def _complete(self, losses: Losses, peer: Peer) -> None:
+        """Exchange the sums of losses of the side that is here for those of the other."""
+        (own,) = self.here
+        values = [float(losses.sums[own].detach()), *losses.rows[:, own].tolist()]
+        theirs = peer.numbers(values)[1 if peer.leads else 0]
+        others = torch.zeros_like(losses.sums)
+        others[1 - own] = theirs[0]
+        losses.sums = losses.sums + others  # 0 + x is x: the bits of one process
+        losses.rows[:, 1 - own] = torch.tensor(theirs[1:], dtype=torch.float64)
 
 
 class Walk:
-    """Both sides' walk through one group of dialogs with the same order of speakers; see `Side` for one side's part."""
+    """The walk of the sides that are here through one group of dialogs with the same order of speakers; see `Side`."""
 
-    def __init__(self, model: TwoSide, group: Mapping[str, Any]) -> None:
-        ends = link_pair(model.traffic)
+    def __init__(self, model: TwoSide, group: Mapping[str, Any], place: int = 0) -> None:
         models = (model.user, model.assistant)
-        self.sides = [Side(m, end, model.passing) for m, end in zip(models, ends, strict=True)]
+        self.model, self.place = model, place
+        self.sides = {side: Side(models[side], link, model.passing) for side, link in model.links().items()}
         self.speakers: list[int] = group["sides"]
         self.segments: list[dict[str, Tensor]] = group["segments"]
         rows = [len(segment["inputs"]) for segment in self.segments]
@@ -84,18 +135,23 @@ class Walk:
         self.nll: list[Tensor] = []
 
     def forward(self) -> Tensor:
-        """Sums of the losses of both sides, shape (2,); `nll` then has those of every token."""
+        """Sums of the losses of both sides, shape (2,); `nll` then has those of every token (0: not computed here)."""
+        dtype = next(self.model.parameters()).dtype
         for turn, (speaker, segment) in enumerate(zip(self.speakers, self.segments, strict=True)):
             after = self.rows_after[turn]
-            is_last = speaker not in self.speakers[turn + 1 : -1]
-            self.nll.append(self.sides[speaker].speak(turn, segment, after, is_last=is_last))
-            if after:
+            if speaker in self.sides:
+                is_last = speaker not in self.speakers[turn + 1 : -1]
+                with self.model.own_dropout(self.place, turn):
+                    self.nll.append(self.sides[speaker].speak(turn, segment, after, is_last=is_last))
+            else:
+                self.nll.append(torch.zeros(segment["targets"].shape, dtype=dtype, device=segment["targets"].device))
+            if after and 1 - speaker in self.sides:
                 self.sides[1 - speaker].hear(turn, after)
         zero = self.nll[0].new_zeros(())
         sums = torch.stack(
             [sum((n.sum() for n, s in zip(self.nll, self.speakers, strict=True) if s == side), zero) for side in (0, 1)]
         )
-        if self.sides[0].mode != "through":
+        if next(iter(self.sides.values())).mode != "through":
             return sums
         anchor = torch.zeros((), requires_grad=True)  # makes autograd call the protocol's backward
         result: Tensor = _Through.apply(anchor, self, sums)
@@ -105,9 +161,10 @@ class Walk:
         """The backward protocol: from the last turn to the first, gradients of what was heard go back over the link."""
         for turn in reversed(range(len(self.speakers))):
             speaker, was_sent = self.speakers[turn], self.rows_after[turn] > 0
-            if was_sent:
+            if was_sent and 1 - speaker in self.sides:
                 self.sides[1 - speaker].return_gradient(turn)
-            self.sides[speaker].backward(turn, scales[speaker], was_sent=was_sent)
+            if speaker in self.sides:
+                self.sides[speaker].backward(turn, scales[speaker], was_sent=was_sent)
 
 
 class _Through(torch.autograd.Function):

@@ -64,6 +64,17 @@ class Task:
         """
         return {}
 
+    def owners(self, model: nn.Module, ranks: int) -> Mapping[str, int]:
+        """Which rank of a worker of `ranks` computes the gradient of which parameter; rank 0 leads the worker.
+
+        {}: every rank computes everything, or an engine divides the work by itself. Raises ConfigError for a model
+        that cannot be divided like this. Scores and losses are those of the whole model on every rank.
+        """
+        return {}
+
+    def join(self, model: nn.Module, worker: Any) -> None:
+        """Connect a model that is divided by `owners` with the other ranks of its worker; None: it is whole here."""
+
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """A batch of CPU tensors from examples."""
         raise NotImplementedError

@@ -19,6 +19,7 @@ from fedtorch.data.folder import read_rows
 from fedtorch.errors import ConfigError, DataError
 from fedtorch.metrics.perplexity import OWN, OWN_ASSISTANT, of_domain, table
 from fedtorch.models.gpt2 import RANDOM, GPT2Model
+from fedtorch.models.link import Peer
 from fedtorch.models.side import KvDtype, KvGrad, KvTransfer, Passing
 from fedtorch.models.t5 import save_pretrained
 from fedtorch.models.two_side import Losses, OneModel, Turn, TwoSide, collate_turns, collate_whole
@@ -148,6 +149,26 @@ class Dialog(Prepared):
         second.load_state_dict(first.state_dict())  # rows added to an embedding are drawn at random
         return TwoSide(first, second, self.passing)
 
+    def owners(self, model: nn.Module, ranks: int) -> Mapping[str, int]:
+        """The first rank computes the assistant's model, the second one the user's."""
+        if ranks != 2 or not isinstance(model, TwoSide):
+            raise ConfigError(
+                f"system.ranks_per_worker is {ranks} and task.sides is {self.sides}; a user and an assistant rank are "
+                "two, and need task.sides two: set system.ranks_per_worker to 2, or with task.sides one to 1"
+            )
+        sides = {"user": 0, "assistant": 1}
+        return {
+            name: rank
+            for rank in range(ranks)
+            for name, _ in model.named_parameters()
+            if sides[name.split(".")[0]] == model.side_of_rank(rank)
+        }
+
+    def join(self, model: nn.Module, worker: Peer | None) -> None:
+        """Keys and values cross between this rank and the other one of its worker, or inside this process."""
+        assert isinstance(model, TwoSide)
+        model.join(worker)
+
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
         """See `collate_turns` and `collate_whole`."""
         collate = collate_turns if self.sides == "two" else collate_whole
@@ -218,7 +239,11 @@ class Dialog(Prepared):
         if not isinstance(model, TwoSide):
             return {}
         traffic = model.take_traffic()
-        return {"kv_bytes": traffic.data_bytes, "kv_overhead_bytes": traffic.overhead_bytes}
+        return {
+            "kv_bytes": traffic.data_bytes,
+            "kv_overhead_bytes": traffic.overhead_bytes,
+            "kv_physical_bytes": traffic.physical_bytes,
+        }
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """`save_pretrained` of each model with the tokenizer, in the folders `user` and `assistant`, or the folder."""

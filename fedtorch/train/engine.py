@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.train.divided import Division, clip_divided, collect_shared
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
 from fedtorch.weights import Layout, Partition
 
@@ -46,7 +47,8 @@ class Engine:
     The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
     is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
     `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
-    worker: the ranks that train the same clients together, after `join`; None: this one is alone.
+    worker: the ranks that train the same clients together, after `join`; None: this one is alone. division: which of
+    them computes which parameters; None: every rank computes all.
     """
 
     def __init__(self, module: nn.Module, partition: Partition, device: torch.device) -> None:
@@ -76,6 +78,7 @@ class Engine:
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
         self.worker: WorkerGroup | None = None
+        self.division: Division | None = None
 
     def join(self, worker: WorkerGroup | None) -> None:
         """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
@@ -155,9 +158,13 @@ class Engine:
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total = total + self.backward(loss_fn, batch, divisor)
+        self.collect_gradients()
         penalty = before_step(self) if before_step is not None else None
         if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
+            if self.is_divided:
+                clip_divided(self, self._max_grad_norm)
+            else:
+                torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
         self._optimizer.step()
         self._schedule.step()
         self.clear_gradients()
@@ -169,8 +176,19 @@ class Engine:
             return self._backward_in_parts(loss_fn, batch, divisor)
         loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
         loss = loss_sum / count / divisor
-        loss.backward()
+        if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
+            loss.backward()
         return loss.detach()
+
+    @property
+    def is_divided(self) -> bool:
+        """Do the other ranks of this worker compute a part of the gradients?"""
+        return self.worker is not None and self.division is not None
+
+    def collect_gradients(self) -> None:
+        """Complete the shared gradients on a worker's leader, as `step` does; all ranks of the worker call it."""
+        if self.is_divided:
+            collect_shared(self)
 
     def _backward_in_parts(self, loss_fn: LossFunction, parts: Parts, divisor: int) -> Tensor:
         """The same in parts; a first pass counts, as every part is divided by what all of them count."""
@@ -180,7 +198,8 @@ class Engine:
         total = torch.zeros((), device=self.device)
         for batch in parts.batches:
             loss = loss_fn(self.module, to_device(batch, self.device))[0] / count / divisor
-            loss.backward()
+            if loss.requires_grad or self.division is None:
+                loss.backward()
             total = total + loss.detach()
         return total
 

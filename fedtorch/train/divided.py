@@ -1,0 +1,90 @@
+"""A module whose parts are computed by different ranks of a worker: whose gradients, norms and state are whose.
+
+The first rank of a worker leads: it puts the update together, so it needs the gradients of all shared parameters. What
+is private to another rank stays there; of it only the norms of gradients are told, for clipping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from fedtorch.train.engine import Engine
+
+_OPTIMIZER = "/optimizer/"
+_PRIVATE = ("private", "best/private")  # flat over the private layout
+_NONE = -1.0  # in place of the norm of a gradient that is not there
+
+
+@dataclass(frozen=True)
+class Division:
+    """owners: parameter -> the rank of the worker that computes it. private: the private ones, all of one owner."""
+
+    owners: Mapping[str, int]
+    private: frozenset[str]
+
+    @classmethod
+    def of(cls, owners: Mapping[str, int], private: Sequence[str]) -> Division | None:
+        """None if the parameters are not divided.
+
+        Raises:
+            ValueError: private parameters of different ranks, which are kept in one vector.
+        """
+        if not owners:
+            return None
+        first: dict[int, str] = {}
+        for name in private:
+            first.setdefault(owners[name], name)
+        if len(first) > 1:
+            raise ValueError(
+                f"partition.private has {' and '.join(f'`{name}`' for name in first.values())}, which different ranks "
+                "compute; make those of one rank shared or frozen, or set system.ranks_per_worker to 1"
+            )
+        return cls(owners, frozenset(private))
+
+    def keeper(self, entry: str) -> int | None:
+        """The only rank that has an entry of a client's state; None: all have it, and the leader's counts."""
+        if entry in _PRIVATE:
+            return next((self.owners[name] for name in self.private), None)
+        name = entry.partition(_OPTIMIZER)[2].rpartition("/")[0]
+        return self.owners[name] if name in self.private else None
+
+
+def collect_shared(engine: Engine) -> None:
+    """Give the leader the gradients of the shared parameters that others computed; all ranks of the worker call it."""
+    worker, division = engine.worker, engine.division
+    assert worker is not None and division is not None
+    named = dict(zip(engine.trained_names, engine.trained, strict=True))
+    for owner in range(1, worker.size):
+        theirs = [named[n] for n in engine.shared.names if n in named and division.owners[n] == owner]
+        if not theirs:
+            continue
+        present = worker.numbers([float(p.grad is not None) for p in theirs])[owner]
+        having = [p for p, is_there in zip(theirs, present, strict=True) if is_there]
+        if worker.rank == owner:
+            grads = [p.grad.detach().reshape(-1) for p in having if p.grad is not None]
+            worker.send(torch.cat(grads) if grads else torch.zeros(0))
+        elif worker.leads:
+            flat, _ = worker.receive()
+            for p, part in zip(having, flat.split([p.numel() for p in having]), strict=True):
+                p.grad = part.view(p.shape).to(p.device, p.dtype)
+
+
+def clip_divided(engine: Engine, max_norm: float) -> None:
+    """`clip_grad_norm_` over the parameters of all ranks, with the bits of one process."""
+    worker, division = engine.worker, engine.division
+    assert worker is not None and division is not None
+    norms = [_NONE if p.grad is None else torch.linalg.vector_norm(p.grad).item() for p in engine.trained]
+    known = worker.numbers(norms)
+    true = [
+        known[division.owners[name] if name in division.private else 0][place]
+        for place, name in enumerate(engine.trained_names)
+    ]
+    first = engine.trained[0]
+    whole = torch.tensor([norm for norm in true if norm != _NONE], dtype=first.dtype, device=first.device)
+    if len(whole):
+        torch.nn.utils.clip_grads_with_norm_(engine.trained, max_norm, torch.linalg.vector_norm(whole))
