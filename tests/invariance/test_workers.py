@@ -165,7 +165,7 @@ def test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker(
         assert set(failed.values()) == {"ok"}
 
 
-@pytest.mark.parametrize("by", ["kill", "hang"])
+@pytest.mark.parametrize("by", ["kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_rank_that_dies_or_hangs_in_a_step_ends_the_run_with_its_name(by: str, tmp_path: Path) -> None:
     outcomes = expect_exit(fragile, 5, str(tmp_path), (2, 4), by, 6.0, timeout=120)
     lone = [rank for rank in (1, 3) if "DeadlineError" in outcomes[rank].error]

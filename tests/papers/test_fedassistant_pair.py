@@ -216,9 +216,17 @@ def bytes_of(folder: Path) -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.timeout(400)
-def test_a_server_and_two_pairs_give_the_bits_of_one_process(data: str, tmp_path: Path) -> None:
-    server, *others = run_ranks(all_cases, 5, str(tmp_path / "many"), data, list(CASES), timeout=300)
-    for name in CASES:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("feda", "feda_both", "feda_freeze", "feda_top"),
+        pytest.param(("both_top_own", "fedavg_both", "scaffold", "local"), marks=pytest.mark.slow),
+    ],
+    ids=["paper", "others"],
+)
+def test_a_server_and_two_pairs_give_the_bits_of_one_process(names: Sequence[str], data: str, tmp_path: Path) -> None:
+    server, *others = run_ranks(all_cases, 5, str(tmp_path / "many"), data, names, timeout=300)
+    for name in names:
         alone = outcome(config_of(name, tmp_path / "one", data))
         assert server[name] == alone, name
         assert not any(each[name][0] for each in others)
