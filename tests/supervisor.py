@@ -94,7 +94,7 @@ def supervise(
     max_restarts: int = 1,
     sets: Sequence[str] = ("system.timeout=20",),
     environ: dict[str, str] | None = None,
-    grace_s: float = 8.0,
+    grace_s: float = 25.0,
     timeout: float = 90.0,
     agent: dist.TCPStore | None = None,
 ) -> Ended:
