@@ -94,14 +94,16 @@ def supervise(
     max_restarts: int = 1,
     sets: Sequence[str] = ("system.timeout=20",),
     environ: dict[str, str] | None = None,
-    grace_s: float = 8.0,
+    grace_s: float = 25.0,
     timeout: float = 90.0,
+    agent: dist.TCPStore | None = None,
 ) -> Ended:
     """Run a config on `size` ranks as torchrun does: the first rank to fail ends all, then all are started again.
 
+    agent: the launcher's store, where an earlier job has left its keys; by default a new one.
     A stopped rank fails nobody until the others end. Code 75 is started again too, as torchrun would.
     """
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = agent or new_store()
     ended, give_up_at = Ended(config.parent / "run"), time.monotonic() + timeout
     for attempt in range(max_restarts + 1):
         variables = {
@@ -120,6 +122,11 @@ def supervise(
         if not any(ended.codes[-1]):
             break
     return ended
+
+
+def new_store() -> dist.TCPStore:
+    """A store such as torchrun's agent hosts."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _end_together(ranks: Ranks, grace_s: float, give_up_at: float) -> list[int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from supervisor import PHASES, at, supervise, toy_config
+from supervisor import PHASES, at, new_store, supervise, toy_config
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -52,6 +52,17 @@ def test_when_the_restarts_are_used_up_the_status_says_so(victim: int, tmp_path:
     assert ended.status["code"] == 9 and "last of 1 restarts" in ended.status["reason"]
     who = "rank 1" if victim else "rank 0 (the server)"
     assert f"the process of {who} is gone, killed or out of memory" in ended.status["reason"]
+
+
+def test_the_loss_of_a_node_though_no_launcher_has_counted_a_restart(undisturbed: str, tmp_path: Path) -> None:
+    """Two nodes of two ranks; the second is lost and replaced, and all start again on the same store, count 0."""
+    config, agent, nodes = toy_config(tmp_path), new_store(), {"GROUP_WORLD_SIZE": "2"}
+    faults = f"{at('train', 2)};{at('train', 3)}"
+    lost = supervise(config, 4, faults=faults, max_restarts=0, agent=agent, environ=nodes)
+    assert lost.codes[0][:2] == [7, 7] and -9 in lost.codes[0][2:]
+    ended = supervise(config, 4, max_restarts=0, agent=agent, environ=nodes)
+    assert ended.codes == [[0, 0, 0, 0]] and ended.digest == undisturbed
+    assert "resuming after round 1 " in ended.log(0)
 
 
 def test_fewer_ranks_go_on_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
