@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedtorch.config_training import ClientConfig, Count, Positive, ServerConfig, Whole
+from fedtorch.config_training import ClientConfig, Count, EngineConfig, Positive, ServerConfig, Whole
 from fedtorch.errors import ConfigError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "ClientConfig",
     "ClientsConfig",
     "Config",
+    "EngineConfig",
     "EvalConfig",
     "PartitionConfig",
     "RunConfig",
@@ -229,6 +230,8 @@ class Config:
     """Local training."""
     per_client: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Client name -> the fields of `client` that differ for it."""
+    engine: EngineConfig = EngineConfig()
+    """What the clients' models are trained by: plain torch, or DeepSpeed."""
     partition: PartitionConfig = PartitionConfig()
     """Private and frozen parameters."""
     eval: EvalConfig = EvalConfig()

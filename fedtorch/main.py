@@ -28,6 +28,7 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
+from fedtorch.engines import share_engine
 from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
 from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
@@ -98,12 +99,8 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
         return [first]
     if is_pinned(config):
         companion = adopt(config, companion)
-    same_model = (companion.task, companion.partition, companion.run.seed) == (
-        config.task,
-        config.partition,
-        config.run.seed,
-    )
-    second = build(companion, num_ranks=num_ranks, rank=rank, engine=first.engine if same_model else None)
+    engine = first.engine if share_engine(config, companion) else None
+    second = build(companion, num_ranks=num_ranks, rank=rank, engine=engine)
     second.remarks = [remark for remark in second.remarks if remark not in first.remarks]
     return [first, second]
 
@@ -158,7 +155,8 @@ def _save_model(parts: Parts) -> None:
     """For users of the model; that it cannot be written is no reason to lose the run's result."""
     folder = parts.config.folder / "model"
     try:
-        parts.task.save_model(parts.engine.module, folder)
+        with parts.engine.exported() as module:
+            parts.task.save_model(module, folder)
     except Exception as error:
         log.warning("the model could not be saved in %s: %s: %s", folder, type(error).__name__, error)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedtorch.client import Client
 from fedtorch.comm.topology import Topology
-from fedtorch.config import Config
+from fedtorch.config import ClientConfig, Config
 from fedtorch.errors import ConfigError
 from fedtorch.tasks.base import Task
 
@@ -27,7 +27,7 @@ class Placement:
 def place(config: Config, task: Task, training: Task, clients: Sequence[Client], topology: Topology) -> Placement:
     """A pure function of its arguments, so every rank computes the same."""
     allowed = workers_with_data(config, topology)
-    homes = topology.homes({client.name: cost(config, training, client) for client in clients}, allowed)
+    homes = topology.homes(costs(config, training, clients), allowed)
     manifest = task.manifest()
     sizes = {name: float(sum(splits.values())) for name, splits in manifest.items() if name not in homes}
     homeless = topology.homes(sizes, allowed)
@@ -73,8 +73,16 @@ def workers_with_data(config: Config, topology: Topology) -> dict[str, list[int]
     return {name: places[place] for name, place in config.system.pinned.items()}
 
 
-def cost(config: Config, training: Task, client: Client) -> float:
-    """Relative cost of a client's local training in one round."""
-    hp = config.client_for(client.name)
-    stepped = hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0
-    return (stepped or client.sizes["train"] * (hp.epochs or 1)) * training.cost(client.name)
+def costs(config: Config, training: Task, clients: Iterable[Client]) -> dict[str, float]:
+    """Relative cost of each client's local training in one round."""
+    usual, found = _per_round(config.client), {}
+    for client in clients:
+        special = client.name in config.per_client
+        stepped, epochs = _per_round(config.client_for(client.name)) if special else usual
+        found[client.name] = (stepped or client.sizes["train"] * epochs) * training.cost(client.name)
+    return found
+
+
+def _per_round(hp: ClientConfig) -> tuple[int, int]:
+    """(examples of a round that is counted in steps, else 0; epochs)."""
+    return (hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0), hp.epochs or 1

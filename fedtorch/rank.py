@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config import Config, ServerConfig
 from fedtorch.errors import DeadlineError, LostError, QuorumError
-from fedtorch.placement import cost, place
+from fedtorch.placement import Placement
 from fedtorch.seeds import seed_for
 from fedtorch.server import ServerOptimizer, ServerState
 from fedtorch.tasks.base import SERVER, Task
@@ -39,9 +40,9 @@ class Setting:
     """What a run is made of, the same on every rank but for `tracker`; see `build`.
 
     task: evaluation data and model. training: what clients train on (`task`, or one merged client).
-    worker: the ranks that train this rank's clients together with it; None: it is alone.
-    clients: the training clients. config_record, facts: kept in checkpoints. stop: was the run asked to stop?
-    tracker: on the server only.
+    clients: the training clients. placement: where they live. config_record, facts: kept in checkpoints.
+    worker: the ranks that train this rank's clients together with it; None: it is alone. stop: was the run asked to
+    stop? tracker: on the server only.
     """
 
     config: Config
@@ -52,6 +53,7 @@ class Setting:
     engine: Engine
     comm: Communicator
     topology: Topology
+    placement: Placement
     checkpoints: Checkpoints
     config_record: Mapping[str, object]
     facts: Mapping[str, str]
@@ -86,8 +88,7 @@ class Rank:
         keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
         self.is_stateful = keeps or setting.algorithm.stateful(engine.private)
         self.has_homes = self.is_stateful or config.clients.on_loss == "continue" or config.system.placement == "pinned"
-        placement = place(config, setting.task, setting.training, setting.clients, setting.topology)
-        self.homes, self.judges = placement.homes, placement.judges
+        self.homes, self.judges = setting.placement.homes, setting.placement.judges
         spill = config.folder / "spill" / f"rank{self.comm.rank}"
         self.store = ClientStore(spill / "states", config.system.state_memory_mb << 20)
         self.received = torch.zeros(engine.shared.size * len(self.algorithm.exchanged), dtype=engine.shared.dtype)
@@ -118,6 +119,11 @@ class Rank:
             return self.setting.engine.initial_shared
         return self.received[: self.setting.engine.shared.size]
 
+    @cached_property
+    def total(self) -> Tensor:
+        """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
+        return torch.empty(self.setting.engine.shared.size, dtype=self.setting.engine.shared.dtype)
+
     def planes(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of `flat` by the names of `Algorithm.exchanged`."""
         names = self.algorithm.exchanged
@@ -127,10 +133,6 @@ class Rank:
         """The server's vectors as this rank has them; with replicas its further tensors too."""
         planes = self.planes(self.received)
         return {**self.server.tensors, **planes} if self.has_messages else planes
-
-    def cost(self, client: Client) -> float:
-        """Relative cost of this client's local training in a round."""
-        return cost(self.config, self.setting.training, client)
 
     def private_of(self, client: str, state: ClientState) -> Tensor | None:
         """The client's private weights, flat; before its first round its own draw of them. None if there are none."""

@@ -49,8 +49,7 @@ def step(rank: Rank, accepted: Sequence[Report], messages: Sequence[Tensor]) -> 
 
     chosen = torch.zeros(rank.updates.size, dtype=torch.uint8)
     if algorithm.combines_everywhere or rank.comm.is_server:
-        mean = sum_of_messages(messages, weights, decode, size=layout.size, dtype=layout.dtype)
-        chosen = algorithm.choose(rank.server, mean)
+        chosen = algorithm.choose(rank.server, sum_of_messages(messages, weights, decode, rank.total))
     if not algorithm.combines_everywhere:
         rank.together("broadcast", lambda: rank.comm.broadcast(chosen))
     taken = algorithm.decode(chosen, layout)

@@ -8,11 +8,9 @@ from typing import Any
 
 from fedtorch.build import Parts
 from fedtorch.judging import averages
+from fedtorch.records import counted
 from fedtorch.runner import Result
 from fedtorch.runs import read_run
-
-# `bytes_up`, `physical_up`, `messages_up` and the same down, and what clients counted, such as `kv_bytes`
-_COUNTED = ("bytes", "physical", "messages")
 
 
 def table(parts: Parts, result: Result) -> dict[str, Any]:
@@ -55,6 +53,5 @@ def _traffic(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Bytes and messages of all rounds together; see `Meter` for what is counted."""
     total: Counter[str] = Counter()
     for record in rounds:
-        names = [name for name in record if name.split("_")[0] in _COUNTED and "_" in name or name.endswith("_bytes")]
-        total.update({name: record[name] for name in names})
+        total.update(counted(record))
     return dict(total)

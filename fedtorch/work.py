@@ -18,6 +18,7 @@ from fedtorch.comm.wire import report_problem
 from fedtorch.errors import DataError, FedtorchError, PeerError
 from fedtorch.evaluate import CACHED_CLIENTS
 from fedtorch.job import ClientJob
+from fedtorch.placement import costs
 from fedtorch.rank import Rank, Stopped
 from fedtorch.sampling import cohort
 from fedtorch.update import Report
@@ -68,8 +69,8 @@ class Work:
             clients = [client for client in clients if rank.round < rank.lost.get(client.name, rank.round + 1)]
         per_round = len(clients) if rank.config.clients.per_round == "all" else self.per_round
         self.drawn = cohort(clients, per_round, rule, seed=rank.config.run.seed, round=rank.round)
-        costs = {client.name: rank.cost(client) for client, _ in self.drawn}
-        placed = self.placed = setting.topology.assign(costs, rank.homes if rank.has_homes else None)
+        expected = costs(rank.config, setting.training, (client for client, _ in self.drawn))
+        placed = self.placed = setting.topology.assign(expected, rank.homes if rank.has_homes else None)
         reports = []
         try:
             for client, draws in self.drawn:

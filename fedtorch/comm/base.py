@@ -40,8 +40,14 @@ class Updates(ABC):
         The `max_abs` in the reports must be true: they fix the scale of the integer sum.
 
         Raises:
-            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite.
+            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite; or the updates are
+                compressed messages, whose bytes have no sum (see `comm.messages.sum_on_server`).
         """
+        if not self.dtype.is_floating_point:
+            raise ValueError(
+                f"the updates are compressed messages ({self.dtype}), not vectors, and cannot be summed as they are; "
+                "use sum_on_server, which decodes them, or algorithm.exchange: dense"
+            )
         if len(weights) != len(self.reports):
             raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
         weights = [float(weight) for weight in weights]

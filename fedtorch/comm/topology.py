@@ -66,6 +66,8 @@ class Topology:
         for name, cost in costs.items():
             if not math.isfinite(cost) or cost < 0:
                 raise ValueError(f"the cost of client `{name}` is {cost}; expected a finite number, at least 0")
+        if len(self.workers) == 1:
+            return dict.fromkeys(costs, 0)
         heap = [(0.0, 0, worker) for worker in range(len(self.workers))]
         placed: dict[str, int] = {}
         for name in sorted(costs, key=lambda name: (-costs[name], name)):
