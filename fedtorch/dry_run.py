@@ -6,6 +6,7 @@ from fedtorch import yaml_config
 from fedtorch.build import Parts
 from fedtorch.config import ClientConfig
 from fedtorch.placement import costs
+from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, states
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
 _STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
@@ -58,8 +59,32 @@ def _memory(parts: Parts) -> str:
     )
     server = engine.shared.size * planes * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training), ("updates", exchange), ("server only", server)]
+    if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table
+        rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
-    return f"memory per rank, without activations and libraries: {text}"
+    lines = [f"memory per rank, without activations and libraries: {text}"]
+    if config.engine.kind == "deepspeed":
+        lines += ["", *_model_states(parts, state)]
+    return "\n".join(lines)
+
+
+def _model_states(parts: Parts, moments: float) -> list[str]:
+    """A table of what DeepSpeed keeps for this model, and would keep for others, with its own estimate beside ours."""
+    engine, ranks = parts.config.engine, parts.topology.ranks_per_worker
+    sizes = {"this model": Size.of(parts.engine.module), **known_sizes()}
+    lines = [
+        f"DeepSpeed stage {engine.stage}, {engine.precision}, {ranks} ranks per worker: parameters, gradients, masters "
+        "and optimiser per rank, in GiB",
+        f"  {'':<12}{'numbers':>15}{'device':>9}{'host':>9}   DeepSpeed's own estimate (Adam)",
+    ]
+    for name, size in sizes.items():
+        ours, theirs = states(size, engine, ranks=ranks, moments=moments), deepspeeds_own(size, engine, ranks=ranks)
+        own = "-"
+        if theirs is not None:
+            own = f"{theirs.device / 2**30:.2f} device, {theirs.host / 2**30:.2f} host"
+        line = f"  {name:<12}{size.numbers:>15,}{ours.device / 2**30:>9.2f}{ours.host / 2**30:>9.2f}   {own}"
+        lines.append(line)
+    return lines
 
 
 def _client_settings(parts: Parts) -> list[ClientConfig]:

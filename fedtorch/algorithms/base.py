@@ -56,6 +56,15 @@ class Algorithm:
         """Called at start-up with the task that clients train on; raises ConfigError for what it lacks."""
 
     @property
+    def engines(self) -> tuple[str, ...]:
+        """The kinds of engine it works on.
+
+        One that touches the engine's module, parameters or gradients by itself, other than in a `before_step` hook
+        through `trained_shared` and `shared_gradients`, needs `torch`: under DeepSpeed such changes would be lost.
+        """
+        return ("torch", "deepspeed")
+
+    @property
     def trains_clients(self) -> bool:
         """Do clients take part? If not, a round is the server's training alone."""
         return True

@@ -75,6 +75,11 @@ class FedParsing(Algorithm):
             if getattr(self, name) != default:
                 raise ConfigError(f"{name} is set but group is {self.group}, which does not use it; remove it")
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The teacher reads the parameters after every step."""
+        return ("torch",)
+
     def check(self, hp: LocalTraining) -> None:
         """Epochs are what the teacher and the paper count in. Warns of a teacher that cannot move before the end."""
         if hp.steps is not None:
