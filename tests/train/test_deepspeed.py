@@ -203,7 +203,7 @@ def test_bf16_stays_close_to_fp32_and_its_masters_are_fp32(zero: Zero) -> None:
 
 
 @pytest.mark.parametrize("zero", [Zero(2, "fp16"), Zero(3, "fp16")], ids=label)
-def test_fp16_stays_close_to_fp32_and_its_loss_scale_starts_anew_for_every_client(zero: Zero) -> None:
+def test_fp16_stays_close_to_fp32(zero: Zero) -> None:
     if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         pytest.skip("this CPU has no fp16")
     plain, engine = plain_engine(), zero_engine(zero)
@@ -211,11 +211,6 @@ def test_fp16_stays_close_to_fp32_and_its_loss_scale_starts_anew_for_every_clien
     found, found_losses = two_clients(engine)
     assert found_losses == pytest.approx(losses, rel=1e-2)
     assert apart(found, expected) < 0.35 * moved(plain, expected)
-    assert isinstance(engine, DeepSpeedEngine)
-    scaler = engine._zero.optimizer.loss_scaler
-    scaler.cur_scale = 1.0  # as after overflows of the client before
-    engine.start(engine.initial_shared, None, ADAMW, steps=1, seed=0)
-    assert scaler.cur_scale == 2**zero.initial_scale_power
 
 
 @pytest.mark.parametrize("zero", some([Zero(2), Zero(3), Zero(3, "bf16")], Zero(3)))
@@ -281,45 +276,3 @@ def test_a_client_that_fails_inside_a_step_leaves_nothing_behind(zero: Zero) -> 
         return engine.flat.detach().clone()
 
     assert torch.equal(run(zero_engine(zero), False), run(zero_engine(zero), True))
-
-
-@pytest.mark.parametrize("zero", some([*STAGES, Zero(2, "bf16"), Zero(3, "bf16")], Zero(1), Zero(3, "bf16")))
-def test_private_and_frozen_parameters_keep_their_place(zero: Zero) -> None:
-    partition = Partition(private=("decoder.*",), frozen=("shared.*",))
-    engine = zero_engine(zero, partition=partition)
-    plain = Engine(t5(), partition, CPU)
-    private = engine.initial_private * 1.5
-    for each in (plain, engine):
-        each.start(each.initial_shared, private, ADAMW, steps=3, seed=0)
-        train(each, steps(0), loss)
-    tolerance = 0.35 if zero.precision == "bf16" else 1e-4
-    assert apart(engine.flat, plain.flat) < tolerance * moved(plain, plain.flat)
-    assert apart(engine.flat_private, plain.flat_private) < tolerance * apart(plain.flat_private, private)
-    with engine.exported() as module:
-        weights = module.state_dict()
-        assert torch.equal(weights["shared.weight"], plain.initial_frozen.view(41, 16))
-        assert all(value.dtype == torch.float32 for value in weights.values())
-        values = engine.shared.view(engine.flat)
-        name = engine.shared.names[-1]
-        assert torch.equal(weights[name], values[name])
-    engine.start(engine.initial_shared, None, ADAMW, steps=3, seed=0)  # what was shown is put back
-    train(engine, steps(0, count=1), loss)
-
-
-def test_clients_differ_in_their_settings_within_one_engine() -> None:
-    gentle = replace(ADAMW, lr=1e-4, weight_decay=0.0, betas=(0.5, 0.9), max_grad_norm=None, schedule="linear")
-    for zero in STAGES:
-        plain, engine = plain_engine(), zero_engine(zero)
-        for each in (plain, engine):
-            for hp in (ADAMW, gentle):
-                each.start(each.initial_shared, None, hp, steps=3, seed=0)
-                train(each, steps(0), loss)
-        assert apart(engine.flat, plain.flat) < 1e-4 * moved(plain, plain.flat)
-
-
-@pytest.mark.parametrize(("optimizer", "stage"), [("sgd", 1), ("sgd", 3), ("adam", 2), ("adafactor", 0)])
-def test_other_optimisers(optimizer: str, stage: int) -> None:
-    hp = ClientConfig(optimizer=optimizer, lr=1e-2, **({"momentum": 0.9} if optimizer == "sgd" else {}))
-    plain, engine = plain_engine(), zero_engine(Zero(stage), hp=hp)
-    expected, _ = two_clients(plain, hp)
-    assert apart(two_clients(engine, hp)[0], expected) < 1e-4 * moved(plain, expected)
