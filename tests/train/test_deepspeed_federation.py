@@ -1,0 +1,111 @@
+"""A federation of DeepSpeed workers: two of two ranks equal one plain process, and a rank that fails is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import make_runner
+from ranks import expect_exit, run_ranks
+from test_deepspeed_ranks import Outcome, agree, federation, result
+from test_main import TINY
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM
+
+pytest.importorskip("deepspeed")
+
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.config import Config, EngineConfig, EvalConfig, SystemConfig
+from fedtorch.main import main
+from fedtorch.tasks.text2sql import Text2SQL
+
+
+def as_rank(config: Config) -> Outcome:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60) as comm:
+        return result(config, comm)
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_two_workers_of_two_ranks_with_different_steps_equal_one_process(
+    stage: int, tmp_path: Path, tiny_data: Path
+) -> None:
+    """Clients of 12, 6 and 3 examples beside a server that has no DeepSpeed engine."""
+    expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
+    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=2)
+    config = federation(str(tmp_path / "many"), str(tiny_data), engine=engine, system=system)
+    agree(run_ranks(as_rank, 5, config, timeout=240)[0], expected)
+
+
+@pytest.mark.timeout(280)
+def test_fedavg_on_a_server_and_two_workers_equals_one_plain_process(tmp_path: Path, tiny_data: Path) -> None:
+    expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
+    config = federation(str(tmp_path / "many"), str(tiny_data), engine=EngineConfig(kind="deepspeed", stage=1))
+    agree(run_ranks(as_rank, 3, config, timeout=240)[0], expected)
+
+
+def test_one_process_under_stage_3_judges_resumes_and_saves_the_whole_model(tmp_path: Path, tiny_data: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
+    keys = ("engine.kind=deepspeed", "engine.stage=3", "engine.precision=bf16")
+    assert main(["--config", str(config), "--set", *keys]) == 0
+    assert main(["--config", str(config), "--set", *keys]) == 0  # resumes after the last round
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "model")
+    (weight,) = [
+        p for name, p in model.named_parameters() if name.endswith("decoder.block.0.layer.0.SelfAttention.q.weight")
+    ]
+    assert weight.shape == (16, 16) and weight.dtype == torch.float32
+    assert not torch.equal(weight, weight.bfloat16().float())  # from the masters
+
+
+@dataclass(frozen=True)
+class Unlucky(Text2SQL):
+    """The second rank's forward pass of one client fails in the second round's first step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        import os
+
+        value = super().loss(model, batch)
+        if model.training and os.environ.get("RANK") == "2":
+            calls = getattr(Unlucky, "calls", 0) + 1
+            type.__setattr__(Unlucky, "calls", calls)
+            if calls == 3:
+                raise ValueError("bad row")
+        return value
+
+
+def statuses(config: Config) -> list[str]:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=20) as comm:
+        runner = make_runner(config, comm)
+        seen: list[str] = []
+        decide = runner._decide
+
+        def watched(reports: Any) -> Any:
+            seen.extend(report.status for report in reports)
+            return decide(reports)
+
+        runner._decide = watched  # type: ignore[method-assign]
+        runner.run()
+        return seen
+
+
+def unlucky(folder: Path, data: Path, stage: int) -> Config:
+    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=2)
+    config = federation(str(folder), str(data), engine=engine, system=system, eval=EvalConfig(every=0))
+    return replace(config, task=Unlucky(**vars(config.task)))
+
+
+@pytest.mark.timeout(280)
+def test_a_forward_pass_that_fails_on_one_rank_is_the_clients_failure_on_both(tmp_path: Path, tiny_data: Path) -> None:
+    server, *_ = run_ranks(statuses, 3, unlucky(tmp_path, tiny_data, 2), timeout=240)
+    assert len(server) == 6 and sum(status.startswith("failed:") for status in server) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_one_that_fails_among_gathered_parameters_ends_the_run(tmp_path: Path, tiny_data: Path) -> None:
+    outcomes = expect_exit(statuses, 3, unlucky(tmp_path, tiny_data, 3), timeout=240)
+    assert all(outcome.error and "still running" not in outcome.error for outcome in outcomes)
