@@ -55,7 +55,7 @@ def load_side(run: Run, holder: str, side: SideName) -> GPT2LMHeadModel:
     folder = run.folder / "model" / side
     logging.disable_progress_bar()  # of loading weights
     try:
-        model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
+        model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{folder} holds no GPT-2 ({type(error).__name__}); run the training again") from error
     parameters = dict(model.named_parameters())

@@ -39,10 +39,22 @@ class NonFiniteError(FedtorchError, RuntimeError):
     exit_code = 6
 
 
-class DeadlineError(FedtorchError, RuntimeError):
-    """A rank showed no sign of life for `system.timeout` seconds; the message names it."""
+class LostRankError(FedtorchError, RuntimeError):
+    """Ranks are lost; `ranks` are those that are known to be."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class DeadlineError(LostRankError):
+    """A rank is dead, gone with an error, or silent for `system.timeout` seconds; the message names it."""
 
     exit_code = 7
+
+
+class LostError(DeadlineError):
+    """A collective failed on this rank and the run can go on without the one that is lost; see `Rank.together`."""
 
 
 class CheckpointError(FedtorchError, RuntimeError):
@@ -51,10 +63,14 @@ class CheckpointError(FedtorchError, RuntimeError):
     exit_code = 8
 
 
-class RestartsError(FedtorchError, RuntimeError):
-    """The launcher has used up its restarts."""
+class RestartsError(LostRankError):
+    """A rank is lost, and the launcher has used up its restarts."""
 
     exit_code = 9
+
+
+class PeerError(RuntimeError):
+    """Another rank of this worker failed at the client that they train together; its error is in its own log."""
 
 
 class Interrupted(FedtorchError, RuntimeError):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedtorch.client import Client, ClientState
 from fedtorch.seeds import seed_for
 from fedtorch.train.batches import Batching, StepPlan
-from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.engine import Engine, GradientHook, Parts
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.optim import LocalTraining
 
@@ -34,6 +34,7 @@ class ClientJob:
     state: what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused.
     outgoing: flat CPU vectors to fill with what the client sends, by name; empty if nothing is exchanged.
     first_private: the private weights it starts its first round with, flat; None: the engine's initial ones.
+    parts: into how many every micro-batch is cut, to be held in memory one by one.
     rounds: of the whole run. share: the client's chance to be drawn for one.
     hp: the client's local training settings. examples: its training data, which never leaves this rank.
     on_step(n): called after every optimiser step (heartbeat, progress, interruption).
@@ -53,6 +54,7 @@ class ClientJob:
     first_private: Tensor | None = None
     rounds: int = 1
     share: Fraction = Fraction(1)
+    parts: int = 1
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""
@@ -161,8 +163,13 @@ class ClientJob:
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""
         for plan in plans:
-            batches = [self.task.collate([examples[i] for i in micro], True) for micro in plan.micro_batches]
+            batches = [self._collated([examples[i] for i in micro]) for micro in plan.micro_batches]
             yield Step(batches, plan.divisor, plan.epoch)
+
+    def _collated(self, examples: Sequence[Any]) -> Any:
+        size = math.ceil(len(examples) / self.parts)
+        batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
+        return batches[0] if len(batches) == 1 else Parts(tuple(batches))
 
     def _kept_optimizer(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         prefix = f"{purpose}/optimizer/"

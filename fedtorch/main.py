@@ -12,11 +12,11 @@ import logging
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
+from typing import IO
 
 import torch
 
@@ -30,10 +30,13 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
-from fedtorch.errors import FedtorchError, Interrupted
+from fedtorch.engines import share_engine
+from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
 from fedtorch.status import write_status
+from fedtorch.stop import StopFlag
 from fedtorch.track import Tracker
 from fedtorch.weights import digest_of
 
@@ -46,31 +49,41 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -
     stop: for a launcher that wants to know which signal ended the run; it need not be listening yet.
     """
     args = _parser().parse_args(arguments)
+    stop = stop or StopFlag()
+    # from before data are read, which may take minutes; the ranks agree to stop when they meet
+    with nullcontext() if args.dry_run else stop.listening():
+        return _main(args, stop)
+
+
+def _main(args: argparse.Namespace, stop: StopFlag) -> int:
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if args.dry_run and args.ranks:
         num_ranks = args.ranks
-    stop = stop or StopFlag()
     config: Config | None = None
     try:
         config = yaml_config.load(args.config, args.set)
         torch.set_num_threads(config.system.threads)
-        if not args.dry_run:
-            _start_logging(config.folder, rank)
+        stacks = None if args.dry_run else _start_logging(config.folder, rank)
+        if is_pinned(config) and not args.dry_run:
+            check_task(config)
+            names = tuple(config.system.pinned)
+            with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
+                runs = _build_all(exchange_sizes(config, comm), num_ranks=num_ranks, rank=rank)
+                _run_all(runs, comm, args.resume, stop, _command(args))
+            return 0
         runs = _build_all(config, num_ranks=num_ranks, rank=rank)
         if args.dry_run:
             if rank == 0:
                 runs[0].show_remarks()
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
-        stop.listen()
-        with _join(runs, num_ranks=num_ranks) as comm:
-            for parts in runs:
-                comm.preflight(parts.facts())
+        names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
+        with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
             _run_all(runs, comm, args.resume, stop, _command(args))
         return 0
     except FedtorchError as error:
         log.debug("the run ends", exc_info=error)
-        return _end(None if args.dry_run else config, error, rank, _command(args))
+        return _end(None if args.dry_run else config, _of_last_attempt(error), rank, _command(args))
     except Exception as error:
         log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
         if rank == 0 and config is not None and not args.dry_run:
@@ -85,27 +98,26 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     companion = config.companion()
     if companion is None:
         return [first]
-    same_model = (companion.task, companion.partition, companion.run.seed) == (
-        config.task,
-        config.partition,
-        config.run.seed,
-    )
-    second = build(companion, num_ranks=num_ranks, rank=rank, engine=first.engine if same_model else None)
+    if is_pinned(config):
+        companion = adopt(config, companion)
+    engine = first.engine if share_engine(config, companion) else None
+    second = build(companion, num_ranks=num_ranks, rank=rank, engine=engine)
     second.remarks = [remark for remark in second.remarks if remark not in first.remarks]
     return [first, second]
 
 
-def _join(runs: Sequence[Parts], *, num_ranks: int) -> Communicator:
-    names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
+def _join(config: Config, names: Sequence[str], *, num_ranks: int, stacks: IO[str] | None) -> Communicator:
     if num_ranks == 1:
         return LocalCommunicator(names)
-    system = runs[0].config.system
-    return DistributedCommunicator.join(names=names, timeout_s=system.timeout, exchange=system.exchange)
+    goes_on, system = config.clients.on_loss == "continue", config.system
+    return DistributedCommunicator.join(names, system.timeout, system.exchange, stacks, goes_on=goes_on)
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:
     """One run after the other; the table of the first, with the others beside it, comes last."""
     done: list[tuple[Parts, Result, Tracker | None]] = []
+    for parts in runs:
+        comm.preflight(parts.facts())
     for parts in runs:
         # a checkpoint given by path is the first run's
         mode = resume if parts is runs[0] or resume in ("auto", "never", "force") else "auto"
@@ -128,14 +140,26 @@ def _run_one(
     try:
         result = Runner(setting).run(start)
         if comm.is_server and parts.algorithm.exchanged:
-            parts.task.save_model(parts.engine.module, config.folder / "model")
+            _save_model(parts)
     finally:
         if tracker is not None:
             tracker.close()
     if tracker is not None:
         tracker.result(table(parts, result))
-        write_status(config.folder, code=0, reason="done", command=command, round=result.rounds)
+        lost = list(result.lost)
+        reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
+        write_status(config.folder, code=0, reason=reason, command=command, round=result.rounds)
     return result, tracker
+
+
+def _save_model(parts: Parts) -> None:
+    """For users of the model; that it cannot be written is no reason to lose the run's result."""
+    folder = parts.config.folder / "model"
+    try:
+        with parts.engine.exported() as module:
+            parts.task.save_model(module, folder)
+    except Exception as error:
+        log.warning("the model could not be saved in %s: %s: %s", folder, type(error).__name__, error)
 
 
 def _open_folder(parts: Parts, comm: Communicator, start: int | None, command: str) -> Tracker:
@@ -192,39 +216,31 @@ def _lasting(parts: Parts) -> dict[str, str]:
     return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(parts.engine.initial())})[:16]}
 
 
-class StopFlag:
-    """Set by the first SIGTERM or SIGINT (or SLURM's USR1/USR2); a second SIGINT leaves at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    def __call__(self) -> bool:
-        return self.signal is not None
-
-    def listen(self) -> None:
-        """Install the handlers; main thread only."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._received)
-
-    def _received(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
-            os._exit(Interrupted.exit_code)
-        self.signal = number
+def _of_last_attempt(error: FedtorchError) -> FedtorchError:
+    """A lost rank in torchrun's last attempt means that its restarts are used up; any other error is itself."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    if not isinstance(error, DeadlineError) or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < max(1, restarts):
+        return error
+    return RestartsError(f"{error}; this was the last of {restarts} restarts", ranks=error.ranks)
 
 
 def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
     if rank == 0 or not isinstance(error, Interrupted):
         print(f"fedtorch: {error}", file=sys.stderr)
-    if rank == 0 and config is not None:
+    speaks = rank == 0 or (isinstance(error, LostRankError) and 0 in error.ranks)  # the server cannot
+    if speaks and config is not None:
         write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
     return error.exit_code
 
 
-def _start_logging(folder: Path, rank: int) -> None:
-    """One file per rank; the terminal gets warnings, and everything from rank 0 but debug lines."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+def _start_logging(folder: Path, rank: int) -> IO[str]:
+    """One file per rank, which is returned; the terminal gets warnings, and all from rank 0 but debug lines."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    except OSError as error:
+        raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = TerminalHandler()  # knows about the progress bar
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
@@ -236,21 +252,29 @@ def _start_logging(folder: Path, rank: int) -> None:
         root.removeHandler(handler)
     root.addHandler(file)
     root.addHandler(terminal)
+    assert file.stream is not None, "a file handler without `delay` opens its file at once"
+    return file.stream
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command that continues this run."""
+    """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
+    if told := os.environ.get("FEDTORCH_COMMAND"):
+        try:
+            words = shlex.split(told)
+        except ValueError:  # bash writes some letters in a way of its own
+            words = told.split()
+        return shlex.join(masked(word) if "=" in word else word for word in words)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
         start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     words = [*start, "-m", "fedtorch.main"]
     words += ["--config", *map(str, args.config)] if args.config else []
-    words += ["--set", *map(_masked, args.set)] if args.set else []
+    words += ["--set", *map(masked, args.set)] if args.set else []
     return shlex.join(words)
 
 
-def _masked(override: str) -> str:
+def masked(override: str) -> str:
     """`key=value`, with the value hidden where the key ends like a secret's."""
     key = override.partition("=")[0]
     return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -14,25 +15,31 @@ from torch import Tensor
 
 from fedtorch.client import Client
 from fedtorch.comm.wire import report_problem
-from fedtorch.errors import DataError, FedtorchError
+from fedtorch.errors import DataError, FedtorchError, PeerError
 from fedtorch.evaluate import CACHED_CLIENTS
 from fedtorch.job import ClientJob
+from fedtorch.placement import costs
 from fedtorch.rank import Rank, Stopped
 from fedtorch.sampling import cohort
 from fedtorch.update import Report
 
 log = logging.getLogger(__name__)
 
+OUT_OF_MEMORY = "failed:OutOfMemoryError"
+
 
 class Work:
     """Trains clients on this rank; their updates and new states wait in the rank's buffers for the server's decision.
 
+    drawn: the cohort of the round, each client with how often it was drawn.
     outgoing: the vector that the present client's update is written to; the buffer then keeps it without a copy.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.drawn: list[tuple[Client, int]] = []
         self.outgoing = rank.updates.blank()
+        self.placed: dict[str, int] = {}  # client of this round -> worker
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.training.load)
 
     @property
@@ -57,84 +64,132 @@ class Work:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         rank, setting = self.rank, self.rank.setting
         rule = rank.config.clients.sampling
-        drawn = cohort(setting.clients, self.per_round, rule, seed=rank.config.run.seed, round=rank.round)
-        costs = {client.name: rank.cost(client) for client, _ in drawn}
-        placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
+        clients: Sequence[Client] = setting.clients
+        if rank.lost:
+            clients = [client for client in clients if rank.round < rank.lost.get(client.name, rank.round + 1)]
+        per_round = len(clients) if rank.config.clients.per_round == "all" else self.per_round
+        self.drawn = cohort(clients, per_round, rule, seed=rank.config.run.seed, round=rank.round)
+        expected = costs(rank.config, setting.training, (client for client, _ in self.drawn))
+        placed = self.placed = setting.topology.assign(expected, rank.homes if rank.has_homes else None)
         reports = []
         try:
-            for client, draws in drawn:
+            for client, draws in self.drawn:
                 if rank.hosts(placed[client.name]):
-                    reports.append(self._train(client, draws))
+                    reports.append(self._train_or_retry(client, draws))
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
-        return reports
+        return reports if rank.leads else []
 
-    def _train(self, client: Client, draws: int) -> Report:
-        """One client's round: its report; its update and new state wait for the server's decision."""
-        rank, setting = self.rank, self.rank.setting
+    def waited_for(self, reports: Sequence[Report]) -> str:
+        """One line on the worker whose clients took longest in this round; empty with less than two workers."""
+        taken: dict[int, float] = {}
+        for report in reports:
+            worker = self.placed[report.client]
+            taken[worker] = taken.get(worker, 0.0) + report.seconds
+        if len(taken) < 2:
+            return ""
+        (longest, slowest), (second, _) = sorted(((s, worker) for worker, s in taken.items()), reverse=True)[:2]
+        clients = [report.client for report in reports if self.placed[report.client] == slowest]
+        return (
+            f"waited longest for worker {slowest} ({', '.join(clients[:5])}): {longest:.1f} s, "
+            f"{longest - second:.1f} s longer than for any other"
+        )
+
+    def _train_or_retry(self, client: Client, draws: int) -> Report:
+        """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
+        rank = self.rank
+        report = self._train(client, draws)
+        # ranks that train a client together would have to do so together
+        can_retry = rank.config.system.oom_retry and rank.setting.topology.ranks_per_worker == 1
+        if report.status != OUT_OF_MEMORY or not can_retry or rank.config.client_for(client.name).batch_size < 2:
+            return report
+        rank.setting.engine.free()
+        log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
+        return self._train(client, draws, parts=2)
+
+    def _train(self, client: Client, draws: int, parts: int = 1) -> Report:
+        """One client's round: its report; its update and new state wait for the server's decision.
+
+        All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError.
+        """
         started = time.monotonic()
-
-        def on_step(n: int) -> None:
-            rank.comm.heartbeat(phase="train", round=rank.round, client=client.name, step=n)
-            rank.working(f"{client.name} step {n}")
-            if setting.stop():
-                raise Stopped
-
-        self.outgoing = rank.updates.blank()
+        worker, report, failure = self.rank.setting.worker, Report(client.name), ""
         try:
-            on_step(0)
-            state = rank.store.get(client.name)
-            job = ClientJob(
-                client=client,
-                round=rank.round,
-                run_seed=rank.config.run.seed,
-                received=rank.known(),
-                state=state,
-                outgoing=rank.planes(self.outgoing),
-                engine=setting.engine,
-                task=setting.training,
-                hp=rank.config.client_for(client.name),
-                examples=self.load(client.name, "train"),
-                on_step=on_step,
-                first_private=rank.private_of(client.name, state),
-                rounds=rank.config.rounds,
-                share=self.share(client),
-            )
-            version = self._clear_outgoing()
-            update = setting.algorithm.client_update(job)
-            measured = setting.training.measured(setting.engine.module)
-            report = replace(update.report, extra={**update.report.extra, **measured})
-            if problem := report_problem(report):
-                raise FedtorchError(f"{type(setting.algorithm).__name__} made a report that cannot be sent: {problem}")
-            received = rank.shared  # one that is judged with a model of its own has that in its state already
-            is_judged = setting.algorithm.judged_weights(received, job.state) is received
-            if rank.config.eval.point == "trained" and report.steps and is_judged:
-                job.state.tensors["trained"] = setting.engine.flat.detach().cpu().clone()
-                job.state.numbers["trained/round"] = rank.round
-            if update.grad is not None:
-                self._take_over(update.grad, version)
-                if not rank.has_messages:
-                    # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
-                    norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
-                    report = replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
-                rank.updates.put(client.name, self.outgoing)
-            if rank.is_stateful:
-                if update.grad is not None or report.steps:  # a client that rested is as it was
-                    rank.store.stage(client.name, job.state)
-            elif job.state.tensors or job.state.numbers:
-                raise FedtorchError(
-                    f"{type(setting.algorithm).__name__} left something in a client's state, but its stateful() says "
-                    "that clients keep nothing; return True there, so that every client has a home"
-                )
+            report = self._deliver(client, parts)
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
             if isinstance(error, Stopped | FedtorchError) and not isinstance(error, DataError):
                 raise
             kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
-            log.warning("client %s failed in round %d: %s", client.name, rank.round + 1, kind)
-            log.debug("client %s, round %d", client.name, rank.round + 1, exc_info=error)
-            return Report(client.name, status=f"failed:{kind}", seconds=time.monotonic() - started)
+            failure = OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
+            log.warning("client %s failed in round %d: %s", client.name, self.rank.round + 1, kind)
+            log.debug("client %s, round %d", client.name, self.rank.round + 1, exc_info=error)
+        of_a_peer = f"failed:{PeerError.__name__}"
+        if worker is not None and failure != of_a_peer and worker.settle(bool(failure)):
+            failure = failure or of_a_peer
+        if failure:
+            return Report(client.name, status=failure, seconds=time.monotonic() - started)
         extra = {**report.extra, "draws": draws} if draws > 1 else report.extra
         return replace(report, extra=extra, seconds=time.monotonic() - started)
+
+    def _deliver(self, client: Client, parts: int) -> Report:
+        """Train the client; its update and its new state are in the rank's buffers."""
+        rank, setting = self.rank, self.rank.setting
+
+        def on_step(n: int) -> None:
+            rank.comm.heartbeat(phase="train", round=rank.round, client=client.name, step=n)
+            rank.working(f"{client.name} step {n}")
+            if rank.is_stopped():
+                raise Stopped
+
+        self.outgoing = rank.updates.blank()
+        on_step(0)
+        state = rank.store.get(client.name)
+        job = ClientJob(
+            client=client,
+            round=rank.round,
+            run_seed=rank.config.run.seed,
+            received=rank.known(),
+            state=state,
+            outgoing=rank.planes(self.outgoing),
+            engine=setting.engine,
+            task=setting.training,
+            hp=rank.config.client_for(client.name),
+            examples=self.load(client.name, "train"),
+            on_step=on_step,
+            first_private=rank.private_of(client.name, state),
+            rounds=rank.config.rounds,
+            share=self.share(client),
+            parts=parts,
+        )
+        version = self._clear_outgoing()
+        update = setting.algorithm.client_update(job)
+        measured = setting.training.measured(setting.engine.module)
+        report = replace(update.report, extra={**update.report.extra, **measured})
+        if problem := report_problem(report):
+            raise FedtorchError(f"{type(setting.algorithm).__name__} made a report that cannot be sent: {problem}")
+        received = rank.shared  # one that is judged with a model of its own has that in its state already
+        is_judged = setting.algorithm.judged_weights(received, job.state) is received
+        if rank.config.eval.point == "trained" and report.steps and is_judged:
+            job.state.tensors["trained"] = setting.engine.flat.detach().cpu().clone()
+            job.state.numbers["trained/round"] = rank.round
+        if update.grad is not None:
+            self._take_over(update.grad, version)
+            rank.comm.faults("update", round=rank.round, client=client.name, update=self.outgoing)
+            if not rank.has_messages:
+                # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
+                norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
+                report = replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
+            if rank.leads:  # the others' are the same
+                rank.updates.put(client.name, self.outgoing)
+        if rank.is_stateful:
+            if update.grad is not None or report.steps:  # a client that rested is as it was
+                rank.store.stage(client.name, job.state)
+        elif job.state.tensors or job.state.numbers:
+            raise FedtorchError(
+                f"{type(setting.algorithm).__name__} left something in a client's state, but its stateful() says "
+                "that clients keep nothing; return True there, so that every client has a home"
+            )
+        return report
 
     def _clear_outgoing(self) -> int:
         """Forget the last client's update; returns the version of the emptied vector."""
@@ -150,3 +205,8 @@ class Work:
             self.outgoing.copy_(grad)
         elif self.outgoing._version == version:
             raise ValueError("Update.grad is job.outgoing, but nothing was written to it; use job.send_difference")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the device or of the host, for which torch has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -27,6 +27,7 @@ DEFAULT = Path(__file__).with_name("default.yaml")
 NO_EFFECT = (
     "run.name",  # where the results are kept and what they are called
     "run.dir",
+    "run.published",
     "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
     "track",  # logging takes no part in training
     "compare",  # another run, with its own digest
@@ -35,6 +36,7 @@ NO_EFFECT = (
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",
+    "system.oom_retry",  # a run that has enough memory never needs it
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 

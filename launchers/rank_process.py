@@ -1,6 +1,7 @@
 """What submitit runs as every task of a job: one rank of fedtorch, in that task's own process.
 
-A module of its own, so that submitit's job file holds a reference to the class and a few strings, never code.
+A module of its own, so that submitit's job file holds a reference to the class and a few strings, never code. It
+imports little: until submitit has read that file, a signal ends the process.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtorch.errors import Interrupted
-from fedtorch.main import StopFlag, main
+from fedtorch.stop import StopFlag
 
 
 @dataclass(frozen=True)
 class RankProcess:
     """`python -m fedtorch.main` with `arguments`, as the rank that submitit's environment describes.
+
+    command: the one that continues the run, for status.json.
 
     1. The ranks find each other as under torchrun; on one machine through the loopback address.
     2. While the run goes on its own handlers answer signals: the round under way is abandoned, all before it saved.
@@ -24,10 +27,11 @@ class RankProcess:
        which counts time-outs and requeues the job; its next attempt resumes after the last complete round.
     4. Stopped by SIGTERM or SIGINT the job ends with 75: `scancel` means it, and a partition that preempts by
        requeueing puts the job back itself.
-    5. Any other failure is the task's exit status, so that SLURM shows it.
+    5. Any other failure is the task's exit status, so that SLURM shows it, and the batch script can act on it.
     """
 
     arguments: tuple[str, ...]
+    command: str = ""
 
     def __call__(self) -> None:
         """Run; returns when done, and on ranks other than 0 also when the job will be requeued.
@@ -35,7 +39,10 @@ class RankProcess:
         Raises:
             SystemExit: with fedtorch's exit code, or by submitit after it has requeued the job.
         """
+        from fedtorch.main import main  # imports torch; a signal meanwhile is submitit's to answer
+
         requeue = _join_as_rank()
+        os.environ["FEDTORCH_COMMAND"] = self.command
         handler = signal.getsignal(requeue)
         stop = StopFlag()
         code = main(self.arguments, stop)
@@ -62,6 +69,5 @@ def _join_as_rank() -> signal.Signals:
     TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
     if job.num_nodes == 1:
         os.environ["MASTER_ADDR"] = "127.0.0.1"  # a machine need not be able to resolve its own name
-    os.environ["GROUP_WORLD_SIZE"] = str(job.num_nodes)  # for the command in status.json
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return signal.Signals[f"SIG{job.USR_SIG}"]

@@ -1,21 +1,22 @@
-"""What a job asks a cluster for: command-line options, their checks, and submitit's executor for them."""
+"""What a job asks a cluster for: command-line options and their checks."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import shutil
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields
 
 from fedtorch.errors import ConfigError
 
 EXECUTORS = ("slurm", "local", "debug")
-SRUN = ("--kill-on-bad-exit=0", "--wait=300")
-"""Interrupted ranks end with 75 one after the other, and the server may save its model for minutes after the others
-have left: the first to end must not end the rest. A rank that is alone for 300 s is ended."""
-_OWN = {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "partition", "time", "signal", "requeue", "array"}
+_OPTIONS = {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "partition", "time"}
+# chdir: a relative path in a config would mean another file than the one that was checked
+_SET_HERE = {"signal", "requeue", "no-requeue", "array", "output", "error", "open-mode", "chdir"}
+_TIME = re.compile(
+    r"(?P<minutes>\d+)(?::(?P<seconds>\d+))?"
+    r"|(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)"
+    r"|(?P<days>\d+)-(?P<hours>\d+)(?::(?P<dm>\d+)(?::(?P<ds>\d+))?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Resources:
     """One job's share of a cluster. time_min: limit of one attempt in minutes. grace_s: for saving, before the limit.
 
     tasks_per_node: ranks per node; None: one per GPU, or one on a node without. sbatch: further `key=value` for sbatch.
+    setup: shell lines for the job's script, before its ranks start. max_hangs: how often a job in which a rank hung or
+    was killed is put back into the queue.
 
     Raises:
         ConfigError: a number that no cluster can fulfil.
@@ -36,12 +39,14 @@ class Resources:
     time_min: int = 60
     grace_s: int = 120
     max_timeouts: int = 20
+    max_hangs: int = 3
     sbatch: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
     executor: str = "slurm"
 
     def __post_init__(self) -> None:
         least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "time_min": 1, "grace_s": 1}
-        for name, minimum in {**least, "max_timeouts": 0}.items():
+        for name, minimum in {**least, "max_timeouts": 0, "max_hangs": 0}.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ConfigError(f"{_option(name)} is {value} but should be at least {minimum}")
@@ -76,8 +81,11 @@ class Resources:
             key, equals, value = entry.partition("=")
             if not re.fullmatch(r"[a-z][a-z-]*", key) or (equals and not value):
                 raise ConfigError(f"--sbatch {entry}: expected key=value, such as account=physics, or a flag's name")
-            if key in _OWN:
-                raise ConfigError(f"--sbatch {entry}: {key} has an option of its own, or is set by the launcher")
+            if key in _OPTIONS:
+                option = "tasks-per-node" if key == "ntasks-per-node" else key
+                raise ConfigError(f"--sbatch {entry}: {key} has an option of its own, --{option}")
+            if key in _SET_HERE:
+                raise ConfigError(f"--sbatch {entry}: {key} is set by the launcher and must stay as it is")
             found[key] = value if equals else True
         return found
 
@@ -91,6 +99,25 @@ class Resources:
         )
 
 
+def minutes(text: str) -> int:
+    """A time limit as sbatch reads it (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:30`, `1-12:30:00`), in whole minutes.
+
+    Seconds are rounded up, as SLURM does.
+
+    Raises:
+        ConfigError: none of these forms.
+    """
+    found = _TIME.fullmatch(text)
+    if not found:
+        raise ConfigError(
+            f"--time {text}: expected minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]"
+        )
+    part = {key: int(value or 0) for key, value in found.groupdict().items()}
+    seconds = part["seconds"] + part["s"] + part["ds"]
+    hours = part["h"] + part["hours"] + 24 * part["days"]
+    return part["minutes"] + part["m"] + part["dm"] + 60 * hours - (-seconds // 60)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `Resources`."""
     group = parser.add_argument_group("what to ask the cluster for")
@@ -99,14 +126,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tasks-per-node", type=int, metavar="T", help="ranks per node; default: one per GPU, or 1")
     group.add_argument("--cpus-per-task", type=int, default=1, metavar="C")
     group.add_argument("--partition", metavar="P", help="default: the cluster's own default")
-    group.add_argument("--time", type=int, default=60, metavar="MIN", help="limit of one attempt; then it is requeued")
+    group.add_argument(
+        "--time", default="60", metavar="LIMIT", help="of one attempt, as sbatch takes it: minutes, [D-]HH:MM:SS, ..."
+    )
     group.add_argument(
         "--grace", type=int, default=120, metavar="S", help="seconds before the limit at which the run is told to save"
     )
     group.add_argument(
         "--max-timeouts", type=int, default=20, metavar="N", help="how often a job may run into its limit"
     )
-    group.add_argument("--sbatch", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="more for sbatch")
+    group.add_argument(
+        "--max-hangs", type=int, default=3, metavar="N", help="how often it is put back after a rank hung or was killed"
+    )
+    group.add_argument(
+        "--sbatch",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="more for sbatch",
+    )
+    group.add_argument(
+        "--setup",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="LINE",
+        help="shell line, before the ranks start",
+    )
 
 
 def resources_of(args: argparse.Namespace) -> Resources:
@@ -121,57 +168,24 @@ def resources_of(args: argparse.Namespace) -> Resources:
         tasks_per_node=args.tasks_per_node,
         cpus_per_task=args.cpus_per_task,
         partition=args.partition,
-        time_min=args.time,
+        time_min=minutes(args.time),
         grace_s=args.grace,
         max_timeouts=args.max_timeouts,
+        max_hangs=args.max_hangs,
         sbatch=tuple(args.sbatch),
+        setup=tuple(args.setup),
         executor=args.executor,
     )
 
 
-def make_executor(resources: Resources, folder: Path, *, name: str, at_once: int | None = None) -> Any:
-    """submitit's executor, with logs and job files in `folder`. at_once: limit of a job array's running jobs.
-
-    Raises:
-        ConfigError: submitit or SLURM's commands are missing.
-    """
-    try:
-        import submitit
-    except ImportError as error:
-        raise ConfigError("submitit is not installed; run: pip install 'fedtorch-nlp[slurm]'") from error
-    if resources.executor == "slurm" and (missing := [c for c in ("sbatch", "srun") if shutil.which(c) is None]):
-        raise ConfigError(
-            f"{' and '.join(missing)} not found on this machine, so no job can be submitted from here; log in to a "
-            f"machine of the cluster, or take --executor local"
-        )
-    if resources.executor == "debug":
-        return submitit.DebugExecutor(folder)
-    if resources.executor == "local":
-        local = submitit.LocalExecutor(folder, max_num_timeout=resources.max_timeouts)
-        local.update_parameters(
-            timeout_min=resources.time_min,
-            tasks_per_node=resources.tasks,
-            gpus_per_node=resources.gpus_per_node,
-            signal_delay_s=resources.grace_s,
-        )
-        return local
-    slurm = submitit.SlurmExecutor(folder, max_num_timeout=resources.max_timeouts)
-    settings = {
-        "job_name": name,
-        "nodes": resources.nodes,
-        "ntasks_per_node": resources.tasks,
-        "cpus_per_task": resources.cpus_per_task,
-        "gpus_per_node": resources.gpus_per_node or None,
-        "partition": resources.partition,
-        "time": resources.time_min,
-        "signal_delay_s": resources.grace_s,
-        "array_parallelism": at_once,
-        # srun takes the CPUs over from sbatch only up to SLURM 22.05
-        "srun_args": [*SRUN, f"--cpus-per-task={resources.cpus_per_task}"],
-        "additional_parameters": {"requeue": True, **resources.extra()},
-    }
-    slurm.update_parameters(**{key: value for key, value in settings.items() if value is not None})
-    return slurm
+def options_of(resources: Resources) -> list[str]:
+    """The words of a command line that asks for the same; what is left at its default is not named."""
+    words: list[str] = []
+    for field in fields(Resources):
+        value = getattr(resources, field.name)
+        if value != field.default:
+            words += [_option(field.name), *(value if isinstance(value, tuple) else [str(value)])]
+    return words
 
 
 def _option(name: str) -> str:

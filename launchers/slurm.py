@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,13 +61,14 @@ def _run(request: Request, config: Config, resources: Resources) -> int:
         note_job(config.folder, job.job_id)
     print(f"job {job.job_id}: {resources.describe()}")
     print(f"logs:    {folder / f'{job.job_id}_<rank>_log.out'} and .err, {config.folder / 'log.rank<rank>.txt'}")
-    print(f"status:  python -m launchers.sweep status {config.folder}", flush=True)
+    print(f"status:  python -m launchers.sweep status {shlex.quote(str(config.folder))}", flush=True)
     return wait_for(job, config.folder, before=before) if resources.executor == "local" else 0
 
 
 def _check_ranks(config: Config, resources: Resources) -> None:
     """Refuse more workers than can ever have something to do."""
-    workers = resources.ranks if config.system.server_works is True else resources.ranks - 1
+    training = resources.ranks if config.system.server_works is True else resources.ranks - 1
+    workers = training // config.system.ranks_per_worker
     cohort = config.clients.per_round
     if cohort != "all" and workers > cohort:
         raise ConfigError(

@@ -16,11 +16,14 @@ from fedtorch.records import totals
 from fedtorch.runs import read_run
 from launchers.plan import planned, read_status
 from launchers.pool import is_locked
+from launchers.submit import in_queue, job_of
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run. state: waiting, starting, running, died, done, interrupted or failed. rounds: planned, 0 if unknown.
+    """One run. rounds: planned, 0 if unknown.
+
+    state: waiting, starting, running, requeued, died, done, interrupted or failed.
 
     score: macro average of the evaluation that counts, with what it is called and the examples behind it.
     age_s: seconds since the run last wrote anything, None before.
@@ -43,16 +46,17 @@ def read_rows(folder: Path) -> list[Row]:
     Raises:
         ConfigError: it is neither.
     """
-    names = planned(folder)
-    if names:
-        return [read_row(folder / name) for name in names]
-    if (folder / "status.json").is_file() or (folder / "slurm").is_dir():
-        return [read_row(folder)]
+    folders = [folder / name for name in planned(folder)]
+    if not folders and ((folder / "status.json").is_file() or (folder / "slurm").is_dir()):
+        folders = [folder]
+    if folders:
+        queue = _queue() if any(job_of(run_dir) for run_dir in folders) else None
+        return [read_row(run_dir, queue) for run_dir in folders]
     raise ConfigError(f"{folder} is neither a sweep's folder nor a run's; name the --dir of `launchers.sweep run`")
 
 
-def read_row(run_dir: Path) -> Row:
-    """One run, from status.json and metrics.jsonl."""
+def read_row(run_dir: Path, queue: set[str] | None = None) -> Row:
+    """One run, from status.json and metrics.jsonl. queue: the jobs that SLURM has; None: not known."""
     status = read_status(run_dir)
     held = is_locked(run_dir)
     state = str(status.get("state", "waiting"))
@@ -63,6 +67,11 @@ def read_row(run_dir: Path) -> Row:
     reason = str(status.get("reason") or "") if state in ("failed", "interrupted") else ""
     if state == "died":
         reason = "its process ended without a word; see output.txt"
+    elif held is None and queue is not None and (job := job_of(run_dir)):
+        if job in queue:
+            state = "requeued" if state in ("failed", "interrupted") else state
+        elif state in ("running", "waiting"):
+            state, reason = "died", f"job {job} ended without a word; see its log in the folder slurm"
     written = [p.stat().st_mtime for name in ("status.json", records.NAME) if (p := run_dir / name).is_file()]
     age = max(0.0, time.time() - max(written)) if written else None
     try:
@@ -85,6 +94,13 @@ def read_row(run_dir: Path) -> Row:
         age_s=age,
         reason=reason,
     )
+
+
+def _queue() -> set[str] | None:
+    try:
+        return in_queue()
+    except ConfigError:
+        return None
 
 
 def show(folder: Path, console: Console | None = None) -> None:

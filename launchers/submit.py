@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -17,9 +18,11 @@ from typing import Any
 from fedtorch import status, yaml_config
 from fedtorch.config import Config
 from fedtorch.errors import ConfigError, Interrupted
-from launchers.resources import Resources, make_executor
+from launchers.executor import make_executor
+from launchers.resources import Resources, options_of
 
 JOB = "slurm_job"
+_DEFAULTS = ("account", "constraint", "partition", "qos", "reservation")
 
 
 @dataclass(frozen=True)
@@ -56,18 +59,19 @@ def submit(requests: Sequence[Request], resources: Resources, folder: Path, *, n
     Raises:
         ConfigError: submitit or SLURM is missing, or sbatch refuses; with what it said.
     """
-    from submitit.helpers import clean_env
+    goes_on = any(getattr(request.load().clients, "on_loss", "") == "continue" for request in requests)
+    executor = make_executor(resources, folder.resolve(), name=name, goes_on=goes_on, at_once=at_once)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from launchers.rank_process import RankProcess
 
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    executor = make_executor(resources, folder.resolve(), name=name, at_once=at_once)
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
+    start = ["python", "-m", "launchers.slurm", *options_of(resources)]
+    ranks = [RankProcess(words := request.arguments(), shlex.join([*start, *words])) for request in requests]
     try:
-        with clean_env(), _ignoring_sigint():
-            return executor.submit_array([RankProcess(request.arguments()) for request in requests])
+        with _clean_environment(resources), _ignoring_sigint():
+            return executor.submit_array(ranks)
     except (FailedJobError, FailedSubmissionError, subprocess.SubprocessError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ConfigError(f"sbatch refused the job: {lines[-1] if lines else 'without a word'}") from error
@@ -129,6 +133,19 @@ def status_text(run_dir: Path) -> str | None:
     """A run's status.json, or None."""
     path = run_dir / status.NAME
     return path.read_text() if path.is_file() else None
+
+
+@contextmanager
+def _clean_environment(resources: Resources) -> Iterator[None]:
+    """Without the variables of a job that this may be started from, but with what says where and who the user is."""
+    from submitit.helpers import clean_env
+
+    asked = {"partition": resources.partition, **resources.extra()}  # sbatch would take the variable
+    defaults = {f"SBATCH_{key.upper()}" for key in _DEFAULTS if not asked.get(key)}
+    kept = {key: value for key, value in os.environ.items() if key in defaults | {"SLURM_CONF"}}
+    with clean_env():
+        os.environ.update(kept)
+        yield
 
 
 @contextmanager

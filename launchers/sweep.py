@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def _submit(points: Sequence[Point], folder: Path, resources: Resources, *, at_o
         for point, job in zip(points, jobs, strict=True):
             note_job(point.folder, job.job_id)
             print(f"job {job.job_id}  {point.name}")
-    print(f"status:  python -m launchers.sweep status {folder}")
+    print(f"status:  python -m launchers.sweep status {shlex.quote(str(folder))}")
     return 0
 
 

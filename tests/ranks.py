@@ -20,7 +20,15 @@ from typing import Any
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", DS_ACCELERATOR="cpu")
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.testing", "transformers.models.t5.modeling_t5", "tests.ranks", "pytest"]
+    [
+        "torch",
+        "torch.distributed",
+        "torch.testing",
+        "transformers.models.t5.modeling_t5",
+        "tests.ranks",
+        "pytest",
+        "fedtorch.main",
+    ]
 )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from ranks import expect_exit, free_port, run_ranks, start_ranks
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from fedtorch import main as fedtorch_main
 from fedtorch.main import main
 
 TINY = """
@@ -77,6 +80,16 @@ def test_the_saved_model_loads_with_transformers_and_answers_alike(config: Path)
     ids = tokenizer("which river is longer than 30 ?", return_tensors="pt").input_ids
     assert ids.shape[1] > 5 and model(input_ids=ids, labels=ids).loss.isfinite()
     assert model.get_input_embeddings().weight.data_ptr() == model.lm_head.weight.data_ptr()
+
+
+def test_a_model_that_cannot_be_saved_costs_no_result(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedtorch.tasks.text2sql.Text2SQL.save_model", refuse)
+    assert run(config) == 0
+    assert results(config)["digest"]
+    assert "the model could not be saved" in (config.parent / "run" / "log.rank0.txt").read_text()
 
 
 def test_a_finished_run_resumed_gives_the_same_result(config: Path) -> None:
@@ -301,8 +314,31 @@ def test_size_proportional_sampling_wants_equal_weights(config: Path, capsys: py
     assert run(config, *sampling, "algorithm.weights=equal") == 0
 
 
-def test_the_command_that_resumes_hides_secrets() -> None:
-    from fedtorch.main import _masked
+def test_a_signal_while_data_are_read_loses_nothing(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = fedtorch_main._build_all
 
-    assert _masked("track.api_token=hunter2") == "track.api_token=<masked>"
-    assert _masked("client.lr=0.1") == "client.lr=0.1"
+    def signalled(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return build(*args, **kwargs)
+
+    monkeypatch.setattr(fedtorch_main, "_build_all", signalled)
+    assert run(config) == 75
+    status = json.loads((config.parent / "run" / "status.json").read_text())
+    assert (status["state"], status["round"]) == ("interrupted", None)
+    monkeypatch.setattr(fedtorch_main, "_build_all", build)
+    assert run(config) == 0
+
+
+def test_a_launcher_says_how_a_run_is_continued(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = f"sbatch --array=3 'my file.sbatch' --config {config} --set rounds=1"
+    monkeypatch.setenv("FEDTORCH_COMMAND", f"{told} track.token=12345 ")
+    assert run(config, "rounds=1") == 0
+    status = json.loads((config.parent / "run" / "status.json").read_text())
+    assert status["command"] == f"{told} 'track.token=<masked>'"
+
+
+def test_the_command_that_resumes_hides_secrets() -> None:
+    from fedtorch.main import masked
+
+    assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
+    assert masked("client.lr=0.1") == "client.lr=0.1"

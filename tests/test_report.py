@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedtorch import yaml_config
 from fedtorch.plots import plot_run
 from fedtorch.published import FEDMATCH, LORAR, find
 from fedtorch.report import REPORTS, main
@@ -113,6 +114,15 @@ def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys
     names = ["dev_exact_match.png", "loss_rounds.png", "loss_steps.png", "weights.png"]
     assert sorted(path.name for path in (run / "report").glob("*.png")) == names
     assert all((run / "report" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_a_run_of_any_name_is_put_beside_the_row_that_its_config_names(tmp_path: Path) -> None:
+    plain = make_run(tmp_path / "a", name="mine")
+    named = make_run(tmp_path / "b", name="mine", run={"name": "mine", "published": "lorar/fedopt_lorar"})
+    assert find(read_run(plain)) is None
+    found = find(read_run(named))
+    assert found is not None and (found[0].name, found[1].title) == ("lorar", "FedOPT_lorar")
+    assert yaml_config.load(None, ["run.published=lorar/fedopt_lorar"]).run.published == "lorar/fedopt_lorar"
 
 
 def test_two_files_are_all_a_report_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

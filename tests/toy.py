@@ -27,6 +27,7 @@ class Quadratic(Task):
 
     noise: every example of client i pulls towards b + noise·(its number in [-1, 1]), so the order of the examples
     matters to the bits. dropout: also the dropout seed does. dtype float64 for the papers' oracles.
+    width: the start so many times over. memory: with more examples in a micro-batch than this there is none left.
     """
 
     main_metric: ClassVar[str] = "nearness"
@@ -39,6 +40,8 @@ class Quadratic(Task):
     double: bool = True
     bad: tuple[str, ...] = ()
     poison: tuple[str, ...] = ()
+    width: int = 1
+    memory: int | None = None
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         return {name: {"train": n, "dev": min(n, 3), "test": min(n, 3)} for name, (_, _, n) in self.clients.items()}
@@ -55,13 +58,15 @@ class Quadratic(Task):
         return [(a * scale, b + self.noise * (2 * i / max(1, n - 1) - 1)) for i in range(n)]
 
     def build_model(self, seed: int) -> nn.Module:
-        return Point(self.start, self.head, torch.float64 if self.double else torch.float32)
+        return Point(self.start * self.width, self.head, torch.float64 if self.double else torch.float32)
 
     def collate(self, examples: Sequence[Any], train: bool) -> Tensor:
         return torch.tensor(examples, dtype=torch.float64 if self.double else torch.float32)
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
         assert isinstance(model, Point)
+        if self.memory is not None and len(batch) > self.memory:
+            raise torch.OutOfMemoryError("injected")
         point = torch.cat([model.w, model.head])
         if self.dropout:
             point = nn.functional.dropout(point, self.dropout, model.training)

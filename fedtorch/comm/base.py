@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -13,7 +14,9 @@ from typing_extensions import Self
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SumScale
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import PreflightError
+from fedtorch.faults import Faults
 from fedtorch.update import Report, UpdateBuffer
 
 
@@ -37,8 +40,14 @@ class Updates(ABC):
         The `max_abs` in the reports must be true: they fix the scale of the integer sum.
 
         Raises:
-            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite.
+            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite; or the updates are
+                compressed messages, whose bytes have no sum (see `comm.messages.sum_on_server`).
         """
+        if not self.dtype.is_floating_point:
+            raise ValueError(
+                f"the updates are compressed messages ({self.dtype}), not vectors, and cannot be summed as they are; "
+                "use sum_on_server, which decodes them, or algorithm.exchange: dense"
+            )
         if len(weights) != len(self.reports):
             raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
         weights = [float(weight) for weight in weights]
@@ -73,10 +82,13 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    lost: frozenset[int] = frozenset()
+    """ranks that the others go on without; see `may_lose`"""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.meter = Meter()
+        self.faults = Faults.from_environ(os.environ)  # none but in tests
         self._index = {name: place for place, name in enumerate(self.names)}
         if len(self._index) != len(self.names):
             raise ValueError(f"{len(self.names)} client names were given, {len(self._index)} of them distinct")
@@ -106,6 +118,21 @@ class Communicator(ABC):
                 was doing. On a worker also when the server is silent.
             PreflightError: on every rank, if they arrived for different phases or rounds.
         """
+
+    @abstractmethod
+    def may_lose(self) -> None:
+        """From now on the loss of a rank other than the server is not the end, if the config says so.
+
+        `arrive` then leaves out a rank that has ended and notes it in `lost`; a collective in which one is lost raises
+        LostError on ranks that notice, and every rank must call `settle` after its collectives.
+        """
+
+    def settle(self, is_done: bool, *, phase: str, round: int) -> bool:
+        """After collectives: did they go through on all ranks that are left? All get the same answer.
+
+        False: the living have a new group, and nothing that was received counts.
+        """
+        return is_done
 
     @abstractmethod
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
@@ -149,12 +176,21 @@ class Communicator(ABC):
         `gather_reports`. The tensors are not to be changed.
         """
 
+    def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
+        """The group of the ranks that make up this rank's worker; None if it is alone.
+
+        Made at the first call, which waits for the other ranks of the worker; after `preflight`. Closed with this
+        communicator.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Leave in good order, together with the other ranks; does nothing the second time."""
 
     def gather_reports(self, reports: Sequence[Report], *, round: int) -> list[Report]:
         """On the server all ranks' reports in manifest order; elsewhere []."""
+        self.faults("header", round=round)
         messages = [report_to_message(report, self._index[report.client]) for report in reports]
         return [message_to_report(message, self.names) for message in self.gather(messages, round=round)]
 

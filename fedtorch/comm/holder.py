@@ -17,6 +17,7 @@ from fedtorch.comm.group import Group, Op, Problem, Transfer, problem_of
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.errors import FedtorchError, PreflightError
+from fedtorch.faults import Faults
 from fedtorch.update import UpdateBuffer
 
 IN_FLIGHT = 4  # windows on the way per sending rank
@@ -26,8 +27,18 @@ Term = tuple[int, int, float]  # client index, rank that holds its update, weigh
 class Holder:
     """The updates that this rank holds (`local`), for the time of one `aggregate`."""
 
-    def __init__(self, group: Group, local: UpdateBuffer, names: Sequence[str], meter: Meter, *, round: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        local: UpdateBuffer,
+        names: Sequence[str],
+        meter: Meter,
+        *,
+        round: int,
+        faults: Faults,
+    ) -> None:
         self.group, self.local, self.names, self.meter, self.round = group, local, names, meter, round
+        self._faults = faults
 
     def announce(self, op: Op, terms: Sequence[Term] = (), exponent: int = 0) -> None:
         """On the server: say what comes next."""
@@ -63,6 +74,7 @@ class Holder:
                 else:
                     problem = problem_of(found, client)
         self.group.agree(op, round=self.round, length=self.local.size, dtype=self.local.dtype, problem=problem)
+        self._faults("payload", round=self.round)
         return held
 
     def _find(self, client: int) -> Tensor | Problem:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
+from fedtorch.comm.lifeline import Lifeline
+from fedtorch.comm.process import this_process, what_became_of
 from fedtorch.comm.store import Store
 from fedtorch.errors import DeadlineError
 
 EVERY_S = 1.0  # between two writes of the same phase and client
+STACKS_AT = 0.9  # of the timeout: so long after its last heartbeat a rank writes its stacks, before it is ended
 
 
 @dataclass
@@ -27,13 +31,28 @@ class Liveness:
 
     A heartbeat is a counter, what the rank is doing, and, when it has left because of an error, the error's class
     name (never its text, which could quote a client's). Clocks of different machines are never compared: a rank is
-    silent since the moment at which this rank first saw its present counter.
+    silent since the moment at which this rank first saw its present counter. Of a rank on the same machine it is
+    seen at once when its process is gone; of any other, where there is a `lifeline`.
+
+    stacks: an open file that gets the stacks of this rank's threads when it is about to be taken for dead.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
-        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        stacks: IO[str] | None = None,
+        lifeline: Lifeline | None = None,
+    ) -> None:
+        self.rank, self.size, self.timeout_s, self.lifeline = rank, size, timeout_s, lifeline
+        self._stacks = stacks
+        if stacks is not None:
+            faulthandler.enable(stacks)
         self._store = store
-        self._doing: dict[str, Any] = {"phase": "start", "round": 0, "client": "", "step": 0}
+        self._doing: dict[str, Any] = {"phase": "init", "round": 0, "client": "", "step": 0}
+        self._process = this_process()
         self._count, self._written_at = 0, 0.0
         self._written: tuple[Any, ...] = ()
         self._has_failed = False
@@ -52,17 +71,41 @@ class Liveness:
             return
         self._count += 1
         self._written, self._written_at = what, now
-        beat = {**self._doing, "count": self._count, "left": left, "failed": self._has_failed}
+        beat = {**self._doing, "count": self._count, "left": left, "failed": self._has_failed, **self._process}
         self._store.set(f"heartbeat/{self.rank}", json.dumps(beat))
+        if self._stacks is not None:  # a thread of its own writes them, whatever the main one hangs in
+            faulthandler.dump_traceback_later(STACKS_AT * self.timeout_s, file=self._stacks)
+
+    def rest(self) -> None:
+        """From now on this rank may be silent."""
+        if self._stacks is not None:
+            faulthandler.cancel_dump_traceback_later()
 
     def check(self, awaited: Collection[int]) -> None:
-        """Raise DeadlineError if an awaited rank has left or was silent for the timeout; names all such ranks."""
+        """Raise DeadlineError if an awaited rank has left, is dead or was silent for the timeout; names all of them."""
+        if missing := self.missing(awaited):
+            raise DeadlineError("; ".join(map(self.describe, missing)), ranks=tuple(missing))
+
+    def missing(self, awaited: Collection[int]) -> list[int]:
+        """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
         self.look()
         now = time.monotonic()
-        gone = [r for r in self.left() if r in awaited]
-        silent = [r for r in awaited if now - self._seen[r].since > self.timeout_s]
-        if gone or silent:
-            raise DeadlineError("; ".join(self.describe(r) for r in (gone or silent)))
+        gone = [r for r in awaited if self._seen[r].beat.get("left") or self._fate(r) == "gone"]
+        return gone or [r for r in awaited if now - self._seen[r].since > self.timeout_s]
+
+    def dead(self, ranks: Collection[int]) -> list[int]:
+        """Those of the ranks whose process is known to be gone."""
+        return [rank for rank in ranks if self._fate(rank) == "gone"]
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks of the job, without those that were lost."""
+        return list(self._seen)
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """These ranks were lost; they are not watched any more."""
+        for rank in ranks:
+            del self._seen[rank]
 
     def look(self) -> None:
         """Read every other rank's heartbeat."""
@@ -95,4 +138,13 @@ class Liveness:
             doing = f"client `{beat['client']}`, {doing}"
         if beat["left"]:
             return f"{role} left the job with {beat['left']}: {doing}; its log has the reason"
-        return f"{role} gave no sign of life for {silence:.0f} s: {doing}"
+        fate = self._fate(other)
+        if fate == "gone":
+            return f"the process of {role} is gone, killed or out of memory: {doing}"
+        stopped = " (its process is stopped)" if fate == "stopped" else ""
+        return f"{role} gave no sign of life for {silence:.0f} s{stopped}: {doing}"
+
+    def _fate(self, other: int) -> str:
+        if self.lifeline is not None and other in self.lifeline.ended:
+            return "gone"
+        return what_became_of(self._process, self._seen[other].beat)

@@ -49,8 +49,12 @@ class LocalCommunicator(Communicator):
         """`stop`."""
         return stop
 
+    def may_lose(self) -> None:
+        """Nobody can be lost."""
+
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
         """Nobody watches."""
+        self.faults(phase, round=round, client=client, step=step)
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
         """`flat` stays as it is."""
@@ -72,6 +76,7 @@ class LocalCommunicator(Communicator):
     def aggregate(self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int) -> Tensor:
         """`combine` of the accepted updates, through the same integer sum as with many ranks."""
         self._count_updates(local, accepted)
+        self.faults("payload", round=round)
         return combine(LocalUpdates(accepted, local))
 
     def exchange_all(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:

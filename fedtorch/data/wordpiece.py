@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 from tokenizers.implementations import BertWordPieceTokenizer
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
+from transformers import BertTokenizer
 
 from fedtorch.errors import ConfigError
+from fedtorch.models.wordpieces import load_wordpieces
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # In every vocabulary, also of texts that lack some of them
@@ -19,7 +20,7 @@ _PROBE = "is it a text"
 
 
 def train_wordpiece(texts: Iterable[str], folder: Path, *, size: int = 8000, min_frequency: int = 2) -> None:
-    """Trains an uncased vocabulary and writes it to `folder`, from where `load_bert_tokenizer` reads it.
+    """Trains an uncased vocabulary and writes it to `folder`, from where `load_wordpieces` reads it.
 
     Lower case, accents stripped, punctuation split off, as BERT's own; all printable ASCII characters are in it. Ids:
     padding 0, unknown 1, `[CLS]` 2, `[SEP]` 3, mask 4. The same texts give the same bytes.
@@ -46,7 +47,7 @@ def train_wordpiece(texts: Iterable[str], folder: Path, *, size: int = 8000, min
     if len(vocabulary) > size:
         raise ConfigError(f"the characters alone need {len(vocabulary)} entries, not {size}; choose a larger size")
     BertTokenizer(vocab=vocabulary).save_pretrained(folder)
-    loaded = load_bert_tokenizer(folder)
+    loaded = load_wordpieces(folder)
     if len(loaded) != len(vocabulary):
         raise ConfigError(f"{folder}: {len(loaded)} entries were read back of {len(vocabulary)} written")
 
@@ -61,41 +62,3 @@ def _continuations(tokenizer: BertWordPieceTokenizer, texts: Iterable[str]) -> l
     characters = set(_ALPHABET).union(*(tokenizer.normalize(text) for text in texts))
     splits = tokenizer.pre_tokenizer.pre_tokenize_str
     return [f"##{character}" for character in sorted(characters) if len(splits(f"a{character}a")) == 1]
-
-
-def load_bert_tokenizer(folder_or_name: str | Path, *, probe: str = _PROBE) -> PreTrainedTokenizerBase:
-    """A tokenizer for pairs of texts (BERT, RoBERTa, MiniLM), checked to be a working one.
-
-    transformers 5 returns a toy tokenizer of a few entries without any error where a vocabulary is missing; so `probe`
-    must be known in full, and a pair must have a separator in it.
-
-    Raises:
-        ConfigError: nothing could be loaded, or what came is no usable tokenizer.
-    """
-    name = str(folder_or_name)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy
-        raise ConfigError(
-            f"no tokenizer could be loaded from {name!r} ({type(error).__name__}: {str(error)[:200]}); give a folder "
-            f"with `tokenizer.json`, like `tokenizer` in prepared data, or download the hub model before going offline"
-        ) from error
-    problem = _problem(tokenizer, probe)
-    if problem:
-        raise ConfigError(
-            f"{name!r}: not a usable tokenizer for pairs of texts ({len(tokenizer)} entries): {problem}; check that "
-            f"its `tokenizer.json` or `vocab.txt` is complete"
-        )
-    return tokenizer
-
-
-def _problem(tokenizer: PreTrainedTokenizerBase, probe: str) -> str | None:
-    if None in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id):
-        return "it lacks a classification, separator or padding token"
-    alone = tokenizer(probe, add_special_tokens=False).input_ids
-    pair = tokenizer(probe, probe).input_ids
-    if not alone or tokenizer.unk_token_id in alone:
-        return f"it does not know parts of {probe!r}"
-    if pair[0] != tokenizer.cls_token_id or tokenizer.sep_token_id not in pair[1:-1]:
-        return "it does not put a separator between two texts"
-    return None

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor
-from transformers import AutoConfig, BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
-from transformers.utils import logging as hf_logging
+from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
 
 from fedtorch.errors import ConfigError
 from fedtorch.models.patch import Patch
+from fedtorch.models.pretrained import load_config, load_pretrained
 from fedtorch.models.ranker import Ranker, save_ranker
 from fedtorch.models.scorer import Head
-from fedtorch.models.wordpieces import Pair, encode, first_line, frame, load_wordpieces, located
+from fedtorch.models.wordpieces import Pair, encode, frame, load_wordpieces
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -64,7 +64,7 @@ class BertEncoder:
         Raises:
             ConfigError: there is none, or it is not a usable one.
         """
-        return load_wordpieces(folder / "tokenizer" if self.name == RANDOM else located(self.name))
+        return load_wordpieces(folder / "tokenizer" if self.name == RANDOM else self.name)
 
     def build(self, seed: int, vocabulary: PreTrainedTokenizerBase) -> Ranker:
         """The model in fp32. The backbone's weights do not depend on patch and head.
@@ -131,10 +131,7 @@ class BertEncoder:
         )
 
     def _config(self) -> Any:
-        try:
-            config = AutoConfig.from_pretrained(located(self.name))
-        except (OSError, ValueError) as error:
-            raise self._unusable(error) from error
+        config = load_config("BERT", self.name, key="task.model.name", instead=RANDOM)
         if config.model_type not in KINDS:
             raise ConfigError(
                 f"task.model.name is {self.name!r}, a model of kind {config.model_type!r}; expected one of "
@@ -143,27 +140,20 @@ class BertEncoder:
         return config
 
     def _load(self, vocabulary: PreTrainedTokenizerBase) -> Any:
-        kind = KINDS[self._config().model_type]
         # sdpa is fast everywhere and hands PAL the whole mask; chunks would hide tokens from it
         options: dict[str, Any] = {"attn_implementation": "sdpa", "chunk_size_feed_forward": 0}
         if self.dropout is not None:
             options |= {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
-        hf_logging.disable_progress_bar()
-        try:
-            bert, info = kind.from_pretrained(
-                located(self.name), dtype=torch.float32, output_loading_info=True, **options
-            )
-        except ConfigError:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._unusable(error) from error
-        absent = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
-        if absent:  # transformers would draw them and say so in a log only
-            raise ConfigError(
-                f"task.model.name is {self.name!r}, which lacks {len(absent)} tensors of a {kind.__name__}, such as "
-                f"`{absent[0]}`; give a folder with all weights"
-            )
-        if info["missing_keys"]:
+        bert, drawn = load_pretrained(
+            "BERT",
+            KINDS[self._config().model_type],
+            self.name,
+            key="task.model.name",
+            instead=RANDOM,
+            may_lack=("pooler.",),
+            **options,
+        )
+        if drawn:
             log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
         if len(vocabulary) > bert.config.vocab_size:
             raise ConfigError(
@@ -171,9 +161,3 @@ class BertEncoder:
                 f"{bert.config.vocab_size}; they do not belong together"
             )
         return bert
-
-    def _unusable(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f"task.model.name is {self.name!r}, from which no BERT could be loaded ({first_line(error)}); give a "
-            f"folder written by save_pretrained, the name of a model in the local hub cache, or `{RANDOM}`"
-        )

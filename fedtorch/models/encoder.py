@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
+from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
-from fedtorch.data.subwords import load_subwords, resolve
+from fedtorch.data.subwords import load_subwords
 from fedtorch.errors import ConfigError
+from fedtorch.models.pretrained import load_config, load_pretrained
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 RANDOM = "random"
+log = logging.getLogger(__name__)
 _KINDS = ("bert", "roberta")
 
 
@@ -88,21 +91,22 @@ class EncoderModel:
         return model
 
     def _load(self) -> nn.Module:
-        place = resolve(self.name)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
-        try:
-            kind = AutoConfig.from_pretrained(place).model_type
-            if kind not in _KINDS:
-                raise ConfigError(f"{self.name} is of the family {kind}; expected one of {', '.join(_KINDS)}")
-            model: nn.Module = AutoModel.from_pretrained(place, dtype=torch.float32, **rates)
-        except (OSError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"no encoder could be loaded from {self.name} ({type(error).__name__}: "
-                f"{str(error).splitlines()[0][:200]}); give a folder written by save_pretrained, `package:NAME/FOLDER`,"
-                f" the name of a model in the local hub cache, or `{RANDOM}`"
-            ) from error
+        kind = load_config("encoder", self.name, key="task.encoder.name", instead=RANDOM).model_type
+        if kind not in _KINDS:
+            raise ConfigError(f"{self.name} is of the family {kind}; expected one of {', '.join(_KINDS)}")
+        model: nn.Module
+        model, drawn = load_pretrained(
+            "encoder",
+            AutoModel,
+            self.name,
+            key="task.encoder.name",
+            instead=RANDOM,
+            may_lack=("pooler.",),
+            **rates,
+        )
+        if drawn:
+            log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
         return model
 
 

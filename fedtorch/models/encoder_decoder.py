@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForSeq2SeqLM,
     BartConfig,
     BartForConditionalGeneration,
     PreTrainedTokenizerBase,
 )
 
-from fedtorch.errors import ConfigError
+from fedtorch.models.pretrained import fit_vocabulary, load_config, load_pretrained
 from fedtorch.models.t5 import RANDOM as T5_RANDOM
 from fedtorch.models.t5 import T5Model
 
@@ -31,7 +29,8 @@ class EncoderDecoder:
     """Which encoder-decoder. With a folder, only `dropout` of the other fields counts."""
 
     name: str = BART_RANDOM
-    """a folder written by `save_pretrained` (with its tokenizer), `bart-random` or `t5-random`"""
+    """a folder written by `save_pretrained` (with its tokenizer), a hub name such as facebook/bart-base, `bart-random`
+    or `t5-random`"""
     d_model: Count = 64
     """width"""
     d_ff: Count = 256
@@ -94,22 +93,13 @@ class EncoderDecoder:
         return BartForConditionalGeneration(config)
 
     def _load(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
-        try:
-            if not Path(self.name).is_dir():
-                raise OSError("no such folder")
-            config = AutoConfig.from_pretrained(self.name, local_files_only=True)
-            for key in ("dropout", "dropout_rate"):  # BART's and T5's; as keywords, one of them would be refused
-                if self.dropout is not None and hasattr(config, key):
-                    setattr(config, key, self.dropout)
-            model = AutoModelForSeq2SeqLM.from_pretrained(
-                self.name, config=config, dtype=torch.float32, local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"task.model.name is {self.name!r}, from which no encoder-decoder could be loaded "
-                f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder written by "
-                f"save_pretrained, such as a copy of bart-base, or one of {', '.join(RANDOM)}"
-            ) from error
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            model.resize_token_embeddings(len(tokenizer))
+        instead = " or ".join(RANDOM)
+        config = load_config("encoder-decoder", self.name, key="task.model.name", instead=instead)
+        for key in ("dropout", "dropout_rate"):  # BART's and T5's; as keywords, one of them would be refused
+            if self.dropout is not None and hasattr(config, key):
+                setattr(config, key, self.dropout)
+        model, _ = load_pretrained(
+            "encoder-decoder", AutoModelForSeq2SeqLM, self.name, key="task.model.name", instead=instead, config=config
+        )
+        fit_vocabulary(model, len(tokenizer))
         return model

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from fedtorch.errors import ConfigError
+from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
 Count = Annotated[int, Field(ge=1)]
 RANDOM = "gpt2-random"
@@ -48,17 +49,9 @@ class GPT2Model:
         if self.name == RANDOM:
             torch.manual_seed(seed)
             return GPT2LMHeadModel(self._config(tokenizer))
-        rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
-        try:
-            model = GPT2LMHeadModel.from_pretrained(self.name, dtype=torch.float32, **rates)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"task.model.name is {self.name!r}, from which no GPT-2 could be loaded "
-                f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder written by "
-                f"save_pretrained, the name of a model in the local hub cache, or `{RANDOM}`"
-            ) from error
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            model.resize_token_embeddings(len(tokenizer))
+        rates: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
+        model, _ = load_pretrained("GPT-2", GPT2LMHeadModel, self.name, key="task.model.name", instead=RANDOM, **rates)
+        fit_vocabulary(model, len(tokenizer))
         return model
 
     def _config(self, tokenizer: PreTrainedTokenizerBase) -> GPT2Config:

@@ -92,7 +92,7 @@ def load_ranker(folder: Path | str) -> Ranker:
         raise ConfigError(f"{folder} has no `{'`, `'.join(missing)}`; give a folder that `save_ranker` wrote")
     settings = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     patch = None if settings["patch"] is None else Patch(**settings["patch"])
-    bert = AutoModel.from_pretrained(folder, attn_implementation="sdpa")
+    bert = AutoModel.from_pretrained(folder, use_safetensors=True, attn_implementation="sdpa")
     model = Ranker(bert, patch=patch, head=settings["head"], head_dropout=settings["head_dropout"])
     rest = load_file(folder / REST)
     wanted = {name: parameter for name, parameter in model.named_parameters() if not name.startswith("bert.")}

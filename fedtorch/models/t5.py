@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging as hf_logging
 
-from fedtorch.errors import ConfigError
+from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
 Count = Annotated[int, Field(ge=1)]
 RANDOM = "t5-random"
@@ -79,18 +79,15 @@ class T5Model:
         return model
 
     def _load(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
-        try:
-            model = T5ForConditionalGeneration.from_pretrained(
-                self.name, dtype=torch.float32, dropout_rate=self.dropout
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"task.model.name is {self.name!r}, from which no T5 could be loaded "
-                f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder written by "
-                f"save_pretrained, the name of a model in the local hub cache, or `{RANDOM}`"
-            ) from error
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            model.resize_token_embeddings(len(tokenizer))
+        model, _ = load_pretrained(
+            "T5",
+            T5ForConditionalGeneration,
+            self.name,
+            key="task.model.name",
+            instead=RANDOM,
+            dropout_rate=self.dropout,
+        )
+        fit_vocabulary(model, len(tokenizer))
         return model
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
 from fedtorch.weights import Layout, Partition
 
@@ -30,12 +33,20 @@ _BUILT_IN = (
 )
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A micro-batch in parts, of which one is in memory at a time; together they have the gradient of the whole."""
+
+    batches: tuple[Any, ...]
+
+
 class Engine:
     """Trains and evaluates one module for any client of this worker.
 
     The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
     is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
     `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
+    worker: the ranks that train the same clients together, after `join`; None: this one is alone.
     """
 
     def __init__(self, module: nn.Module, partition: Partition, device: torch.device) -> None:
@@ -44,15 +55,15 @@ class Engine:
         shared, private, frozen = partition.split(parameters)
         self.shared = Layout.of({name: parameters[name] for name in shared})
         self.private = Layout.of({name: parameters[name] for name in private})
-        self.flat, self.flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
+        self._flat, self._flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
         self.frozen = Layout.of({name: parameters[name] for name in frozen})
         self.flat_frozen = self._bind(self.frozen, parameters)
         for name in frozen:
             parameters[name].requires_grad_(False)
         self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
         self.trained = [parameters[name] for name in self.trained_names]
-        self.initial_shared = self.flat.detach().cpu().clone()
-        self.initial_private = self.flat_private.detach().cpu().clone()
+        self.initial_shared = self._flat.detach().cpu().clone()
+        self.initial_private = self._flat_private.detach().cpu().clone()
         self.initial_frozen = self.flat_frozen.detach().cpu().clone()
         self._buffers = {n: b.detach().cpu().clone() for n, b in module.named_buffers() if b.is_floating_point()}
         # where each of them is: walking through the module for every client takes longer than copying them
@@ -64,6 +75,21 @@ class Engine:
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
+        self.worker: WorkerGroup | None = None
+
+    def join(self, worker: WorkerGroup | None) -> None:
+        """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
+        self.worker = worker
+
+    @property
+    def flat(self) -> Tensor:
+        """The present shared weights, flat; may share memory with the module."""
+        return self._flat
+
+    @property
+    def flat_private(self) -> Tensor:
+        """The present private weights, flat; may share memory with the module."""
+        return self._flat_private
 
     @torch.no_grad()
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
@@ -72,6 +98,11 @@ class Engine:
         self.flat_private.copy_(self.initial_private if private is None else private)
         for part, name, initial in self._buffer_places:
             getattr(part, name).copy_(initial)
+
+    @contextmanager
+    def exported(self) -> Iterator[nn.Module]:
+        """The module with every parameter whole and in fp32, to be written to disk."""
+        yield self.module
 
     def initial(self) -> list[Tensor]:
         """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""
@@ -134,10 +165,30 @@ class Engine:
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached."""
+        if isinstance(batch, Parts):
+            return self._backward_in_parts(loss_fn, batch, divisor)
         loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
         loss = loss_sum / count / divisor
         loss.backward()
         return loss.detach()
+
+    def _backward_in_parts(self, loss_fn: LossFunction, parts: Parts, divisor: int) -> Tensor:
+        """The same in parts; a first pass counts, as every part is divided by what all of them count."""
+        device = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(device):
+            count = sum(loss_fn(self.module, to_device(batch, self.device))[1] for batch in parts.batches)
+        total = torch.zeros((), device=self.device)
+        for batch in parts.batches:
+            loss = loss_fn(self.module, to_device(batch, self.device))[0] / count / divisor
+            loss.backward()
+            total = total + loss.detach()
+        return total
+
+    def free(self) -> None:
+        """Give back what an interrupted step has left in memory."""
+        self.clear_gradients()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""

@@ -13,8 +13,8 @@ from fedtorch.data.fedqa_rows import Sampling, split_questions
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.prepare import main
 from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows, read_words, write_qa
-from fedtorch.data.wordpiece import load_bert_tokenizer
 from fedtorch.errors import ConfigError, DataError
+from fedtorch.models.wordpieces import load_wordpieces
 
 SPLITS = ("train", "dev", "test")
 
@@ -96,7 +96,7 @@ def test_privacyqa_keeps_given_negatives_and_questions_without_a_positive_only_o
 
 def test_tokenizer_words_and_pool_stand_beside_the_clients(out: Path) -> None:
     record = read_manifest(out)["record"]
-    tokenizer = load_bert_tokenizer(out / "tokenizer")
+    tokenizer = load_wordpieces(out / "tokenizer")
     assert len(tokenizer) == record["vocabulary"] <= 400
     for client in CLIENTS:
         texts = [text for row in rows(out, client)["train"] for text in (row.question, *row.answers)]

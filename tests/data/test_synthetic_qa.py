@@ -10,9 +10,9 @@ import pytest
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.qa_folder import read_pool, read_qa_rows, read_words
 from fedtorch.data.synthetic_qa import ASPECTS, TOPICS, generate, prepare
-from fedtorch.data.wordpiece import load_bert_tokenizer
 from fedtorch.errors import DataError
 from fedtorch.metrics.ranking import reciprocal_rank
+from fedtorch.models.wordpieces import load_wordpieces
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_folder_is_complete_and_made_quickly(tmp_path: Path) -> None:
     assert time.process_time() - start < 3
     manifest = read_manifest(tmp_path / "out")
     assert list(manifest["clients"]) == list(TOPICS)
-    tokenizer = load_bert_tokenizer(tmp_path / "out" / "tokenizer")
+    tokenizer = load_wordpieces(tmp_path / "out" / "tokenizer")
     words = set(read_words(tmp_path / "out"))
     for client in TOPICS:
         for split in ("train", "dev", "test"):

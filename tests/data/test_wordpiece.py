@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from transformers import BertTokenizer
 
-from fedtorch.data.wordpiece import load_bert_tokenizer, train_wordpiece
+from fedtorch.data.wordpiece import train_wordpiece
 from fedtorch.errors import ConfigError
+from fedtorch.models.wordpieces import load_wordpieces
 
 TEXTS = ["is it a text of words ?", "the naïve reader reads the reading text", "numbers 1 12 123 are texts, too."] * 3
 
@@ -19,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_pair_is_encoded_as_bert_does(folder: Path) -> None:
-    tokenizer = load_bert_tokenizer(folder)
+    tokenizer = load_wordpieces(folder)
     assert isinstance(tokenizer, BertTokenizer)
     encoded = tokenizer("Is it ?", "THE naive text")
     assert tokenizer.convert_ids_to_tokens(encoded.input_ids)[:5] == ["[CLS]", "is", "it", "?", "[SEP]"]
@@ -40,11 +41,11 @@ def test_training_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> No
 
 def test_a_toy_tokenizer_an_empty_folder_and_a_vocabulary_that_is_too_small_are_errors(tmp_path: Path) -> None:
     BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(tmp_path / "toy")
-    with pytest.raises(ConfigError, match="not a usable .* .5 entries.: it does not know parts"):
-        load_bert_tokenizer(tmp_path / "toy")
+    with pytest.raises(ConfigError, match="not a usable .* .5 entries.: it does not know the letters"):
+        load_wordpieces(tmp_path / "toy")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError):
-        load_bert_tokenizer(tmp_path / "empty")
+        load_wordpieces(tmp_path / "empty")
     with pytest.raises(ConfigError, match="choose a larger size"):
         train_wordpiece(TEXTS, tmp_path / "small", size=10)
 
@@ -54,4 +55,4 @@ def test_a_tokenizer_without_a_separator_is_refused(tmp_path: Path) -> None:
 
     train_vocabulary(TEXTS * 5, tmp_path / "t5", size=100)
     with pytest.raises(ConfigError, match="lacks a classification, separator or padding token"):
-        load_bert_tokenizer(tmp_path / "t5")
+        load_wordpieces(tmp_path / "t5")

@@ -286,9 +286,9 @@ class Renamed(Quadratic):
 @pytest.mark.parametrize(
     ("metric", "problem"),
     [
-        ("Rouge-L", "measures 'Rouge-L'; rename it to match"),
-        ("f1 score", "measures 'f1 score'; rename it to match"),
-        ("m" * 65, "rename it to match"),
+        ("Rouge-L", "measures 'Rouge-L'; rename it so that"),
+        ("f1 score", "measures 'f1 score'; rename it so that"),
+        ("m" * 88, "rename it so that"),
         ("loss", "measures `loss`, which every evaluation adds itself"),
     ],
 )

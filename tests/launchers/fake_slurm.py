@@ -38,6 +38,7 @@ echo "$@" >> "$FAKE/scontrol.calls"
 """,
     "squeue": r"""
 [[ "$*" == *%T* ]] && { echo "${FAKE_STATE:-RUNNING}"; exit; }
+[[ "$*" == *%o* ]] && { echo "/some where/mine.sbatch ${FAKE_ARGUMENTS:-}"; exit; }
 [ -z "${FAKE_NO_QUEUE:-}" ] || { echo "$FAKE_NO_QUEUE" >&2; exit 1; }
 printf '%s\n' $FAKE_QUEUE
 """,

@@ -1,4 +1,4 @@
-"""A SLURM of one machine for tests: any user, everything in one folder (Debian's packages slurm-wlm and munge)."""
+"""A SLURM on this machine for tests: any user, everything in one folder (Debian's packages slurm-wlm and munge)."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin"
-SLOTS = 8  # the node offers so many cores, whatever the machine has
+SLOTS, GPUS = 16, 4  # what a node offers, whatever the machine has
 
+# cred_expire: a requeued job waits so many seconds (120 unless set) before it starts again
 CONF = """ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={d}/munge/sock
+AuthInfo=socket={d}/munge/sock,cred_expire=5
 CredType=cred/munge
 SlurmctldPort={port}
-SlurmdPort={port_d}
 StateSaveLocation={d}/state
-SlurmdSpoolDir={d}/spool
+SlurmdSpoolDir={d}/spool.%n
 SlurmctldPidFile={d}/slurmctld.pid
-SlurmdPidFile={d}/slurmd.pid
+SlurmdPidFile={d}/slurmd.%n.pid
 SlurmctldLogFile={d}/log/slurmctld.log
-SlurmdLogFile={d}/log/slurmd.log
+SlurmdLogFile={d}/log/slurmd.%n.log
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -43,8 +43,13 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=5
-NodeName={host} NodeAddr=127.0.0.1 CPUs={slots} Boards=1 SocketsPerBoard=1 CoresPerSocket={slots} ThreadsPerCore=1
-PartitionName=debug Nodes={host} Default=YES MaxTime=INFINITE State=UP
+GresTypes=gpu
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=gpu Nodes=ALL MaxTime=INFINITE State=UP
+"""
+NODE = """NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs={slots} Boards=1 SocketsPerBoard=1 \
+CoresPerSocket={slots} ThreadsPerCore=1 RealMemory=4000 Feature=big \
+Gres=gpu:{gpus}
 """
 
 
@@ -53,43 +58,72 @@ def missing() -> list[str]:
     return [name for name in PROGRAMS if shutil.which(name, path=SEARCH) is None]
 
 
+def two_nodes() -> bool:
+    """Can this machine play two? Each needs a host name of its own, and a hosts file that knows both."""
+    return subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True).returncode == 0
+
+
 @contextmanager
 def cluster(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Start one; gives the environment for its commands, with `folder`'s python first. Ends all it started.
+    """Start one, of nodes n1 and n2 where `two_nodes()`; gives the environment for its commands. Ends all it started.
 
     folder: short, a socket's path has at most 107 characters.
     """
-    munge = folder / "munge"
-    for name in ("state", "spool", "log", "munge"):
+    munge, host = folder / "munge", socket.gethostname().split(".")[0]
+    nodes = ["n1", "n2"] if two_nodes() else [host]
+    for name in ("state", "log", "munge", *(f"spool.{node}" for node in nodes)):
         (folder / name).mkdir(mode=0o700, parents=True)
     folder.chmod(0o700)
     (munge / "key").write_bytes(os.urandom(128))
     (munge / "key").chmod(0o600)
-    ports = _free_ports()
-    values = {"host": socket.gethostname().split(".")[0], "user": getpass.getuser(), "d": folder, "slots": SLOTS}
-    (folder / "slurm.conf").write_text(CONF.format(**values, port=ports[0], port_d=ports[1]))
+    port, *ports = _free_ports(1 + len(nodes))
+    text = CONF.format(host=host, user=getpass.getuser(), d=folder, port=port)
+    text += "".join(NODE.format(name=n, port=p, slots=SLOTS, gpus=GPUS) for n, p in zip(nodes, ports))
+    (folder / "slurm.conf").write_text(text)
+    for number in range(GPUS):
+        (folder / f"gpu{number}").touch()
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
+    (folder / "hosts").write_text("127.0.0.1 localhost n1 n2\n")
     environ = {**os.environ, "PATH": SEARCH, "SLURM_CONF": str(folder / "slurm.conf")}
+    daemons: list[subprocess.Popen[bytes]] = []
 
-    def call(*words: object) -> str:
-        return subprocess.run(list(map(str, words)), env=environ, check=True, capture_output=True, text=True).stdout
+    def start(*words: object) -> None:
+        with (folder / "log" / "daemons.log").open("ab") as log:
+            daemons.append(subprocess.Popen(list(map(str, words)), env=environ, stdout=log, stderr=log))
 
-    paths = {"socket": "sock", "key-file": "key", "pid-file": "pid", "seed-file": "seed"}
-    options = [f"--{option}={munge / name}" for option, name in paths.items()]
+    def call(*words: str) -> str:
+        done = subprocess.run(words, env=environ, check=True, capture_output=True, text=True, timeout=30)
+        return done.stdout
+
+    def states() -> list[str]:
+        return call("sinfo", "-h", "-N", "-p", "debug", "-o", "%t").split()
+
     try:
-        call("munged", "--force", *options, f"--log-file={folder / 'log' / 'munged.log'}")
-        call("slurmctld", "-c")
-        call("slurmd", "-c")
-        _until(lambda: call("sinfo", "-h", "-o", "%t").strip() == "idle", "the node is not idle", folder)
+        paths = {"socket": "sock", "key-file": "key", "pid-file": "pid", "seed-file": "seed"}
+        options = [f"--{option}={munge / name}" for option, name in paths.items()]
+        start("munged", "--foreground", "--force", *options, f"--log-file={folder / 'log' / 'munged.log'}")
+        _until((munge / "sock").exists, "munged does not start", folder)
+        start("slurmctld", "-D", "-c")
+        for node in nodes:
+            apart = f"mount --bind '{folder}/hosts' /etc/hosts && hostname {node} && exec slurmd -D -c"
+            start(
+                *(["slurmd", "-D", "-c"] if len(nodes) == 1 else ["unshare", "--uts", "--mount", "bash", "-c", apart])
+            )
+        _until(lambda: states() == ["idle"] * len(nodes), "the nodes are not idle", folder)
         yield environ
-        call("scancel", f"--user={values['user']}")
-        _until(lambda: not call("squeue", "-h").strip(), "jobs do not end", folder)
     finally:
-        for pid in (folder / "slurmd.pid", folder / "slurmctld.pid", munge / "pid"):  # in this order: see the notes
-            _end(pid)
+        try:
+            call("scancel", f"--user={getpass.getuser()}")
+            _until(lambda: not call("squeue", "-h").strip(), "jobs do not end", folder)
+        except subprocess.SubprocessError:
+            pass  # the controller never came up
+        finally:
+            for daemon in reversed(daemons):  # without a controller a step that ends keeps slurmd alive
+                _end(daemon)
 
 
-def _free_ports() -> list[int]:
-    sockets = [socket.socket() for _ in range(2)]
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
     ports = [one.getsockname()[1] for one in sockets]
@@ -98,29 +132,23 @@ def _free_ports() -> list[int]:
     return ports
 
 
-def _until(condition: object, problem: str, folder: Path, limit_s: float = 60) -> None:
-    assert callable(condition)
+def _until(condition: Callable[[], bool], problem: str, folder: Path, limit_s: float = 60) -> None:
     give_up_at = time.monotonic() + limit_s
     while True:
         try:
             if condition():
                 return
-        except subprocess.CalledProcessError:
+        except subprocess.SubprocessError:
             pass  # the controller is not up yet
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"{problem}:\n" + "\n".join(p.read_text()[-2000:] for p in folder.glob("log/*.log")))
         time.sleep(0.1)
 
 
-def _end(pid_file: Path) -> None:
-    if not pid_file.exists():
-        return
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
     try:
-        pid = int(pid_file.read_text())
-        os.kill(pid, 15)
-        for _ in range(100):
-            os.kill(pid, 0)
-            time.sleep(0.1)
-        os.kill(pid, 9)
-    except (ProcessLookupError, ValueError):
-        pass
+        daemon.wait(10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()

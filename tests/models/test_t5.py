@@ -55,7 +55,7 @@ def test_added_tokens_get_rows_in_a_pretrained_embedding(tokenizer: Any, tiny_da
 
 
 def test_a_folder_without_a_model_is_an_error_that_says_what_to_do(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="task.model.name is .* give a folder written by save_pretrained"):
+    with pytest.raises(ConfigError, match="task.model.name is .* of a T5 that save_pretrained wrote .with model.safe"):
         T5Model(name=str(tmp_path)).build(0, tokenizer)
 
 
@@ -71,3 +71,12 @@ def test_the_copying_start_makes_cross_attention_symmetric_and_positions_sharp(t
 
 def test_padding_is_on_the_right() -> None:
     assert pad([[1, 2, 3], [4]], 0).tolist() == [[1, 2, 3], [4, 0, 0]]
+
+
+def test_weights_in_a_pickle_are_not_read(tokenizer: Any, tmp_path: Path) -> None:
+    model: Any = SMALL.build(0, tokenizer)
+    save_pretrained(model, tokenizer, tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="from which no T5 could be loaded"):
+        T5Model(name=str(tmp_path)).build(0, tokenizer)

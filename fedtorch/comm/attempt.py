@@ -1,0 +1,64 @@
+"""Which attempt of the job is this? Ranks of several machines agree on it, as launchers count each for itself.
+
+After a restart the store may still hold what the attempt before has left, and two machines' restart counts differ as
+soon as one of them was replaced. So every rank says hello with a word of its own, and joins the attempt of the server
+that answers with that word; an answer to somebody else's hello is an old one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from fedtorch.errors import PreflightError
+
+if TYPE_CHECKING:
+    from fedtorch.comm.store import Store
+
+_PAUSE_S = 0.05
+
+
+def agree_on_attempt(store: Store, rank: int, size: int) -> str:
+    """A name that all ranks of this attempt have and no other attempt had; blocks on the server alone.
+
+    Raises:
+        PreflightError: the server did not answer within the store's timeout.
+    """
+    word = uuid.uuid4().hex
+    if rank == 0:
+        connection = store.inner.clone()  # type: ignore[attr-defined]
+        threading.Thread(target=_welcome, args=(connection, word, size), name="fedtorch-welcome", daemon=True).start()
+        return word
+    store.set(f"hello/{rank}", word)
+    give_up_at = time.monotonic() + store.timeout_s
+    while time.monotonic() < give_up_at:
+        if store.has([f"welcome/{rank}"]):
+            answered, _, attempt = store.get(f"welcome/{rank}").partition(" ")
+            if answered == word:
+                store.set(f"joined/{attempt}/{rank}", "")
+                return attempt
+        time.sleep(_PAUSE_S)
+    raise PreflightError(
+        f"rank 0 (the server) did not answer rank {rank} within {store.timeout_s:g} s over the store at {store.where}; "
+        "was it started, and on the same store?"
+    )
+
+
+def _welcome(connection: dist.Store, attempt: str, size: int) -> None:
+    """Answer every hello until all ranks have joined; a rank that is replaced meanwhile says hello again."""
+    answered: dict[int, bytes] = {}
+    try:
+        while not connection.check([f"joined/{attempt}/{rank}" for rank in range(1, size)]):
+            for rank in range(1, size):
+                if connection.check([f"hello/{rank}"]):
+                    word = connection.get(f"hello/{rank}")
+                    if answered.get(rank) != word:
+                        connection.set(f"welcome/{rank}", f"{word.decode()} {attempt}")
+                        answered[rank] = word
+            time.sleep(_PAUSE_S)
+    except Exception:
+        return  # the store is gone, which the main thread finds out as well

@@ -1,0 +1,147 @@
+"""The ranks of one worker, which train one client together: torch's default group, and what they agree on in it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import IntEnum
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedtorch.comm.store import Store
+from fedtorch.errors import FedtorchError, PeerError, PreflightError
+
+_MAGIC = 0x776F_726B_6572  # "worker"
+_NUMBERS = 6
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64)
+
+
+class Step(IntEnum):
+    """What a rank wants from the others of its worker."""
+
+    ANY, SETTLE, NUMBERS, SEND, RECEIVE = range(1, 6)
+
+
+class WorkerGroup:
+    """The ranks of a worker, which run the same clients in lock step; a process is in one worker at most.
+
+    It is torch's *default* group, of these ranks alone, so that a library that trains on the whole world (DeepSpeed)
+    trains on this worker. rank: place in the worker; 0 leads. size: its ranks. ranks: their numbers in the job.
+
+    1. Every operation begins with a row of integers from each rank. Ranks that do not do the same thing find out
+       before anything is sent.
+    2. A rank that fails at a client calls `settle` at once; the others get a PeerError in whatever they call next, and
+       all ranks give the same verdict on the client.
+    3. A rank that dies or leaves ends the others' operation at once, one that hangs ends it after the store's timeout;
+       then the group is gone and `on_error` says who is to blame (it gets gloo's text and must raise).
+    """
+
+    def __init__(
+        self, store: Store, ranks: Sequence[int], own: int, on_error: Callable[[str], NoReturn], backend: str = "gloo"
+    ) -> None:
+        if dist.is_initialized():
+            raise PreflightError("torch's default group exists already; a process can be in one worker only")
+        self.ranks, self.rank, self.size = tuple(ranks), list(ranks).index(own), len(ranks)
+        self._on_error = on_error
+        self._sequence = 0
+        self._is_open = True
+        inner = dist.PrefixStore(f"worker{self.ranks[0]}", store.inner)
+        limit = timedelta(seconds=store.timeout_s)
+        self._guard(
+            lambda: dist.init_process_group(backend, store=inner, rank=self.rank, world_size=self.size, timeout=limit)
+        )
+
+    @property
+    def leads(self) -> bool:
+        """Is this the worker's first rank, which speaks for it to the federation?"""
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """Does any rank say yes?
+
+        Raises:
+            PeerError: another rank failed at its client (so does every other operation).
+        """
+        return any(row[0] for row in self._agree(Step.ANY, int(flag)))
+
+    def settle(self, failed: bool) -> bool:
+        """At the end of a client's work: did any rank fail? Called by every rank that did not get a PeerError."""
+        return any(step == Step.SETTLE and row[0] for step, row in self._rows(Step.SETTLE, int(failed)))
+
+    def numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's `values`, by rank; as many from each.
+
+        Raises:
+            PreflightError: they are not as many from each.
+        """
+        counts = [row[0] for row in self._agree(Step.NUMBERS, len(values))]
+        if len(set(counts)) > 1:
+            raise PreflightError(f"ranks {self.ranks} of a worker give {counts} numbers; expected as many from each")
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = [torch.zeros_like(mine) for _ in self.ranks]
+        if values:
+            self._guard(lambda: dist.all_gather(everyone, mine))
+        return [each.tolist() for each in everyone]
+
+    def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
+        """Send a tensor, and at most four integers about it, to the other rank of a worker of two, which is to call
+        `receive`; returns once it was received. The tensor may be on any device.
+        """
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        self._agree(Step.SEND, _DTYPES.index(flat.dtype), flat.numel(), *about)
+        if flat.numel():
+            self._guard(lambda: dist.send(flat, 1 - self.rank))
+
+    def receive(self) -> tuple[Tensor, list[int]]:
+        """What the other rank of a worker of two sends: flat, on the CPU, and four integers about it."""
+        dtype, count, *about = self._agree(Step.RECEIVE)[1 - self.rank]
+        flat = torch.zeros(count, dtype=_DTYPES[dtype])
+        if count:
+            self._guard(lambda: dist.recv(flat, 1 - self.rank))
+        return flat, about
+
+    def close(self) -> None:
+        """Close the sockets, which ends what others wait for; does nothing the second time."""
+        if self._is_open:
+            self._is_open = False
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # whatever is left of it
+                dist.destroy_process_group()
+
+    def _agree(self, step: Step, *numbers: int) -> list[list[int]]:
+        """Every rank's numbers, once all ranks are at the same step (or one sends what the other receives)."""
+        rows = self._rows(step, *numbers)
+        if step != Step.SETTLE and any(other == Step.SETTLE and row[0] for other, row in rows):
+            raise PeerError("another rank of this worker failed at this client; its log has the reason")
+        return [row for _, row in rows]
+
+    def _rows(self, step: Step, *numbers: int) -> list[tuple[int, list[int]]]:
+        if not self._is_open:
+            raise FedtorchError("the group of this worker's ranks has failed or was closed; it cannot be used any more")
+        self._sequence += 1
+        padded = [*numbers, *[0] * (_NUMBERS - len(numbers))]
+        mine = torch.tensor([_MAGIC, self._sequence, step, *padded], dtype=torch.int64)
+        everyone = [torch.zeros_like(mine) for _ in self.ranks]
+        self._guard(lambda: dist.all_gather(everyone, mine))
+        rows = [row.tolist() for row in everyone]
+        steps = {row[2] for row in rows}
+        has_failed = any(row[2] == Step.SETTLE and row[3] for row in rows)
+        fits = len(steps) == 1 and not steps & {Step.SEND, Step.RECEIVE}
+        fits |= self.size == 2 and steps == {Step.SEND, Step.RECEIVE}
+        if any(row[:2] != rows[self.rank][:2] for row in rows) or not (fits or has_failed):
+            found = ", ".join(f"rank {rank}: {row[1:4]}" for rank, row in zip(self.ranks, rows, strict=True))
+            raise PreflightError(f"the ranks of a worker do not run the same steps ({found}: number, step, value)")
+        return [(row[2], row[3:]) for row in rows]
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+            return
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]  # not the exception: its traceback would keep the sockets open
+        self.close()
+        self._on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])

@@ -1,0 +1,71 @@
+"""Loading a pretrained model so that nothing in it is drawn at random without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from transformers.utils import logging as hf_logging
+
+from fedtorch.data.pretrained import first_line, located
+from fedtorch.errors import ConfigError
+
+
+def load_config(kind: str, name: str, *, key: str, instead: str) -> Any:
+    """The configuration of the model `name`; arguments and errors as in `load_pretrained`."""
+    place = located(name)
+    try:
+        return AutoConfig.from_pretrained(place)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unusable(kind, name, key, instead, error) from error
+
+
+def load_pretrained(
+    kind: str, loader: Any, name: str, *, key: str, instead: str, may_lack: tuple[str, ...] = (), **options: Any
+) -> tuple[Any, list[str]]:
+    """(the model in fp32, names of the tensors that it lacked and that were drawn at random).
+
+    Only safetensors are read: `pytorch_model.bin` is a pickle. A folder that has nothing else can be converted on a
+    machine where its source is trusted: `AutoModel.from_pretrained(old).save_pretrained(new)`.
+
+    Args:
+        kind: of the model, for messages: `T5`. key: the config key that names it. instead: the name of a random one.
+        loader: a class of transformers with `from_pretrained`. options: passed on to it.
+        name: a folder, `package:NAME/FOLDER` or a hub name: see `located`.
+        may_lack: beginnings of names of tensors that may be absent. transformers draws absent ones and says so in a
+            log only.
+
+    Raises:
+        ConfigError: nothing usable under that name, or a tensor is absent.
+    """
+    place = located(name)
+    hf_logging.disable_progress_bar()  # its bar would run into ours
+    try:
+        model, info = loader.from_pretrained(
+            place, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unusable(kind, name, key, instead, error) from error
+    drawn = sorted(info["missing_keys"])
+    if absent := [tensor for tensor in drawn if not tensor.startswith(may_lack)]:
+        raise ConfigError(
+            f"{key} is {name!r}, which lacks {len(absent)} tensors of a {type(model).__name__}, such as "
+            f"`{absent[0]}`; give a folder with all weights"
+        )
+    return model, drawn
+
+
+def fit_vocabulary(model: Any, size: int) -> None:
+    """Give the model's embedding at least `size` rows."""
+    if size > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(size)
+
+
+def _unusable(kind: str, name: str, key: str, instead: str, error: Exception) -> ConfigError:
+    article = "an" if kind[0] in "aeiou" else "a"
+    return ConfigError(
+        f"{key} is {name!r}, from which no {kind} could be loaded ({first_line(error)}); give the folder of {article} "
+        f"{kind} that save_pretrained wrote (with model.safetensors), the name of one in the local hub cache, or "
+        f"{instead}"
+    )

@@ -1,0 +1,95 @@
+"""submitit's executors for the resources that were asked for."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedtorch.errors import ConfigError
+from launchers.resources import Resources
+
+# The batch script after srun. $code: the largest exit status of a rank. A job that is being cancelled is no longer
+# RUNNING and stays cancelled.
+_AFTER = """code=$?
+# SLURM_JOB_ID would not do: the last job of an array has the number of the whole array
+job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+# 7: a rank was silent, and the others ended; 137: it was killed, by srun in the end or for its memory
+if [ "$code" -eq 7 ] || [ "$code" -eq 137 ]; then
+  echo "$code" >> {hangs}
+  if [ "$(wc -l < {hangs})" -le {most} ] && [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then
+    echo "a rank hung or was killed ($code); the job is requeued"
+    scontrol requeue "$job"
+  fi
+fi
+exit $code"""
+
+
+def make_executor(
+    resources: Resources, folder: Path, *, name: str, goes_on: bool = False, at_once: int | None = None
+) -> Any:
+    """submitit's executor, with logs and job files in `folder`. at_once: limit of a job array's running jobs.
+
+    goes_on: the ranks may go on for long after one of them was lost.
+
+    Raises:
+        ConfigError: submitit or SLURM's commands are missing.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise ConfigError("submitit is not installed; run: pip install 'fedtorch-nlp[slurm]'") from error
+    if resources.executor == "slurm" and (missing := [c for c in ("sbatch", "srun") if shutil.which(c) is None]):
+        raise ConfigError(
+            f"{' and '.join(missing)} not found on this machine, so no job can be submitted from here; log in to a "
+            f"machine of the cluster, or take --executor local"
+        )
+    if "%" in str(folder):
+        raise ConfigError(f"run folder {folder.parent}: SLURM reads % in a path as a pattern; set run.dir without it")
+    if resources.executor == "debug":
+        return submitit.DebugExecutor(folder)
+    if resources.executor == "local":
+        local = submitit.LocalExecutor(folder, max_num_timeout=resources.max_timeouts)
+        local.update_parameters(
+            timeout_min=resources.time_min,
+            tasks_per_node=resources.tasks,
+            gpus_per_node=resources.gpus_per_node,
+            signal_delay_s=resources.grace_s,
+        )
+        return local
+    slurm = submitit.SlurmExecutor(folder, max_num_timeout=resources.max_timeouts)
+    hangs = f'{shlex.quote(str(folder))}/"$job".hangs'
+    settings = {
+        "job_name": name,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.tasks,
+        "cpus_per_task": resources.cpus_per_task,
+        "gpus_per_node": resources.gpus_per_node or None,
+        "partition": resources.partition,
+        "time": resources.time_min,
+        "signal_delay_s": resources.grace_s,
+        "array_parallelism": at_once,
+        "setup": list(resources.setup) or None,
+        "teardown": _AFTER.format(hangs=hangs, most=resources.max_hangs).splitlines(),
+        "srun_args": _srun(resources, goes_on),
+        "additional_parameters": {"requeue": True, **resources.extra()},
+    }
+    slurm.update_parameters(**{key: value for key, value in settings.items() if value is not None})
+    return slurm
+
+
+def _srun(resources: Resources, goes_on: bool) -> list[str]:
+    """Options of srun.
+
+    1. Interrupted ranks end with 75 one after the other, and the server may save its model for minutes after the
+       others have left: the first to end must not end the rest. A rank that is alone for 300 s hangs, and is ended.
+    2. srun takes the CPUs over from sbatch only up to SLURM 22.05, and the environment not where a site has told
+       sbatch to take none from the submitting shell.
+    """
+    return [
+        "--kill-on-bad-exit=0",
+        f"--wait={0 if goes_on else 300}",
+        f"--cpus-per-task={resources.cpus_per_task}",
+        "--export=ALL",
+    ]

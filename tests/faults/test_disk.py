@@ -1,0 +1,97 @@
+"""Full disks and damaged checkpoints: what was saved stays, and the run goes on from it to the same bits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from supervisor import Ended, supervise, toy_config
+from test_checkpoint import damage_delete, damage_flip, damage_truncate, damage_zero
+
+from fedtorch.main import main
+
+WIDE = ("task.width=1000", "rounds=5", "checkpoint.save_retries=1")
+FULL = "diskfull:phase=checkpoint,round=2,attempt=0,bytes=12000"  # 12 kB: a state has more, logs and records less
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of a run whose states are larger."""
+    config = toy_config(tmp_path_factory.mktemp("wide"))
+    assert main(["--config", str(config), "--set", *WIDE]) == 0
+    return Ended(config.parent / "run").digest
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_full_disk_ends_the_run_after_the_retries_and_the_last_checkpoint_is_whole(
+    size: int, wide: str, tmp_path: Path
+) -> None:
+    ended = supervise(toy_config(tmp_path), size, faults=FULL, sets=WIDE)
+    assert ended.codes == [[8] * size, [0] * size]
+    log = "".join(ended.log(rank) for rank in range(size))
+    assert "checkpoints" in log and "bytes, " in log and "File too large" in log and "is untouched" in log
+    assert [f"round {n} is not saved" in ended.log(0) for n in (2, 3, 4)] == [True, True, False]
+    assert "resuming after round 1 " in ended.log(0)
+    assert ended.digest == wide
+
+
+def test_a_disk_that_has_room_again_costs_nothing(wide: str, tmp_path: Path) -> None:
+    faults = f"{FULL};diskroom:phase=checkpoint,round=3"
+    ended = supervise(toy_config(tmp_path), 1, faults=faults, sets=WIDE)
+    assert ended.codes == [[0]] and ended.digest == wide
+    assert ended.log(0).count("is not saved") == 1
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run's config; to be copied back before each damage."""
+    config = toy_config(tmp_path_factory.mktemp("finished"))
+    assert main(["--config", str(config)]) == 0
+    shutil.copytree(config.parent / "run", config.parent / "whole")
+    return config
+
+
+DAMAGES = [damage_truncate, damage_flip, damage_zero, damage_delete]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("victim", ["server.safetensors", "server.json", "manifest.json", "clients"])
+def test_a_damaged_file_makes_the_run_go_on_from_the_checkpoint_before(
+    victim: str, damage: Callable[[Path], None], finished: Path, undisturbed: str
+) -> None:
+    folder = _restored(finished) / "checkpoints"
+    path = min(folder.glob("clients/*-r000003.*")) if victim == "clients" else folder / "round_000003" / victim
+    damage(path)
+    assert main(["--config", str(finished)]) == 0
+    ended = Ended(finished.parent / "run")
+    log = ended.log(0)
+    assert ended.digest == undisturbed
+    assert "resuming after round 2 " in log
+    if (victim, damage) != ("manifest.json", damage_delete):  # without a manifest there never was a checkpoint
+        assert "DAMAGED" in log and str(path) in log
+
+
+def test_without_a_whole_checkpoint_the_run_ends_with_8(finished: Path) -> None:
+    run = _restored(finished)
+    for path in run.glob("checkpoints/round_*/server.json"):
+        damage_flip(path)
+    assert main(["--config", str(finished)]) == 8
+    status = Ended(run).status
+    assert status["code"] == 8 and "every checkpoint" in status["reason"] and "--resume never" in status["reason"]
+    assert main(["--config", str(finished), "--resume", "never"]) == 0
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = toy_config(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["--config", str(config), "--set", f"run.dir={tmp_path / 'file' / 'run'}"]) == 8
+    assert f"the run folder {tmp_path / 'file' / 'run'} cannot be written" in capsys.readouterr().err
+
+
+def _restored(finished: Path) -> Path:
+    run = finished.parent / "run"
+    shutil.rmtree(run)
+    shutil.copytree(finished.parent / "whole", run)
+    return run

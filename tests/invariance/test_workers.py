@@ -1,0 +1,225 @@
+"""Workers of several ranks: the same bits as one process, and no rank is left waiting for another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import make_config, make_runner
+from ranks import expect_exit, run_ranks
+from torch import Tensor, nn
+from toy import Quadratic
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.local import Local
+from fedtorch.build import build
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, SystemConfig
+from fedtorch.dry_run import describe
+from fedtorch.errors import ConfigError, Interrupted, PeerError, PreflightError
+
+CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}  # 2 to 9 steps
+TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(20)), noise=0.7, dropout=0.2, double=False)
+CLIENT = ClientConfig(optimizer="sgd", lr=0.05, batch_size=4)
+ADAM = ClientConfig(optimizer="adamw", lr=0.05, batch_size=4, optimizer_state="keep", schedule="linear")
+PAIRS = SystemConfig(ranks_per_worker=2)
+ROUNDS = 3
+
+CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    "fedavg": (FedAvg(weights="lorar"), {"clients": ClientsConfig(per_round=4)}),
+    "ditto": (Ditto(lam=0.5), {"client": ADAM, "eval": EvalConfig(every=2, best="per_client", per_example=True)}),
+    "local": (Local(), {"paradigm": "local", "client": ADAM, "eval": EvalConfig(patience=1)}),
+}
+
+
+def config_of(name: str, folder: Path | str, **changes: Any) -> Config:
+    algorithm, settings = CASES[name]
+    return make_config(
+        Path(folder) / name, TASK, algorithm, **{"client": CLIENT, "rounds": ROUNDS, **settings, **changes}
+    )
+
+
+def outcome(config: Config, comm: Communicator | None = None, resume: int | None = None) -> tuple[str, Any, Any]:
+    result = make_runner(config, comm).run(resume)
+    return result.digest, result.scores, result.each if config.eval.per_example else None
+
+
+def all_cases(folder: str, system: SystemConfig) -> dict[str, Any]:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        return {name: outcome(config_of(name, folder, system=system), comm) for name in CASES}
+
+
+@pytest.mark.parametrize(
+    ("size", "system"), [(5, PAIRS), (4, replace(PAIRS, server_works=True))], ids=["server-and-4", "server-works"]
+)
+def test_two_workers_of_two_ranks_give_the_bits_of_one_process(size: int, system: SystemConfig, tmp_path: Path) -> None:
+    server, *others = run_ranks(all_cases, size, str(tmp_path / "many"), system)
+    for name in CASES:
+        assert server[name] == outcome(config_of(name, tmp_path / "one")), name
+        assert not any(each[name][0] for each in others)
+    files = sorted(path.name for path in (tmp_path / "many/ditto/checkpoints/clients").iterdir())
+    assert len(files) == len(CLIENTS)  # each state is written once, by the worker's leader
+
+
+def interrupted(folder: str, who: int, moment: int) -> str:
+    """Rank `who` alone hears a signal, when it asks for the `moment`th time."""
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        left = [moment]
+
+        def stop() -> bool:
+            left[0] -= comm.rank == who
+            return left[0] <= 0
+
+        saving = CheckpointConfig(every=1)
+        try:
+            make_runner(config_of("ditto", folder, checkpoint=saving, system=PAIRS), comm, stop=stop).run()
+        except Interrupted:
+            return "interrupted"
+        return "finished"
+
+
+def resumed(folder: str, round: int) -> str:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        return outcome(config_of("ditto", folder, system=PAIRS), comm, round)[0]
+
+
+def test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing(tmp_path: Path) -> None:
+    expected = outcome(config_of("ditto", tmp_path / "whole"))[0]
+    assert run_ranks(interrupted, 5, str(tmp_path), 2, 45) == ["interrupted"] * 5
+    found = make_runner(config_of("ditto", tmp_path)).setting.checkpoints.latest()
+    assert found is not None and found.round in (1, 2)
+    assert run_ranks(resumed, 5, str(tmp_path), found.round)[0] == expected
+    assert outcome(config_of("ditto", tmp_path), resume=found.round)[0] == expected
+
+
+# --- errors on one rank
+
+
+@dataclass(frozen=True)
+class Fragile(Quadratic):
+    """Fails at client c1, in its second step, on the ranks `where`; `by` an error, a kill or a hang."""
+
+    where: tuple[int, ...] = ()
+    by: str = "error"
+
+    def load(self, client: str, split: str) -> Any:
+        rows = super().load(client, split)
+        return [(*row, float(client == "c1" and split == "train")) for row in rows]
+
+    def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+        if batch[0, 2] and int(os.environ.get("RANK", self.where[0])) in self.where and model.w.grad is None:
+            steps = getattr(model, "steps", 0) + 1
+            model.steps = steps  # type: ignore[assignment]
+            if steps % 2 == 0:
+                if self.by == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if self.by == "hang":
+                    time.sleep(20)  # longer than the deadline
+                raise OverflowError("the text of a client")
+        return super().loss(model, batch[:, :2])
+
+    def predict(self, model: nn.Module, examples: Any, batch_size: int) -> list[float]:
+        return super().predict(model, [row[:2] for row in examples], batch_size)
+
+
+def fragile(folder: str, where: tuple[int, ...], by: str = "error", timeout: float = 30) -> Any:
+    task = Fragile(clients=CLIENTS, start=(0.0, 0.5), noise=0.7, double=False, where=where, by=by)
+    config = make_config(Path(folder), task, client=CLIENT, system=PAIRS)
+    if "RANK" not in os.environ:
+        return outcome(config)[0]
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=timeout) as comm:
+        runner = make_runner(config, comm)
+        found = []
+        result = runner.work._train
+
+        def watch(client: Any, draws: int) -> Any:
+            report = result(client, draws)
+            found.append((client.name, report.status))
+            return report
+
+        runner.work._train = watch  # type: ignore[method-assign]
+        return runner.run().digest, dict(found)
+
+
+@pytest.mark.parametrize("where", [(1,), (2,), (3,), (4,), (1, 2, 3, 4)], ids=str)
+def test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker(
+    where: tuple[int, ...], tmp_path: Path
+) -> None:
+    expected = fragile(str(tmp_path / "one"), (0,))
+    outcomes = run_ranks(fragile, 5, str(tmp_path / "many"), where)
+    failed = {rank: statuses["c1"] for rank, (_, statuses) in enumerate(outcomes) if "c1" in statuses}
+    if hit := set(failed) & set(where):
+        assert outcomes[0][0] == expected
+        assert set(failed) in ({1, 2}, {3, 4})
+        assert all(failed[r] == ("failed:OverflowError" if r in hit else "failed:PeerError") for r in failed)
+    else:
+        assert set(failed.values()) == {"ok"}
+
+
+@pytest.mark.parametrize("by", ["kill", "hang"])
+def test_a_rank_that_dies_or_hangs_in_a_step_ends_the_run_with_its_name(by: str, tmp_path: Path) -> None:
+    outcomes = expect_exit(fragile, 5, str(tmp_path), (2, 4), by, 6.0, timeout=60)
+    lone = [rank for rank in (1, 3) if "DeadlineError" in outcomes[rank].error]
+    assert lone and all(outcome.exit_code for outcome in outcomes)
+    assert any(f"rank {rank + 1}" in outcomes[rank].error for rank in lone)
+
+
+# --- the group by itself
+
+
+def operations() -> list[Any]:
+    with DistributedCommunicator.join(("a",), timeout_s=20) as comm:
+        group = comm.join_worker((0, 1))
+        assert group is not None and comm.join_worker((0, 1)) is group
+        found: list[Any] = [group.any(group.rank == 1), group.any(False), group.numbers([0.1, group.rank])]
+        sent = torch.arange(6, dtype=torch.float64).view(2, 3)
+        if group.leads:
+            group.send(sent, (7, 8, 9))
+        else:
+            tensor, about = group.receive()
+            found.append((tensor.tolist(), about))
+        try:
+            if group.leads:
+                assert group.settle(failed=True)
+            else:
+                group.receive()
+        except PeerError:
+            found.append("peer")
+        found += [group.settle(failed=False), group.settle(failed=group.leads)]
+        try:
+            found.append(group.any(False) if group.leads else group.numbers([1.0]))
+        except PreflightError as error:
+            found.append(str(error))
+        return found
+
+
+def test_what_ranks_of_a_worker_agree_on() -> None:
+    leader, other = run_ranks(operations, 2)
+    assert leader[:3] == other[:3] == [True, False, [[0.1, 0.0], [0.1, 1.0]]]
+    assert other[3] == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [7, 8, 9, 0])
+    assert leader[3:5] == [False, True] and other[4:7] == ["peer", False, True]
+    assert "do not run the same steps" in leader[-1] and "do not run the same steps" in other[-1]
+
+
+# --- settings
+
+
+def test_ranks_that_cannot_be_shared_out_are_refused_before_they_meet(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="system.ranks_per_worker is 2 but 3 of 4 ranks train"):
+        build(config_of("fedavg", tmp_path, system=PAIRS), num_ranks=4, rank=0)
+
+
+def test_one_process_does_the_work_of_all_and_the_dry_run_shows_the_ranks(tmp_path: Path) -> None:
+    config = config_of("fedavg", tmp_path, system=PAIRS)
+    assert build(config, num_ranks=1, rank=0).topology.workers == ((0,),)
+    text = describe(build(config, num_ranks=5, rank=0), num_ranks=5)
+    assert "rank 1-2 " in text and "rank 3-4 " in text and "ranks_per_worker: 2" in text

@@ -1,0 +1,107 @@
+"""Whole runs of fedtorch on a real SLURM: sweeps, two nodes, cancelled and hung jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import private_slurm
+import pytest
+from on_slurm import ROOT, alone, call, digest, queued, sbatch, shown, status, until, wait_for, wait_for_a_round
+
+from launchers import slurm, sweep
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def submit(how: str, config: Path, rounds: int, *more: str) -> str:
+    """Two ranks, by the launcher or by a batch file; the job's number."""
+    sets = ["--set", f"rounds={rounds}", *more]
+    if how == "batch file":
+        return sbatch("--ntasks-per-node=2", ROOT / "slurm" / "cpu.sbatch", "--config", config, *sets)
+    assert slurm.main(["--config", str(config), "--tasks-per-node", "2", "--time", "10", *sets]) == 0
+    return (config.parent / "run" / "slurm_job").read_text().strip()
+
+
+def test_a_batch_file_is_requeued_and_resumes_to_the_same_bits(real_slurm: Path, config: Path) -> None:
+    run = real_slurm / "run"
+    number = submit("batch file", config, 15)
+    wait_for_a_round(run)
+    call("scancel", "--signal=USR2", number)
+    wait_for(run, "interrupted")
+    wait_for(run, "done", "failed")
+    assert "resuming after round" in (run / "log.rank0.txt").read_text()
+    assert digest(run) == alone(config, "rounds=15")
+    file = ROOT / "slurm" / "cpu.sbatch"
+    assert status(run)["command"] == f"sbatch {file} --config {config} --set rounds=15"
+
+
+@pytest.mark.parametrize("how", ["launcher", "batch file"])
+def test_a_cancelled_job_saves_and_stays_cancelled(how: str, real_slurm: Path, config: Path) -> None:
+    number = submit(how, config, 150)
+    wait_for_a_round(real_slurm / "run")
+    call("scancel", number)
+    until(lambda: not queued(number), "the job does not end")
+    assert status(real_slurm / "run")["state"] == "interrupted" and shown(number)["JobState"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("how", ["launcher", "batch file"])
+def test_a_rank_that_hangs_and_is_killed_costs_no_round(how: str, real_slurm: Path, config: Path) -> None:
+    """The rank is stopped; the server ends with 7 and names it; srun kills it 300 s later, here we do."""
+    number, run = submit(how, config, 15, "system.timeout=8"), real_slurm / "run"
+    wait_for_a_round(run)
+    (hung,) = ranks_of(number, 1)
+    os.kill(hung, signal.SIGSTOP)
+    wait_for(run, "failed")
+    assert status(run)["code"] == 7 and "rank 1 gave no sign of life" in status(run)["reason"]  # type: ignore[comparison-overlap]
+    os.kill(hung, signal.SIGKILL)
+    wait_for(run, "done")
+    assert digest(run) == alone(config, "rounds=15", "system.timeout=8")
+    assert int(shown(number)["Restarts"]) == 1
+
+
+def ranks_of(number: str, rank: int) -> list[int]:
+    """Processes that are this rank of this job."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_bytes().split(b"\0")
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        mine = {f"SLURM_JOB_ID={number}".encode(), f"SLURM_PROCID={rank}".encode()} <= {*environ}
+        if mine and (b"fedtorch.main" in command or b"submitit.core._submit" in command):
+            found.append(int(process.name))
+    return found
+
+
+def test_a_sweep_is_one_array_and_its_second_call_has_nothing_to_do(
+    real_slurm: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = real_slurm / "out"
+    arguments = ["run", "--config", str(config), "--seeds", "0", "1", "--dir", str(out), "--executor", "slurm"]
+    arguments += ["--tasks-per-node", "2", "--time", "10", "--set", "rounds=1"]
+    assert sweep.main(arguments) == 0
+    assert "tiny,seed=1" in capsys.readouterr().out
+    for seed in (0, 1):
+        wait_for(out / f"tiny,seed={seed}", "done", "failed")
+    assert sweep.main(["status", str(out)]) == 0
+    assert "2 done" in capsys.readouterr().out
+    assert sweep.main(arguments) == 0
+    assert "2 of 2 runs were done before" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not private_slurm.two_nodes(), reason="this machine cannot play two nodes")
+@pytest.mark.parametrize("how", ["launcher", "batch file"])
+def test_two_nodes_give_the_bits_of_one_process(how: str, real_slurm: Path, config: Path) -> None:
+    path = ROOT / "slurm" / "several-nodes.sbatch"
+    if how == "launcher":
+        asked = ["--nodes", "2", "--gpus-per-node", "1", "--partition", "gpu", "--time", "10"]
+        assert slurm.main(["--config", str(config), *asked]) == 0
+    else:
+        sbatch("--ntasks-per-node=1", "--gpus-per-node=1", path, "--config", config)
+    wait_for(real_slurm / "run", "done", "failed")
+    assert json.loads((real_slurm / "run" / "env.json").read_text())["ranks"] == 2
+    assert digest(real_slurm / "run") == alone(config, "rounds=2")
