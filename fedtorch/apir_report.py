@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from fedtorch.apir_plots import plot_tasks, plot_weights
 from fedtorch.apir_published import COSTS, Published, find
@@ -133,9 +134,23 @@ def costs(base: Run, rows: Sequence[Row]) -> str:
         epochs = run.setting("client.epochs") or 1
         trained = fmean(record.get("rows") or record["examples"] * epochs for record in done)
         cells = [f"{mean('generate_s', ''):.2f}", f"{mean('train_s', 'seconds'):.2f}", f"{trained:.0f}"]
-        cells += [f"{mean(key, '') / 1e6:.2f}" for key in ("sent_bytes", "received_bytes")]
+        cells += [_megabytes(run, done, way) for way in ("sent_bytes", "received_bytes")]
         lines.append(f"| {name} | {' | '.join(cells)} | {paper} |\n")
     return "".join(lines)
+
+
+def _megabytes(run: Run, done: Sequence[dict[str, Any]], way: str) -> str:
+    """Per client and round: as its algorithm counted them, else the round's traffic shared out over its clients.
+
+    A centralized run has no clients to send anything.
+    """
+    if run.setting("paradigm") == "centralized":
+        return "-"
+    if any(way in record for record in done):
+        return f"{fmean(record.get(way, 0.0) for record in done) / 1e6:.2f}"
+    traffic = {"sent_bytes": "bytes_up", "received_bytes": "bytes_down"}[way]
+    total = sum(record.get(traffic, 0) for record in run.of_kind("round"))
+    return f"{total / len(done) / 1e6:.2f}"
 
 
 def _line(row: Row, published: Published | None) -> str:

@@ -22,7 +22,7 @@ def write_run(folder: Path, scores: Any, *, name: str, seed: int = 0, **client: 
         for index, one in enumerate(scores):
             facts = {"status": "ok", "weight": 0.3 + 0.4 * index, "steps": 3, "examples": 10, "seconds": 2.0}
             records.append({"kind": "client", "round": number, "client": one, **facts, **client})
-        records.append({"kind": "round", "round": number})
+        records.append({"kind": "round", "round": number, "bytes_up": 6000000, "bytes_down": 4000000})
     for one, tasks in scores.items():
         metrics = {task: [value * 10, 10] for task, value in tasks.items()}
         extra = {"tasks_mean": [0.5, 1], "loss": [3.0, 10], "b/undefined": [1.0, 1], "received/a/acc": [1.0, 10]}
@@ -50,7 +50,7 @@ def test_rows_stand_beside_the_papers_and_undefined_rates_are_counted(
     assert "| ffw_full | 10.0 | 10.0 | 2 | 0 | 1 | 1 | 3 | 30.5 (72/7/39) |" in lines
     assert "| mine | -30.0 | -23.3 | 0 | 2 | 1 | 0 | 3 | - |" in lines
     assert "| ffw_full | 1.25 | 0.50 | 20 | 2.00 | 1.00 | 13/4 |" in lines
-    assert "| ffw_silo | 0.00 | 2.00 | 10 | 0.00 | 0.00 | - |" in lines
+    assert "| ffw_silo | 0.00 | 2.00 | 10 | 3.00 | 2.00 | - |" in lines  # two clients share a round's traffic
     assert (tmp_path / "out" / "apir.md").read_text().splitlines() == lines
     pictures = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert pictures == ["ffw_full_tasks.png", "ffw_full_weights.png", "mine_tasks.png", "mine_weights.png"]
