@@ -36,6 +36,7 @@ setup(
     ],
     extras_require={
         "slurm": ["submitit>=1.5.3,<2"],
+        "deepspeed": ["deepspeed>=0.19.8,<0.20"],  # a source archive, built without torch, compiler or nvcc
         "dev": [
             "pytest>=9",
             "pytest-timeout",
@@ -43,6 +44,7 @@ setup(
             "ruff",
             "mypy",
             "submitit>=1.5.3,<2",
+            "deepspeed>=0.19.8,<0.20",
             "types-PyYAML",
             "types-tqdm",
         ],

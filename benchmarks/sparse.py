@@ -2,8 +2,9 @@
 
 python benchmarks/sparse.py [--millions 10 124.44] [--one-in 12 25 50 100] [--ranks 2 3 4 5] [--repeat N] [--json OUT]
 
-A step is what `exchange: replicated` does on every rank: select, encode, all-gather, decode and sum, apply. The
-fastest repetition of each part counts, on the slowest rank.
+A step is what `exchange: replicated` does on every rank: select (sampled), encode, all-gather, decode and sum, apply;
+the dense step is all-reduce and apply. Both are timed in every repetition, on the slowest rank, and the ratio is of the
+same repetition; seconds are medians.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,7 +32,7 @@ TINY = {"millions": [0.01], "one_in": [12, 50], "ranks": [2], "repeat": 1}
 
 
 def time_sparse(size: int, one_in: Sequence[int], repeat: int) -> dict[str, Any]:
-    """One rank's seconds per part and bytes: `dense`, and per ratio."""
+    """One rank's seconds of every repetition (of the dense step, and per ratio of every part), and bytes."""
     import torch.distributed as dist
 
     from fedtorch.comm.messages import sum_of_messages
@@ -42,44 +44,43 @@ def time_sparse(size: int, one_in: Sequence[int], repeat: int) -> dict[str, Any]
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     grad = torch.randn(size, generator=generator_for(0, "sparse benchmark", dist.get_rank()))
-    weights, layout = torch.zeros(size), Layout(("w",), ((size,),))
+    weights, total, layout = torch.zeros(size), torch.empty(size), Layout(("w",), ((size,),))
     dense: list[float] = []
-    found: dict[str, Any] = {}
-    for _ in range(repeat + 1):  # the first one touches the memory
-        total = grad.clone()
+    found: dict[str, Any] = {str(one): {"seconds": []} for one in one_in}
+
+    def dense_step() -> None:
+        total.copy_(grad)  # all_reduce works in place
         dist.barrier()
         started = time.perf_counter()
         dist.all_reduce(total)
         weights.sub_(total, alpha=1e-3 / ranks)
         dense.append(time.perf_counter() - started)
-    for one in one_in:
+
+    def sparse_step(one: int) -> None:
         rule = TopK(ratio=1 / one, scope="global")
-        parts: list[list[float]] = []
-        for _ in range(repeat + 1):
-            dist.barrier()
-            marks = [time.perf_counter()]
-            sparse = rule.select(grad, layout)
-            marks.append(time.perf_counter())
-            message = encode(sparse)
-            marks.append(time.perf_counter())
-            messages = [torch.empty_like(message) for _ in range(ranks)]
-            dist.all_gather(messages, message)
-            marks.append(time.perf_counter())
-            mean = sum_of_messages(
-                messages, [1 / ranks] * ranks, lambda m: decode(m, size), size=size, dtype=torch.float32
-            )
-            marks.append(time.perf_counter())
-            weights.sub_(mean, alpha=1e-3)
-            marks.append(time.perf_counter())
-            parts.append([after - before for before, after in zip(marks, marks[1:], strict=False)])
-        found[str(one)] = {
-            "seconds": dict(zip(PARTS, map(min, zip(*parts[1:], strict=True)), strict=True)),
-            "bytes": message.numel(),
-            "formula": rule.message_bytes(layout),
-            "k": sparse.indices.numel(),
-        }
+        dist.barrier()
+        marks = [time.perf_counter()]
+        sparse = rule.select(grad, layout)
+        marks.append(time.perf_counter())
+        message = encode(sparse)
+        marks.append(time.perf_counter())
+        messages = [torch.empty_like(message) for _ in range(ranks)]
+        dist.all_gather(messages, message)
+        marks.append(time.perf_counter())
+        mean = sum_of_messages(messages, [1 / ranks] * ranks, lambda m: decode(m, size), total)
+        marks.append(time.perf_counter())
+        weights.sub_(mean, alpha=1e-3)
+        marks.append(time.perf_counter())
+        own = found[str(one)]
+        own["seconds"].append([after - before for before, after in zip(marks, marks[1:], strict=False)])
+        own |= {"bytes": message.numel(), "formula": rule.message_bytes(layout), "k": sparse.indices.numel()}
+
+    for _ in range(repeat + 1):  # the first one touches the memory and is not counted
+        dense_step()
+        for one in one_in:
+            sparse_step(one)
     dist.destroy_process_group()
-    return {"dense_s": min(dense[1:]), "sparse": found}
+    return {"dense_s": dense[1:], "sparse": {one: {**own, "seconds": own["seconds"][1:]} for one, own in found.items()}}
 
 
 def measure(size: int, one_in: Sequence[int], ranks: int, repeat: int) -> list[dict[str, Any]]:
@@ -87,19 +88,24 @@ def measure(size: int, one_in: Sequence[int], ranks: int, repeat: int) -> list[d
     from fedtorch.payload import HEADER_BYTES
 
     ended = [end.result for end in run_ranks(partial(time_sparse, size, one_in, repeat), ranks)]
-    dense_s, records = max(result["dense_s"] for result in ended), []
+    dense, records = _slowest([result["dense_s"] for result in ended]), []
     for one in map(str, one_in):
         own = ended[0]["sparse"][one]
-        seconds = {part: max(result["sparse"][one]["seconds"][part] for result in ended) for part in PARTS}
+        each = [result["sparse"][one]["seconds"] for result in ended]
+        steps = _slowest([[sum(parts) for parts in rank] for rank in each])
+        seconds = {
+            part: median(_slowest([[parts[place] for parts in rank] for rank in each]))
+            for place, part in enumerate(PARTS)
+        }
         moved = own["bytes"] * 2 * (ranks - 1)
         records.append(
             {
                 "numbers": size,
                 "one_in": int(one),
                 "ranks": ranks,
-                "dense_s": dense_s,
+                "dense_s": median(dense),
                 "seconds": seconds,
-                "ratio": sum(seconds.values()) / dense_s,
+                "ratios": sorted(step / whole for step, whole in zip(steps, dense, strict=True)),
                 "message_bytes": own["bytes"],
                 "formula_bytes": own["formula"] + HEADER_BYTES,
                 "share_of_dense": own["bytes"] / (4 * size),
@@ -112,6 +118,11 @@ def measure(size: int, one_in: Sequence[int], ranks: int, repeat: int) -> list[d
     return records
 
 
+def _slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """Per repetition the slowest rank's seconds."""
+    return [max(each) for each in zip(*ranks, strict=True)]
+
+
 def show(records: Sequence[dict[str, Any]], console: Console) -> None:
     """The table."""
     table = Table(title="sparse step (sampled selection included) against dense all-reduce", title_justify="left")
@@ -121,7 +132,7 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
         "ranks",
         "dense s",
         *(f"{part} s" for part in PARTS),
-        "ratio",
+        "ratio (range)",
         "message MB",
         "of dense %",
     )
@@ -132,7 +143,7 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
             *(str(record[key]) for key in ("numbers", "one_in", "ranks")),
             f"{record['dense_s']:.3f}",
             *(f"{record['seconds'][part]:.3f}" for part in PARTS),
-            f"{record['ratio']:.2f}",
+            "{1:.2f} ({0:.2f}-{2:.2f})".format(*(pick(record["ratios"]) for pick in (min, median, max))),
             f"{record['message_bytes'] / 1e6:.3f}",
             f"{100 * record['share_of_dense']:.2f}",
             "equal" if record["message_bytes"] == record["formula_bytes"] else "DIFFERS",

@@ -22,14 +22,14 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import KEY
 from fedtorch.config import ClientConfig, ClientsConfig, Config
+from fedtorch.engines import check_engine, make_engine
 from fedtorch.errors import ConfigError, DataError
-from fedtorch.placement import Placement, place
+from fedtorch.placement import Placement, make_topology, place
 from fedtorch.rank import Setting
 from fedtorch.records import RECEIVED
 from fedtorch.tasks.base import SERVER, Merged, Task
 from fedtorch.track import Tracker
 from fedtorch.train.engine import Engine
-from fedtorch.weights import Partition
 from fedtorch.yaml_config import digest, to_dict
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Parts:
     clients: list[Client]
     names: tuple[str, ...]
     topology: Topology
+    placement: Placement
     engine: Engine
     remarks: list[str] = field(default_factory=list)
 
@@ -83,6 +84,7 @@ class Parts:
             comm=comm,
             worker=worker,
             topology=self.topology,
+            placement=self.placement,
             checkpoints=checkpoints,
             config_record=to_dict(self.config, masked=True),
             facts=facts or {},
@@ -137,26 +139,40 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             f"paradigm is centralized but algorithm.name is {config.algorithm_name}, which sends nothing, so the one "
             "client's model would never be judged; set algorithm.name to fedavg"
         )
-    for hp in _client_settings(config, clients):
+    if config.paradigm != "federated" and not task.has_labelled_clients:
+        raise ConfigError(
+            f"paradigm is {config.paradigm} but the clients of the task `{config.task_name}` hold no labels, so "
+            "there is nothing to train on without a server; set paradigm to federated"
+        )
+    if algorithm.needs_labels and not task.has_labelled_clients:
+        raise ConfigError(
+            f"algorithm.name is {config.algorithm_name} but the clients of the task `{config.task_name}` hold no "
+            "labels; set algorithm.name to one that needs none, such as fedparsing"
+        )
+    settings = _client_settings(config, clients)
+    for hp in settings:
         algorithm.check(hp)
     algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
-    server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
-    topology = _topology(config, num_ranks, server_works=bool(server_works))
-    if topology.ranks_per_worker > 1 and server_works and training.server_examples():
+    topology = make_topology(config, num_ranks)
+    check_engine(config, algorithm, task, settings, ranks_per_worker=topology.ranks_per_worker)
+    if topology.ranks_per_worker > 1 and config.system.server_works is True and training.server_examples():
         raise ConfigError(
             f"system.ranks_per_worker is {config.system.ranks_per_worker} and system.server_works is true, but the "
             "server trains on data of its own, alone; set system.server_works to false"
         )
     check_metrics(task, config.task_name)
+    placement = place(config, task, training, clients, topology)
     remarks = check_single(task, config.task_name) if config.eval.per_example else []
-    remarks += check_data(task, place(config, task, training, clients, topology), topology, rank)
+    remarks += check_data(task, placement, topology, rank)
     if engine is None:
-        where = device(config.system.device)
-        try:
-            engine = Engine(task.build_model(config.run.seed), _partition(config), where)
-        except ValueError as error:  # a pattern that matches nothing
-            raise ConfigError(str(error)) from error
+        engine = make_engine(
+            config,
+            lambda: task.build_model(config.run.seed),
+            device(config.system.device),
+            hp=next(iter(settings)),
+            trains=topology.worker_of(rank) is not None,
+        )
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
@@ -166,7 +182,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         raise ConfigError(
             f"eval.select_by is {config.eval.select_by} but the task `{config.task_name}` measures {', '.join(known)}"
         )
-    return Parts(config, task, training, algorithm, clients, names, topology, engine, remarks)
+    return Parts(config, task, training, algorithm, clients, names, topology, placement, engine, remarks)
 
 
 def training_clients(task: Task) -> list[Client]:
@@ -253,20 +269,7 @@ def code_digest(*classes: type) -> str:
     return hasher.hexdigest()[:16]
 
 
-def _topology(config: Config, num_ranks: int, *, server_works: bool) -> Topology:
-    """One process is a worker by itself, whatever `system.ranks_per_worker` says."""
-    width = 1 if num_ranks == 1 else config.system.ranks_per_worker
-    try:
-        return Topology(num_ranks, server_works, width)
-    except ValueError as error:
-        raise ConfigError(f"system.ranks_per_worker is {width} but {error}") from error
-
-
 def _client_settings(config: Config, clients: Sequence[Client]) -> set[ClientConfig]:
     """Every distinct setting that a client trains with; not one look-up and hash per client."""
     special = {client.name for client in clients if client.name in config.per_client}
     return {*map(config.client_for, special), *([config.client] if len(special) < len(clients) else [])}
-
-
-def _partition(config: Config) -> Partition:
-    return Partition(config.partition.private, config.partition.frozen)

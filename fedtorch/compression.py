@@ -79,12 +79,13 @@ class TopK:
         """The selected numbers of `flat`, values in its own dtype."""
         sampled = self.selection == "sampled"
         if self.scope == "global":
-            indices = largest(flat, count_of(self.ratio, layout.size), sampled=sampled)
-        else:
-            places = zip(layout.offsets, layout.sizes, self.counts(layout), strict=True)
-            found = [largest(flat[start : start + size], k, sampled=sampled) + start for start, size, k in places]
-            indices = torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
-        return Sparse(layout.size, indices.to(torch.int32), flat[indices])
+            indices, values = largest(flat, count_of(self.ratio, layout.size), sampled=sampled)
+            return Sparse(layout.size, indices.to(torch.int32), values)
+        places = zip(layout.offsets, layout.sizes, self.counts(layout), strict=True)
+        found = [(start, *largest(flat[start : start + size], k, sampled=sampled)) for start, size, k in places]
+        none = torch.zeros(0, dtype=torch.int32, device=flat.device)
+        indices = torch.cat([none, *(own.add_(start).to(torch.int32) for start, own, _ in found)])
+        return Sparse(layout.size, indices, torch.cat([flat[:0], *(values for *_, values in found)]))
 
     def compress(self, flat: Tensor, layout: Layout, *, seed: int = 0) -> Tensor:
         """See `Compressor`; draws nothing. fp64 vectors (of the papers' oracles) keep their dtype unless 16 bit."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedtorch.config_training import ClientConfig, Count, Positive, ServerConfig, Whole
+from fedtorch.config_training import ClientConfig, Count, EngineConfig, Positive, ServerConfig, Whole
 from fedtorch.errors import ConfigError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "ClientConfig",
     "ClientsConfig",
     "Config",
+    "EngineConfig",
     "EvalConfig",
     "PartitionConfig",
     "RunConfig",
@@ -65,6 +66,9 @@ class ClientsConfig:
     """With fewer accepted updates than this the server takes no step in that round."""
     on_failure: Literal["skip", "stop"] = "skip"
     """A client whose training fails or whose update is not finite: go on without it, or end the run."""
+    on_loss: Literal["continue", "restart"] = "restart"
+    """A worker's process or machine dies. restart: the run ends, for the launcher to start it again; continue: go on
+    without its clients, where the launcher lets the others live (srun, launchers.local), if `min` clients are left."""
     max_update_norm: Positive | None = None
     """Updates with a larger L2 norm are treated as failed; null: no limit."""
 
@@ -173,6 +177,14 @@ class SystemConfig:
     """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
     timeout: Positive = 600.0
     """Seconds without a sign of life from a rank before the run ends with its name."""
+    placement: Literal["balanced", "pinned"] = "balanced"
+    """balanced: every rank can read every client, and clients are shared out by their work; pinned: a client's files
+    are where `pinned` says, and only its sizes are known elsewhere."""
+    pinned: dict[str, Whole] = field(default_factory=dict)
+    """With `placement: pinned`: every client -> the rank, or machine, that has its files. Their order here counts as
+    the clients' order."""
+    pinned_to: Literal["rank", "node"] = "rank"
+    """What the numbers in `pinned` are; a node's clients are shared out among its ranks."""
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: only when it is the only rank."""
     ranks_per_worker: Count = 1
@@ -187,6 +199,13 @@ class SystemConfig:
     """Memory per rank for updates that wait to be sent."""
     state_memory_mb: Count = 2048
     """Memory per rank for the states of its clients; more is kept on disk."""
+
+    def __post_init__(self) -> None:
+        if (self.placement == "pinned") != bool(self.pinned):
+            raise ConfigError(
+                f"system.placement is {self.placement} but system.pinned has {len(self.pinned)} clients; set both: "
+                "`placement: pinned` and the rank of every client, such as `pinned: {north: 1, south: 2}`"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +230,8 @@ class Config:
     """Local training."""
     per_client: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Client name -> the fields of `client` that differ for it."""
+    engine: EngineConfig = EngineConfig()
+    """What the clients' models are trained by: plain torch, or DeepSpeed."""
     partition: PartitionConfig = PartitionConfig()
     """Private and frozen parameters."""
     eval: EvalConfig = EvalConfig()
@@ -243,6 +264,11 @@ class Config:
             raise ConfigError(
                 "eval.point is trained but paradigm is centralized, where those that are judged do not train; set "
                 "eval.point to received and eval.also_received to false"
+            )
+        if self.paradigm == "centralized" and self.system.placement == "pinned":
+            raise ConfigError(
+                "paradigm is centralized, where one client owns all data, but system.placement is pinned, where no "
+                "rank has all data; set system.placement to balanced"
             )
         if self.paradigm == "local" and self.eval.also_received:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The `server` and `client` sections of a config: optimisers and local training."""
+"""The `server`, `client` and `engine` sections of a config: optimisers, local training, what it runs on."""
 
 from __future__ import annotations
 
@@ -166,4 +166,49 @@ class ClientConfig:
         if self.relative_step and self.schedule != "constant":
             raise ConfigError(
                 f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """`engine`: what trains a client's model; everything but `kind` is for DeepSpeed."""
+
+    kind: Literal["torch", "deepspeed"] = "torch"
+    """torch: one whole model per rank; deepspeed: ZeRO over the ranks of a worker."""
+    stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """What the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also parameters."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of parameters and activations; masters and optimiser state stay fp32, and so does what is exchanged."""
+    initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
+    """Of fp16: the loss is multiplied by 2 to this power at a client's start, by less after an overflow."""
+    offload_optimizer: bool = False
+    """Keep optimiser state and masters in the host's memory, and take the steps there."""
+    offload_parameters: bool = False
+    """Of stage 3: keep parameters in the host's memory until a layer needs them."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass in place of keeping them."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "torch":
+            for known in fields(self):
+                if (value := getattr(self, known.name)) != known.default:
+                    raise ConfigError(
+                        f"engine.{known.name} is {str(value).lower()} but engine.kind is torch, which does not use it; "
+                        f"remove engine.{known.name} or set engine.kind to deepspeed"
+                    )
+        needs = {
+            "precision": (self.precision != "fp32", 1, "fp32 masters begin there; on one rank it splits nothing"),
+            "offload_optimizer": (self.offload_optimizer, 1, "on one rank it splits nothing"),
+            "offload_parameters": (self.offload_parameters, 3, "the others keep whole parameters on the device"),
+        }
+        for name, (is_set, stage, reason) in needs.items():
+            if is_set and self.stage < stage:
+                raise ConfigError(
+                    f"engine.{name} is {str(getattr(self, name)).lower()} but engine.stage is {self.stage}; set "
+                    f"engine.stage to {stage} or more ({reason})"
+                )
+        if self.initial_scale_power != 12 and self.precision != "fp16":
+            raise ConfigError(
+                f"engine.initial_scale_power is {self.initial_scale_power} but engine.precision is {self.precision}, "
+                "which needs no loss scale; remove engine.initial_scale_power or set engine.precision to fp16"
             )

@@ -107,8 +107,9 @@ class Curves:
     def _round(self, record: Record) -> None:
         points = {f"round/seconds/{phase}": value for phase, value in record["seconds"].items()}
         for key, value in record.items():
-            if key not in ("kind", "time", "round", "seconds", "traffic", "extra"):
+            if key not in ("kind", "time", "round", "seconds", "traffic", "total", "extra"):
                 points[ROUND_TAGS.get(key, f"round/{key}")] = value
+        points |= {f"total/{key}": value for key, value in record.get("total", {}).items()}
         points |= {key if "/" in key else f"round/{key}": value for key, value in record["extra"].items()}
         self._scalars(None, record, points)
         clients, self._of_round = self._of_round, []

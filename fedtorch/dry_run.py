@@ -5,7 +5,8 @@ from __future__ import annotations
 from fedtorch import yaml_config
 from fedtorch.build import Parts
 from fedtorch.config import ClientConfig
-from fedtorch.placement import cost, place
+from fedtorch.placement import costs
+from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, states
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
 _STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
@@ -19,11 +20,10 @@ def describe(parts: Parts, *, num_ranks: int) -> str:
 
 
 def _placement(parts: Parts) -> str:
-    costs = {client.name: cost(parts.config, parts.training, client) for client in parts.clients}
-    homes = place(parts.config, parts.task, parts.training, parts.clients, parts.topology).homes
-    total = sum(costs.values())
+    shares = costs(parts.config, parts.training, parts.clients)
+    total = sum(shares.values())
     lines = [f"placement: {len(parts.clients)} clients on {len(parts.topology.workers)} workers (share of the work)"]
-    for row in parts.topology.describe(costs, homes):
+    for row in parts.topology.describe(shares, parts.placement.homes):
         shown = ", ".join(row.clients[:_MOST_SHOWN])
         if len(row.clients) > _MOST_SHOWN:
             shown += f" and {len(row.clients) - _MOST_SHOWN} more"
@@ -59,8 +59,32 @@ def _memory(parts: Parts) -> str:
     )
     server = engine.shared.size * planes * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training), ("updates", exchange), ("server only", server)]
+    if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table
+        rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
-    return f"memory per rank, without activations and libraries: {text}"
+    lines = [f"memory per rank, without activations and libraries: {text}"]
+    if config.engine.kind == "deepspeed":
+        lines += ["", *_model_states(parts, state)]
+    return "\n".join(lines)
+
+
+def _model_states(parts: Parts, moments: float) -> list[str]:
+    """A table of what DeepSpeed keeps for this model, and would keep for others, with its own estimate beside ours."""
+    engine, ranks = parts.config.engine, parts.topology.ranks_per_worker
+    sizes = {"this model": Size.of(parts.engine.module), **known_sizes()}
+    lines = [
+        f"DeepSpeed stage {engine.stage}, {engine.precision}, {ranks} ranks per worker: parameters, gradients, masters "
+        "and optimiser per rank, in GiB",
+        f"  {'':<12}{'numbers':>15}{'device':>9}{'host':>9}   DeepSpeed's own estimate (Adam)",
+    ]
+    for name, size in sizes.items():
+        ours, theirs = states(size, engine, ranks=ranks, moments=moments), deepspeeds_own(size, engine, ranks=ranks)
+        own = "-"
+        if theirs is not None:
+            own = f"{theirs.device / 2**30:.2f} device, {theirs.host / 2**30:.2f} host"
+        line = f"  {name:<12}{size.numbers:>15,}{ours.device / 2**30:>9.2f}{ours.host / 2**30:>9.2f}   {own}"
+        lines.append(line)
+    return lines
 
 
 def _client_settings(parts: Parts) -> list[ClientConfig]:

@@ -53,6 +53,10 @@ class DeadlineError(LostRankError):
     exit_code = 7
 
 
+class LostError(DeadlineError):
+    """A collective failed on this rank and the run can go on without the one that is lost; see `Rank.together`."""
+
+
 class CheckpointError(FedtorchError, RuntimeError):
     """A checkpoint could not be written, or none that fits this run could be read."""
 

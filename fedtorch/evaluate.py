@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtorch.client import ClientState
 from fedtorch.errors import FedtorchError
+from fedtorch.judging import added, averages, judge
 from fedtorch.rank import Rank, Stopped
 from fedtorch.records import RECEIVED
-from fedtorch.tasks.base import Scores, Task
-from fedtorch.train.engine import Engine, to_device
+from fedtorch.tasks.base import Scores
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +56,9 @@ class Evaluation:
         with rank.timed("evaluate"):
             own = self._judge(rank.config.eval.split, at_best=False)
             rank.arrive("scores")  # the last chance to stop: from here on the evaluation counts
+            scores = self._gather(own)
             if self.by_client:
                 self._keep_own_best(own)
-            scores = self._gather(own)
             self._keep_best(scores)
         return scores
 
@@ -88,12 +87,16 @@ class Evaluation:
         sizes = rank.setting.task.manifest()
         return [name for name in sizes if sizes[name].get(split) and rank.hosts(rank.judges[name])]
 
+    def _here(self, split: str) -> list[str]:
+        """The same without those that were lost, which in one process may be of its own clients."""
+        return [name for name in self._judged_here(split) if name not in self.rank.lost]
+
     def _judge(self, split: str, *, at_best: bool) -> dict[str, Scores]:
         """Scores of the clients at home here."""
         eval_config, results = self.rank.config.eval, {}
         each = eval_config.per_example and at_best
         try:
-            for name in self._judged_here(split):
+            for name in self._here(split):
                 weights, private = self._model(name, at_best=at_best)
                 self.each[name] = {}
                 results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
@@ -107,7 +110,7 @@ class Evaluation:
     def _judge_received(self, split: str) -> dict[str, Scores]:
         """Scores with the weights received last, as `received/<metric>`."""
         results = {}
-        for name in self._judged_here(split):
+        for name in self._here(split):
             private = self.rank.private_of(name, self.rank.store.get(name))
             scores = self._score(name, split, self.rank.shared, private)
             results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
@@ -197,7 +200,7 @@ class Evaluation:
         ]
         return {
             rank.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}
-            for message in rank.comm.gather(messages, round=rank.round)
+            for message in rank.together("scores", lambda: rank.comm.gather(messages, round=rank.round))
         }
 
     def _gather_each(self) -> dict[str, dict[str, tuple[float, ...]]]:
@@ -205,7 +208,8 @@ class Evaluation:
         messages = [
             rank.message("numbers", name, lists=values) for name, values in (self.each.items() if rank.leads else ())
         ]
-        return {rank.name(message): dict(message.lists) for message in rank.comm.gather(messages, round=rank.round)}
+        gathered = rank.together("scores", lambda: rank.comm.gather(messages, round=rank.round))
+        return {rank.name(message): dict(message.lists) for message in gathered}
 
     def _keep_best(self, scores: Mapping[str, Scores]) -> None:
         """One best round for all, chosen by the server."""
@@ -222,7 +226,8 @@ class Evaluation:
             rank.server.numbers["stopped"] = 1
         stopped = int(rank.server.numbers.get("stopped", 0))
         answer = [rank.message("decision", numbers={"is_best": int(is_best), "stopped": stopped})]
-        (answered,) = rank.comm.share(answer if rank.comm.is_server else [], round=rank.round)
+        answer = answer if rank.comm.is_server else []
+        (answered,) = rank.together("best", lambda: rank.comm.share(answer, round=rank.round))
         if answered.numbers["stopped"]:
             rank.server.numbers["stopped"] = 1
         if answered.numbers["is_best"]:
@@ -241,10 +246,11 @@ class Evaluation:
             for name in (rank.store.clients() if rank.leads else ())
             if rank.store.get(name).numbers.get("evaluations_without_gain", 0) >= patience
         ]
-        found = {rank.name(message) for message in rank.comm.gather(resting, round=rank.round)}
+        gathered = rank.together("resting", lambda: rank.comm.gather(resting, round=rank.round))
+        found = {rank.name(message) for message in gathered}
         waited_for = {name for name, pairs in scores.items() if pairs.get(self.metric, (0.0, 0))[1]}
         if not rank.algorithm.exchanged:
-            waited_for = {client.name for client in rank.setting.clients}
+            waited_for = {client.name for client in rank.setting.clients if client.name not in rank.lost}
         return bool(waited_for) and waited_for <= found
 
     def _keep_own_best(self, scores: Mapping[str, Scores]) -> None:
@@ -280,59 +286,6 @@ class Evaluation:
         numbers = {**state.numbers, "best/is_received": int("best/weights" not in best)}
         rank.store.stage(name, ClientState({**kept, **best}, numbers))
         rank.store.commit([name])
-
-
-@torch.inference_mode()
-def judge(
-    task: Task,
-    engine: Engine,
-    examples: Sequence[Any],
-    batch_size: int,
-    each: dict[str, tuple[float, ...]] | None = None,
-) -> Scores:
-    """Scores of the loaded weights on some examples: per metric (sum, count); `loss` per term of the loss.
-
-    each: grows by the single examples' scores of `task.single_metrics()`, NaN where an example does not count.
-    """
-    engine.module.eval()
-    predictions = task.predict(engine.module, examples, batch_size)
-    scores = task.score(examples, predictions)
-    if each is not None:
-        single = set(task.single_metrics())
-        for example, prediction in zip(examples, predictions, strict=True):
-            for metric, (total, count) in task.score([example], [prediction]).items():
-                if metric in single:
-                    each[metric] = (*each.get(metric, ()), total / count if count else math.nan)
-    if task.judges_loss:
-        scores = {**scores, "loss": _loss(task, engine, examples, batch_size)}
-    return scores  # the main metric first, as readers of the records expect
-
-
-def _loss(task: Task, engine: Engine, examples: Sequence[Any], batch_size: int) -> tuple[float, int]:
-    total, terms = 0.0, 0
-    for start in range(0, len(examples), batch_size):
-        batch = task.collate([examples[i] for i in range(start, min(start + batch_size, len(examples)))], False)
-        loss, count = task.loss(engine.module, to_device(batch, engine.device))
-        total, terms = total + float(loss), terms + int(count)
-    return total, terms
-
-
-def added(one: Scores, other: Scores) -> Scores:
-    """Scores over the examples of both."""
-    names = {**one, **other}
-    return {n: tuple(map(sum, zip(one.get(n, (0.0, 0)), other.get(n, (0.0, 0)), strict=True))) for n in names}  # type: ignore[misc]
-
-
-def averages(scores: Mapping[str, Scores], metric: str) -> tuple[float, float, int]:
-    """(macro, micro, count) of a metric: mean over clients, and over all their examples together.
-
-    Clients without examples do not count. (nan, nan, 0) if there are none.
-    """
-    pairs = [client[metric] for client in scores.values() if client.get(metric, (0.0, 0))[1] > 0]
-    if not pairs:
-        return math.nan, math.nan, 0
-    count = sum(n for _, n in pairs)
-    return sum(total / n for total, n in pairs) / len(pairs), sum(total for total, _ in pairs) / count, count
 
 
 class Selection:

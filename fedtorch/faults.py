@@ -10,6 +10,7 @@ reached), client, step. A fault happens once per process, round and client.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor
 
 from fedtorch.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM, "int": signal.SIGINT}
 SPOILERS: dict[str, Callable[[Tensor], object]] = {
@@ -101,6 +104,7 @@ class Faults:
 
 
 def _happen(fault: Fault, update: Tensor | None) -> None:
+    log.debug("injected: %s", fault)
     if fault.kind in SIGNALS:
         os.kill(os.getpid(), SIGNALS[fault.kind])
     elif fault.kind in SPOILERS:

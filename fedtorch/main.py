@@ -30,7 +30,9 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
-from fedtorch.errors import DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.engines import share_engine
+from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
 from fedtorch.status import write_status
@@ -62,15 +64,21 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         config = yaml_config.load(args.config, args.set)
         torch.set_num_threads(config.system.threads)
         stacks = None if args.dry_run else _start_logging(config.folder, rank)
+        if is_pinned(config) and not args.dry_run:
+            check_task(config)
+            names = tuple(config.system.pinned)
+            with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
+                runs = _build_all(exchange_sizes(config, comm), num_ranks=num_ranks, rank=rank)
+                _run_all(runs, comm, args.resume, stop, _command(args))
+            return 0
         runs = _build_all(config, num_ranks=num_ranks, rank=rank)
         if args.dry_run:
             if rank == 0:
                 runs[0].show_remarks()
                 print(describe(runs[0], num_ranks=num_ranks))
             return 0
-        with _join(runs, num_ranks=num_ranks, stacks=stacks) as comm:
-            for parts in runs:
-                comm.preflight(parts.facts())
+        names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
+        with _join(config, names, num_ranks=num_ranks, stacks=stacks) as comm:
             _run_all(runs, comm, args.resume, stop, _command(args))
         return 0
     except FedtorchError as error:
@@ -90,27 +98,26 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     companion = config.companion()
     if companion is None:
         return [first]
-    same_model = (companion.task, companion.partition, companion.run.seed) == (
-        config.task,
-        config.partition,
-        config.run.seed,
-    )
-    second = build(companion, num_ranks=num_ranks, rank=rank, engine=first.engine if same_model else None)
+    if is_pinned(config):
+        companion = adopt(config, companion)
+    engine = first.engine if share_engine(config, companion) else None
+    second = build(companion, num_ranks=num_ranks, rank=rank, engine=engine)
     second.remarks = [remark for remark in second.remarks if remark not in first.remarks]
     return [first, second]
 
 
-def _join(runs: Sequence[Parts], *, num_ranks: int, stacks: IO[str] | None) -> Communicator:
-    names = tuple(dict.fromkeys(name for parts in runs for name in parts.names))
+def _join(config: Config, names: Sequence[str], *, num_ranks: int, stacks: IO[str] | None) -> Communicator:
     if num_ranks == 1:
         return LocalCommunicator(names)
-    system = runs[0].config.system
-    return DistributedCommunicator.join(names=names, timeout_s=system.timeout, exchange=system.exchange, stacks=stacks)
+    goes_on, system = config.clients.on_loss == "continue", config.system
+    return DistributedCommunicator.join(names, system.timeout, system.exchange, stacks, goes_on=goes_on)
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:
     """One run after the other; the table of the first, with the others beside it, comes last."""
     done: list[tuple[Parts, Result, Tracker | None]] = []
+    for parts in runs:
+        comm.preflight(parts.facts())
     for parts in runs:
         # a checkpoint given by path is the first run's
         mode = resume if parts is runs[0] or resume in ("auto", "never", "force") else "auto"
@@ -133,14 +140,26 @@ def _run_one(
     try:
         result = Runner(setting).run(start)
         if comm.is_server and parts.algorithm.exchanged:
-            parts.task.save_model(parts.engine.module, config.folder / "model")
+            _save_model(parts)
     finally:
         if tracker is not None:
             tracker.close()
     if tracker is not None:
         tracker.result(table(parts, result))
-        write_status(config.folder, code=0, reason="done", command=command, round=result.rounds)
+        lost = list(result.lost)
+        reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
+        write_status(config.folder, code=0, reason=reason, command=command, round=result.rounds)
     return result, tracker
+
+
+def _save_model(parts: Parts) -> None:
+    """For users of the model; that it cannot be written is no reason to lose the run's result."""
+    folder = parts.config.folder / "model"
+    try:
+        with parts.engine.exported() as module:
+            parts.task.save_model(module, folder)
+    except Exception as error:
+        log.warning("the model could not be saved in %s: %s: %s", folder, type(error).__name__, error)
 
 
 def _open_folder(parts: Parts, comm: Communicator, start: int | None, command: str) -> Tracker:
@@ -216,9 +235,12 @@ def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -
 
 def _start_logging(folder: Path, rank: int) -> IO[str]:
     """One file per rank, which is returned; the terminal gets warnings, and all from rank 0 but debug lines."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    except OSError as error:
+        raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = TerminalHandler()  # knows about the progress bar
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
@@ -241,18 +263,18 @@ def _command(args: argparse.Namespace) -> str:
             words = shlex.split(told)
         except ValueError:  # bash writes some letters in a way of its own
             words = told.split()
-        return shlex.join(_masked(word) if "=" in word else word for word in words)
+        return shlex.join(masked(word) if "=" in word else word for word in words)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
         start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     words = [*start, "-m", "fedtorch.main"]
     words += ["--config", *map(str, args.config)] if args.config else []
-    words += ["--set", *map(_masked, args.set)] if args.set else []
+    words += ["--set", *map(masked, args.set)] if args.set else []
     return shlex.join(words)
 
 
-def _masked(override: str) -> str:
+def masked(override: str) -> str:
     """`key=value`, with the value hidden where the key ends like a secret's."""
     key = override.partition("=")[0]
     return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override

@@ -14,6 +14,7 @@ from fedtorch.runs import Run
 _ROWS = {"perplexity": "", "perplexity_assistant": " _A"}
 _AVERAGES = ("All", "union")
 _BYTES = ("bytes_up", "bytes_down", "kv_bytes", "kv_overhead_bytes")
+_PHYSICAL = ("physical_up", "physical_down")
 _PAPER = (("task.model.name", "microsoft/DialoGPT-small"), ("task.max_train", None), ("task.max_test", None))
 
 
@@ -56,14 +57,19 @@ def _scores(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
 def _traffic(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
     """Bytes of all rounds of the group's first run, and of a round; see `Meter` for what is counted."""
     heads = ("rounds", "up MB", "down MB", "keys and values MB", "their masks and headers MB", "sum MB", "MB per round")
-    lines = ["bytes exchanged by all clients, logical (each client's own copy)", ""]
-    lines += ["| run | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    moved_heads = ("sent to the server MB", "sent by the server MB")
+    lines = [
+        "bytes exchanged by all clients, logical (each client's own copy), and what the server's rank physically sent "
+        "and received (nothing in one process)",
+        "",
+    ]
+    lines += [f"| run | {' | '.join((*heads, *moved_heads))} |", "|---|" + "---:|" * (len(heads) + 2)]
     for group in groups:
         name, run = group[0]
         rounds = run.of_kind("round")
-        sums = [sum(record.get(key) or 0 for record in rounds) for key in _BYTES]
+        sums, moved = ([sum(record.get(key) or 0 for record in rounds) for key in keys] for keys in (_BYTES, _PHYSICAL))
         each = sum(sums) / len(rounds) if rounds else 0.0
-        cells = [f"{amount / 1e6:.3f}" for amount in (*sums, sum(sums), each)]
+        cells = [f"{amount / 1e6:.3f}" for amount in (*sums, sum(sums), each, *moved)]
         lines.append(f"| {name} | {len(rounds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

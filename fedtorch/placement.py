@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedtorch.client import Client
 from fedtorch.comm.topology import Topology
-from fedtorch.config import Config
+from fedtorch.config import ClientConfig, Config
+from fedtorch.errors import ConfigError
 from fedtorch.tasks.base import Task
 
 
@@ -24,14 +26,63 @@ class Placement:
 
 def place(config: Config, task: Task, training: Task, clients: Sequence[Client], topology: Topology) -> Placement:
     """A pure function of its arguments, so every rank computes the same."""
-    homes = topology.homes({client.name: cost(config, training, client) for client in clients})
+    allowed = workers_with_data(config, topology)
+    homes = topology.homes(costs(config, training, clients), allowed)
     manifest = task.manifest()
-    homeless = topology.homes({n: float(sum(sizes.values())) for n, sizes in manifest.items() if n not in homes})
+    sizes = {name: float(sum(splits.values())) for name, splits in manifest.items() if name not in homes}
+    homeless = topology.homes(sizes, allowed)
     return Placement(homes, {name: homes[name] if name in homes else homeless[name] for name in manifest})
 
 
-def cost(config: Config, training: Task, client: Client) -> float:
-    """Relative cost of a client's local training in one round."""
-    hp = config.client_for(client.name)
-    stepped = hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0
-    return (stepped or client.sizes["train"] * (hp.epochs or 1)) * training.cost(client.name)
+def make_topology(config: Config, num_ranks: int) -> Topology:
+    """The workers of a job of so many ranks; one process is a worker by itself.
+
+    Raises:
+        ConfigError: the ranks that train are no multiple of `system.ranks_per_worker`.
+    """
+    server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
+    width = 1 if num_ranks == 1 else config.system.ranks_per_worker
+    try:
+        return Topology(num_ranks, bool(server_works), width)
+    except ValueError as error:
+        raise ConfigError(f"system.ranks_per_worker is {width} but {error}") from error
+
+
+def workers_with_data(config: Config, topology: Topology) -> dict[str, list[int]] | None:
+    """Client -> the workers that can read its files; None where all can, as in a job of one rank.
+
+    Raises:
+        ConfigError: a client is pinned to a rank or node that does not train, or is not there.
+    """
+    if config.system.placement != "pinned" or topology.num_ranks == 1:
+        return None
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", topology.num_ranks))
+    width = 1 if config.system.pinned_to == "rank" else per_node
+    what = config.system.pinned_to
+    places: dict[int, list[int]] = {}
+    for worker, ranks in enumerate(topology.workers):
+        places.setdefault(ranks[0] // width, []).append(worker)
+    for name, place in config.system.pinned.items():
+        if place not in places:
+            there = place < -(-topology.num_ranks // width)
+            why = "only serves (see system.server_works)" if there else f"is not there: {topology.num_ranks} ranks run"
+            raise ConfigError(
+                f"system.pinned.{name} is {place} but {what} {place} {why}; {what}s that train: "
+                + ", ".join(map(str, places))
+            )
+    return {name: places[place] for name, place in config.system.pinned.items()}
+
+
+def costs(config: Config, training: Task, clients: Iterable[Client]) -> dict[str, float]:
+    """Relative cost of each client's local training in one round."""
+    usual, found = _per_round(config.client), {}
+    for client in clients:
+        special = client.name in config.per_client
+        stepped, epochs = _per_round(config.client_for(client.name)) if special else usual
+        found[client.name] = (stepped or client.sizes["train"] * epochs) * training.cost(client.name)
+    return found
+
+
+def _per_round(hp: ClientConfig) -> tuple[int, int]:
+    """(examples of a round that is counted in steps, else 0; epochs)."""
+    return (hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0), hp.epochs or 1

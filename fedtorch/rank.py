@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +21,8 @@ from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config import Config, ServerConfig
-from fedtorch.placement import cost, place
+from fedtorch.errors import DeadlineError, LostError, QuorumError
+from fedtorch.placement import Placement
 from fedtorch.seeds import seed_for
 from fedtorch.server import ServerOptimizer, ServerState
 from fedtorch.tasks.base import SERVER, Task
@@ -26,15 +30,19 @@ from fedtorch.track import Tracker
 from fedtorch.train.engine import Engine
 from fedtorch.update import UpdateBuffer
 
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True)
 class Setting:
     """What a run is made of, the same on every rank but for `tracker`; see `build`.
 
     task: evaluation data and model. training: what clients train on (`task`, or one merged client).
-    worker: the ranks that train this rank's clients together with it; None: it is alone.
-    clients: the training clients. config_record, facts: kept in checkpoints. stop: was the run asked to stop?
-    tracker: on the server only.
+    clients: the training clients. placement: where they live. config_record, facts: kept in checkpoints.
+    worker: the ranks that train this rank's clients together with it; None: it is alone. stop: was the run asked to
+    stop? tracker: on the server only.
     """
 
     config: Config
@@ -45,6 +53,7 @@ class Setting:
     engine: Engine
     comm: Communicator
     topology: Topology
+    placement: Placement
     checkpoints: Checkpoints
     config_record: Mapping[str, object]
     facts: Mapping[str, str]
@@ -64,6 +73,8 @@ class Rank:
     are views of it, so nothing is copied before a broadcast. is_fresh: do all ranks hold what the server has?
     has_messages: do clients send compressed messages, so that every rank keeps a replica of the server's state?
     homes: training client -> worker; judges: evaluated client -> worker. round: rounds done.
+    has_homes: does a client train at its home only? lost: client -> the first round that is drawn without it.
+    is_training: is a round's training and combining under way?
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -76,8 +87,8 @@ class Rank:
         )
         keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
         self.is_stateful = keeps or setting.algorithm.stateful(engine.private)
-        placement = place(config, setting.task, setting.training, setting.clients, setting.topology)
-        self.homes, self.judges = placement.homes, placement.judges
+        self.has_homes = self.is_stateful or config.clients.on_loss == "continue" or config.system.placement == "pinned"
+        self.homes, self.judges = setting.placement.homes, setting.placement.judges
         spill = config.folder / "spill" / f"rank{self.comm.rank}"
         self.store = ClientStore(spill / "states", config.system.state_memory_mb << 20)
         self.received = torch.zeros(engine.shared.size * len(self.algorithm.exchanged), dtype=engine.shared.dtype)
@@ -94,6 +105,9 @@ class Rank:
             layout=engine.shared,
         )
         self.round = 0
+        self.lost: dict[str, int] = {}
+        self.is_training = False
+        self._lost_ranks: frozenset[int] = frozenset()
         self.is_fresh = False
         self.seconds: dict[str, float] = {}
         self._indices = {name: index for index, name in enumerate(self.comm.names)}
@@ -105,6 +119,11 @@ class Rank:
             return self.setting.engine.initial_shared
         return self.received[: self.setting.engine.shared.size]
 
+    @cached_property
+    def total(self) -> Tensor:
+        """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
+        return torch.empty(self.setting.engine.shared.size, dtype=self.setting.engine.shared.dtype)
+
     def planes(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of `flat` by the names of `Algorithm.exchanged`."""
         names = self.algorithm.exchanged
@@ -114,10 +133,6 @@ class Rank:
         """The server's vectors as this rank has them; with replicas its further tensors too."""
         planes = self.planes(self.received)
         return {**self.server.tensors, **planes} if self.has_messages else planes
-
-    def cost(self, client: Client) -> float:
-        """Relative cost of this client's local training in a round."""
-        return cost(self.config, self.setting.training, client)
 
     def private_of(self, client: str, state: ClientState) -> Tensor | None:
         """The client's private weights, flat; before its first round its own draw of them. None if there are none."""
@@ -173,15 +188,68 @@ class Rank:
             Stopped: on all ranks, if any of them was asked to stop.
         """
         wants_stop = may_stop and self.setting.stop()
-        if self.comm.arrive(phase, round=self.round, stop=wants_stop) and may_stop:
+        stop = self.comm.arrive(phase, round=self.round, stop=wants_stop)
+        self.note_losses()
+        if stop and may_stop:
             raise Stopped
+
+    def together(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
+        """What `exchange` returns, a step made of collectives; all ranks call it alike.
+
+        Where a worker is lost in it and the run goes on (`clients.on_loss`), the others do it again without that one.
+        So it must not change anything but what it receives; what follows from it is done with what it returned, which
+        counts on all ranks or on none.
+        """
+        while True:
+            answer: list[Answer] = []
+            try:
+                answer.append(exchange())
+            except LostError as error:
+                log.debug("%s of round %d is repeated: %s", phase, self.round + 1, error)
+            is_done = self.comm.settle(bool(answer), phase=phase, round=self.round)
+            self.note_losses()
+            if is_done:
+                return answer[0]
+
+    def note_losses(self) -> None:
+        """Take the clients of workers that were lost out of the run; all ranks call it at the same places.
+
+        Raises:
+            QuorumError: on all ranks, when `clients.min` cannot be reached any more.
+            DeadlineError: on this rank, when another one of its worker was lost, without which it is of no use.
+        """
+        new, self._lost_ranks = self.comm.lost - self._lost_ranks, self.comm.lost
+        if not new:
+            return
+        workers = {number for number, ranks in enumerate(self.setting.topology.workers) if new & set(ranks)}
+        if any(self.hosts(worker) for worker in workers):
+            raise DeadlineError(f"rank {min(new)}, which belongs to the same worker as this one, was lost")
+        self.lose([name for name, worker in {**self.judges, **self.homes}.items() if worker in workers])
+
+    def lose(self, clients: Sequence[str]) -> None:
+        """These clients take no part any more; in a round whose training is under way they fail.
+
+        Raises:
+            QuorumError: see `note_losses`.
+        """
+        clients = [name for name in clients if name not in self.lost]
+        self.lost.update(dict.fromkeys(clients, self.round + int(self.is_training)))
+        left = sum(client.name not in self.lost for client in self.setting.clients)
+        if self.comm.is_server and clients:
+            shown = ", ".join(clients[:10]) + (", ..." if len(clients) > 10 else "")
+            log.warning("round %d: lost %d clients, %d are left: %s", self.round + 1, len(clients), left, shown)
+        if left < self.config.clients.min:
+            raise QuorumError(
+                f"round {self.round + 1}: {left} clients are left after a loss, but clients.min is "
+                f"{self.config.clients.min}; start the run again with all workers"
+            )
 
     def broadcast(self) -> None:
         """The server's vectors to all ranks, unless they have them already."""
         with self.timed("broadcast"):
             self.arrive("broadcast")
             if self.algorithm.exchanged and not self.is_fresh:
-                self.comm.broadcast(self.received)
+                self.together("broadcast", lambda: self.comm.broadcast(self.received))
                 self.is_fresh = True
 
     @contextmanager

@@ -1,9 +1,9 @@
 """metrics.jsonl: one JSON object a line, the only source of curves, tables and reports.
 
 kinds: `run` (clients, rounds), `resume`, `client` and `steps` (one per client and round), `round` (after its clients:
-a round without it is incomplete), `eval` (one per client), `eval_total`, `examples` (scores of single examples, one
-per client), `result`. Rounds count from 1, an evaluation before the first round has 0. A number that is not finite is
-null.
+a round without it is incomplete; its `total` is of all rounds so far), `eval` (one per client), `eval_total`,
+`examples` (scores of single examples, one per client), `result`. Rounds count from 1, an evaluation before the first
+round has 0. A number that is not finite is null.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ RECEIVED = "received/"
 Record = dict[str, Any]
 Scores = Mapping[str, Mapping[str, tuple[float, int]]]
 """client -> metric -> (sum over examples, number of examples)."""
+
+# `bytes_up`, `physical_up`, `messages_up` and the same down, and what clients counted, such as `kv_bytes`
+_COUNTED = ("bytes", "physical", "messages")
+
+
+def counted(record: Mapping[str, Any]) -> dict[str, int]:
+    """The bytes and messages of a `round` record; see `Meter` for what they are."""
+    names = [name for name in record if name.split("_")[0] in _COUNTED and "_" in name or name.endswith("_bytes")]
+    return {name: record[name] for name in names}
 
 
 class Log:
@@ -103,6 +112,8 @@ def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:
 
 def plain(value: Any) -> Any:
     """The value as JSON can hold it: numpy's and torch's numbers as plain ones, non-finite numbers as None."""
+    if value is None or isinstance(value, (str, int)):  # first: there may be 100 000 clients' names
+        return value
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):

@@ -12,40 +12,46 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.base import Updates
-from fedtorch.comm.messages import Decoded, sum_of_messages, sum_on_server
+from fedtorch.comm.messages import Decoded, sum_of_messages
 from fedtorch.errors import FedtorchError
 from fedtorch.rank import Rank
 from fedtorch.update import Report
 from fedtorch.weights import digest_of
 
 
-def step(rank: Rank, accepted: Sequence[Report]) -> dict[str, float]:
+def collect(rank: Rank, accepted: Sequence[Report]) -> list[Tensor]:
+    """The accepted clients' messages, on the ranks that combine them; elsewhere []. All ranks call it."""
+    if rank.algorithm.combines_everywhere:
+        return rank.comm.exchange_all(rank.updates, [report.client for report in accepted], round=rank.round)
+    messages: list[Tensor] = []
+
+    def keep(updates: Updates) -> Tensor:
+        messages.extend(message.clone() for message in updates)  # each is valid until the next one is asked for
+        return torch.empty(0)
+
+    rank.comm.aggregate(rank.updates, accepted, keep, round=rank.round)
+    return messages
+
+
+def step(rank: Rank, accepted: Sequence[Report], messages: Sequence[Tensor]) -> dict[str, float]:
     """Combine the accepted clients' messages and take the server's step, on every rank; returns the weights.
 
-    accepted: on ranks other than the server only the names are set. All ranks call it.
+    accepted: on ranks other than the server only the names are set. messages: see `collect`. All ranks call it.
 
     Raises:
         FedtorchError: on all ranks, when their replicas differ.
     """
-    algorithm, layout, comm = rank.algorithm, rank.setting.engine.shared, rank.comm
+    algorithm, layout = rank.algorithm, rank.setting.engine.shared
     weights = algorithm.weigh(accepted)
 
     def decode(message: Tensor) -> Decoded:
         return algorithm.decode(message, layout)
 
-    if algorithm.combines_everywhere:
-        messages = comm.exchange_all(rank.updates, [report.client for report in accepted], round=rank.round)
-        mean = sum_of_messages(messages, weights, decode, size=layout.size, dtype=layout.dtype)
-        chosen = algorithm.choose(rank.server, mean)
-    else:
-
-        def combine(updates: Updates) -> Tensor:
-            total = sum_on_server(updates, weights, decode, size=layout.size, dtype=layout.dtype)
-            return algorithm.choose(rank.server, total)
-
-        made = comm.aggregate(rank.updates, accepted, combine, round=rank.round)
-        chosen = torch.zeros(rank.updates.size, dtype=torch.uint8) if made is None else made
-        comm.broadcast(chosen)
+    chosen = torch.zeros(rank.updates.size, dtype=torch.uint8)
+    if algorithm.combines_everywhere or rank.comm.is_server:
+        chosen = algorithm.choose(rank.server, sum_of_messages(messages, weights, decode, rank.total))
+    if not algorithm.combines_everywhere:
+        rank.together("broadcast", lambda: rank.comm.broadcast(chosen))
     taken = algorithm.decode(chosen, layout)
     grad = taken if isinstance(taken, Tensor) else taken.dense(layout.dtype)
     rank.server.accepted = list(accepted)
@@ -67,11 +73,16 @@ def compare(rank: Rank) -> None:
         return
     mine = digest_of(_state(rank))
     words = tuple(float(int(mine[i : i + 8], 16)) for i in range(0, 64, 8))
-    gathered = rank.comm.gather([rank.message("numbers", lists={"words": words})], round=rank.round)
-    differing = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
-    verdict = [rank.message("decision", status="differ" if differing else "ok")]
-    (answered,) = rank.comm.share(verdict if rank.comm.is_server else [], round=rank.round)
-    if answered.status != "ok":
+    differing: list[int] = []
+
+    def ask() -> str:
+        gathered = rank.comm.gather([rank.message("numbers", lists={"words": words})], round=rank.round)
+        differing[:] = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
+        verdict = [rank.message("decision", status="differ" if differing else "ok")]
+        (answered,) = rank.comm.share(verdict if rank.comm.is_server else [], round=rank.round)
+        return answered.status
+
+    if rank.together("compare", ask) != "ok":
         raise FedtorchError(
             f"round {rank.round + 1}: the replicas of the server's state on ranks {differing or 'named by the server'} "
             "differ from rank 0's; they compute different bits, use the same machines and threads for all ranks"

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtorch.build import Parts
-from fedtorch.evaluate import averages
+from fedtorch.judging import averages
+from fedtorch.records import counted
 from fedtorch.runner import Result
 from fedtorch.runs import read_run
-
-# `bytes_up`, `physical_up`, `messages_up` and the same down, and what clients counted, such as `kv_bytes`
-_COUNTED = ("bytes", "physical", "messages")
 
 
 def table(parts: Parts, result: Result) -> dict[str, Any]:
@@ -46,6 +44,7 @@ def table(parts: Parts, result: Result) -> dict[str, Any]:
         "traffic": _traffic(run.of_kind("round")),
         "summary": parts.task.summary(result.scores),
         "digest": result.digest,
+        "lost": result.lost,
         "task": parts.task.record(),
     }
 
@@ -54,6 +53,5 @@ def _traffic(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Bytes and messages of all rounds together; see `Meter` for what is counted."""
     total: Counter[str] = Counter()
     for record in rounds:
-        names = [name for name in record if name.split("_")[0] in _COUNTED and "_" in name or name.endswith("_bytes")]
-        total.update({name: record[name] for name in names})
+        total.update(counted(record))
     return dict(total)

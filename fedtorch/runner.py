@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-from torch import Tensor
+from dataclasses import dataclass, field
 
 from fedtorch import replicas
-from fedtorch.algorithms.base import Algorithm, Updates
-from fedtorch.errors import Interrupted, NonFiniteError, QuorumError
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.decision import Decision, as_shown, conclude, exchange
+from fedtorch.errors import Interrupted
 from fedtorch.evaluate import Evaluation
 from fedtorch.rank import Rank, Setting, Stopped
 from fedtorch.saving import digest, restore, save
@@ -25,9 +24,6 @@ from fedtorch.work import Work
 
 log = logging.getLogger(__name__)
 
-# Rounds in a row without `clients.min` usable updates after which a run is given up: what failed will fail again.
-QUORUM_PATIENCE = 3
-
 
 @dataclass
 class Result:
@@ -36,6 +32,7 @@ class Result:
     scores: per client on the final split, with the best model; each: of its single examples, if they are recorded.
     reports, weights: each client's last ones.
     digest: sha256 over the final global weights and every client's state, equal exactly when all bits are.
+    lost: clients of workers that were lost -> rounds that had been drawn with them.
     """
 
     rounds: int = 0
@@ -45,6 +42,7 @@ class Result:
     weights: dict[str, float] = field(default_factory=dict)
     digest: str = ""
     best_round: int | None = None
+    lost: dict[str, int] = field(default_factory=dict)
 
 
 class Runner:
@@ -58,7 +56,6 @@ class Runner:
         self.work = Work(self.rank)
         self.server_share = ServerShare(self.rank)
         self.weights: dict[str, float] = {}  # of this round
-        self.refused: set[str] = set()  # clients of this round, on the server
         self.saved = 0  # rounds in the last checkpoint
 
     def run(self, resume: int | None = None) -> Result:
@@ -75,6 +72,8 @@ class Runner:
             if rank.has_messages:
                 replicas.share_state(rank)
         self.saved = rank.round
+        rank.comm.may_lose()  # until here nothing was computed that a restart would lose
+        rank.note_losses()  # in an earlier run of this job
         try:
             self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
@@ -91,7 +90,9 @@ class Runner:
     def _one_round(self) -> None:
         rank, config = self.rank, self.setting.config
         self.weights = {}
+        rank.is_training = True
         reports = self._clients_round() if rank.algorithm.trains_clients else []
+        rank.is_training = False
         rank.round += 1
         try:
             self._server_train_if_due()
@@ -109,18 +110,18 @@ class Runner:
         rank = self.rank
         rank.broadcast()
         with rank.timed("train"):
-            reports = self.work.of_this_round()
+            own = self.work.of_this_round()
             rank.arrive("gather")
         with rank.timed("aggregate"):
-            reports = rank.comm.gather_reports(reports, round=rank.round)
+            reports = rank.together("gather", lambda: rank.comm.gather_reports(own, round=rank.round))
             if rank.comm.is_server and (waited := self.work.waited_for(reports)):
                 log.debug("round %d: %s", rank.round + 1, waited)
-            accepted = self._decide(reports)
-            if accepted and rank.algorithm.exchanged:
-                self._step(accepted)
-            rank.store.commit([report.client for report in accepted])
+            decision = rank.together("aggregate", lambda: exchange(rank, reports, self.work.drawn))
+            conclude(rank, decision)
+            self._step(decision)
+            rank.store.commit([report.client for report in decision.accepted])
             rank.updates.clear()
-        return reports
+        return as_shown(decision)
 
     def _server_train_if_due(self) -> None:
         """The server's own training, unless it was done in this round; a signal during it leaves it to be repeated."""
@@ -163,73 +164,25 @@ class Runner:
             rank.shared.copy_(engine.initial_shared)
             rank.is_fresh = True
 
-    def _decide(self, reports: Sequence[Report]) -> list[Report]:
-        """The updates that count, none if they are too few; decided by the server (elsewhere only names come back).
-
-        Raises:
-            NonFiniteError, QuorumError: on all ranks, when the server decides that the run must end.
-        """
-        rank, config = self.rank, self.setting.config.clients
-        messages = []
-        if rank.comm.is_server:
-            accepted, refused = sift(reports, config.max_update_norm)
-            self.refused = {report.client for report, _ in refused}
-            for report, reason in refused:
-                log.warning("round %d: client %s is left out: %s", rank.round + 1, report.client, reason)
-            numbers = rank.server.numbers
-            draws = sum(int(report.extra.get("draws", 1)) for report in accepted)
-            numbers["void_rounds"] = 0 if draws >= config.min else numbers.get("void_rounds", 0) + 1
-            if numbers["void_rounds"]:
-                log.warning(
-                    "round %d: %d usable updates, clients.min is %d: the server takes no step",
-                    rank.round + 1,
-                    len(accepted),
-                    config.min,
-                )
-                accepted = []
-            ends = {"NonFiniteError": refused and config.on_failure == "stop"}
-            ends["QuorumError"] = numbers["void_rounds"] >= QUORUM_PATIENCE
-            verdict = next((name for name, is_so in ends.items() if is_so), "ok")
-            messages = [rank.message("decision", status=verdict)]
-            messages += [rank.message("decision", report.client) for report in accepted]
-        verdict_message, *names = rank.comm.share(messages, round=rank.round)
-        if verdict_message.status == "NonFiniteError":
-            raise NonFiniteError(
-                f"round {rank.round + 1}: a client failed, sent NaN or infinity, or exceeded clients.max_update_norm, "
-                "and clients.on_failure is stop; the log names it"
-            )
-        if verdict_message.status == "QuorumError":
-            raise QuorumError(
-                f"round {rank.round + 1}: fewer than clients.min = {config.min} usable updates in {QUORUM_PATIENCE} "
-                "rounds in a row; the log names each client's reason"
-            )
-        return accepted if rank.comm.is_server else [Report(rank.name(message)) for message in names]
-
-    def _step(self, accepted: Sequence[Report]) -> None:
-        """Weigh and combine the accepted updates; the server takes its step."""
-        rank, algorithm = self.rank, self.setting.algorithm
-        if rank.has_messages:
-            self.weights = replicas.step(rank, accepted)
-            self.result.weights.update(self.weights)
+    def _step(self, decision: Decision) -> None:
+        """The server's step along what was combined."""
+        rank = self.rank
+        if not decision.accepted or not rank.algorithm.exchanged:
             return
-
-        def combine(updates: Updates) -> Tensor:
-            weights = algorithm.weigh(updates.reports)
-            self.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
-            self.result.weights.update(self.weights)
-            return algorithm.aggregate(updates, weights)
-
-        grad = rank.comm.aggregate(rank.updates, accepted, combine, round=rank.round)
-        if rank.comm.is_server:
-            assert grad is not None
-            rank.server.accepted = list(accepted)
-            algorithm.server_update(rank.server, grad)
-        rank.is_fresh = False
+        if rank.has_messages:
+            decision.weights = replicas.step(rank, decision.accepted, decision.messages)
+        elif rank.comm.is_server:
+            assert decision.combined is not None
+            rank.server.accepted = list(decision.accepted)
+            rank.algorithm.server_update(rank.server, decision.combined)
+        rank.is_fresh = rank.has_messages  # every rank has taken the step itself
+        self.weights = decision.weights
+        self.result.weights.update(self.weights)
 
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
         rank, result = self.rank, self.result
-        result.rounds, result.digest = rank.round, digest(rank)
+        result.rounds, result.digest, result.lost = rank.round, digest(rank), rank.lost
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if rank.comm.is_server else {}
         best_round = rank.server.numbers.get("best_round")
@@ -241,12 +194,10 @@ class Runner:
         return result
 
     def _track_round(self, reports: Sequence[Report]) -> None:
-        """Record the round that is over; a client that rested has nothing to show, one that was refused is not ok."""
+        """Record the round that is over; a client that rested has nothing to show."""
         rank, tracker = self.rank, self.setting.tracker
         if tracker is None:
             return
-        refused = {report.client for report in reports if report.status == "ok"} & self.refused
-        reports = [replace(r, status="refused") if r.client in refused else r for r in reports]
         shown = [report for report in reports if rank.algorithm.exchanged or report.steps or report.status != "ok"]
         self.result.reports.update({report.client: report for report in shown})
         traffic = Counter(rank.comm.meter.take())
@@ -260,19 +211,3 @@ class Runner:
             split = config.final_split if final else config.split
             label = "final" if final else "training"
             self.setting.tracker.evaluation(self.rank.round - 1, split, scores, label=label)
-
-
-def sift(reports: Sequence[Report], max_norm: float | None) -> tuple[list[Report], list[tuple[Report, str]]]:
-    """(accepted reports, refused ones with the reason), each in the given order."""
-    accepted: list[Report] = []
-    refused: list[tuple[Report, str]] = []
-    for report in reports:
-        if report.status != "ok":
-            refused.append((report, report.status))
-        elif not report.is_ok:
-            refused.append((report, "its update or its loss is not finite"))
-        elif max_norm is not None and report.norm > max_norm:
-            refused.append((report, f"its update's norm {report.norm:.3g} is above clients.max_update_norm {max_norm}"))
-        else:
-            accepted.append(report)
-    return accepted, refused

@@ -29,10 +29,10 @@ def save(rank: Rank, *, is_last: bool = False) -> bool:
         rank.arrive("checkpoint", may_stop=False)
         written = [_write_client(rank, name) for name in rank.store.dirty()] if rank.leads else []
         rank.arrive("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
-        gathered = rank.comm.gather(written, round=rank.round)
+        gathered = rank.together("files", lambda: rank.comm.gather(written, round=rank.round))
         answer = [rank.message("decision", status=_write(rank, gathered, is_last))] if rank.comm.is_server else []
         rank.arrive("saved", may_stop=False)
-        (answered,) = rank.comm.share(answer, round=rank.round)
+        (answered,) = rank.together("saved", lambda: rank.comm.share(answer, round=rank.round))
         if answered.status == "failed":
             raise CheckpointError(f"the state after round {rank.round} could not be saved; see the errors above")
         if answered.status == "ok":
@@ -72,16 +72,21 @@ def restore(rank: Rank, round: int) -> None:
 
 
 def digest(rank: Rank) -> str:
-    """sha256 over the global weights and every client's state; equal exactly when all bits are. On the server."""
+    """sha256 over the global weights and the state of every client that is not lost; equal exactly when all bits are.
+
+    On the server.
+    """
     rank.arrive("digest", may_stop=False)
     messages = []
     for name in rank.store.clients() if rank.leads else ():
+        if name in rank.lost:
+            continue
         parts = bytes.fromhex(digest_of(rank.store.get(name).tensors))
         words = tuple(float(int.from_bytes(parts[i : i + 4], "big")) for i in range(0, len(parts), 4))
         messages.append(rank.message("numbers", name, lists={"words": words}))
     states = {
         f"client/{rank.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
-        for message in rank.comm.gather(messages, round=rank.round)
+        for message in rank.together("digest", lambda: rank.comm.gather(messages, round=rank.round))
     }
     shared = {"weights": rank.server.weights} if rank.algorithm.exchanged else {}
     return digest_of({**states, **shared}) if rank.comm.is_server else ""

@@ -60,9 +60,12 @@ class Tracker:
         self._past = self._take_up(run_dir / records.NAME, resume_round)
         self._log = Log(run_dir / records.NAME)
         self._steps: Counter[str] = Counter()
+        self._total: Counter[str] = Counter()
         for record in self._past:
             if record["kind"] == "steps":
                 self._steps[record["client"]] = record["first_step"] + len(record["loss"])
+            elif record["kind"] == "round":
+                self._total.update(records.counted(record))
         self._console: Console | None = Console(progress, rounds, resume_round or 0)
         self._curves: Curves | None = None
         self._shown_round, self._score = resume_round or 0, ("", 0)
@@ -89,7 +92,8 @@ class Tracker:
         """Round `round` (0-based) is over.
 
         reports: of the whole cohort. weights: of the clients whose updates were combined. seconds: per phase.
-        traffic: `bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn.
+        traffic: `bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn. The others' sums over
+            all rounds so far are the record's `total`, drawn as `total/<name>`.
         extra: further numbers of the server, drawn as `round/<name>` (a name with a slash is the tag itself).
         """
         for report in reports:
@@ -105,6 +109,8 @@ class Tracker:
         examples = sum(report.examples for report in ok)
         loss = math.fsum(report.examples * report.loss_mean for report in ok) / examples if examples else None
         norms = [report.norm for report in ok]
+        sums = {"bytes_up": 0, "bytes_down": 0, **{name: n for name, n in traffic.items() if "/" not in name}}
+        self._total.update(records.counted(sums))
         record = self._record(
             {
                 "kind": "round",
@@ -114,9 +120,8 @@ class Tracker:
                 "clients_ok": len(ok),
                 "clients_failed": len(reports) - len(ok),
                 "seconds": dict(seconds),
-                "bytes_up": 0,
-                "bytes_down": 0,
-                **{name: value for name, value in traffic.items() if "/" not in name},
+                **sums,
+                "total": dict(self._total),
                 "traffic": {name: value for name, value in traffic.items() if "/" in name},
                 "update_norm_median": median(norms) if norms else None,
                 "update_norm_max": max(norms, default=None),

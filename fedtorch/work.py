@@ -18,6 +18,7 @@ from fedtorch.comm.wire import report_problem
 from fedtorch.errors import DataError, FedtorchError, PeerError
 from fedtorch.evaluate import CACHED_CLIENTS
 from fedtorch.job import ClientJob
+from fedtorch.placement import costs
 from fedtorch.rank import Rank, Stopped
 from fedtorch.sampling import cohort
 from fedtorch.update import Report
@@ -30,11 +31,13 @@ OUT_OF_MEMORY = "failed:OutOfMemoryError"
 class Work:
     """Trains clients on this rank; their updates and new states wait in the rank's buffers for the server's decision.
 
+    drawn: the cohort of the round, each client with how often it was drawn.
     outgoing: the vector that the present client's update is written to; the buffer then keeps it without a copy.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.drawn: list[tuple[Client, int]] = []
         self.outgoing = rank.updates.blank()
         self.placed: dict[str, int] = {}  # client of this round -> worker
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.training.load)
@@ -61,12 +64,16 @@ class Work:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         rank, setting = self.rank, self.rank.setting
         rule = rank.config.clients.sampling
-        drawn = cohort(setting.clients, self.per_round, rule, seed=rank.config.run.seed, round=rank.round)
-        costs = {client.name: rank.cost(client) for client, _ in drawn}
-        placed = self.placed = setting.topology.assign(costs, rank.homes if rank.is_stateful else None)
+        clients: Sequence[Client] = setting.clients
+        if rank.lost:
+            clients = [client for client in clients if rank.round < rank.lost.get(client.name, rank.round + 1)]
+        per_round = len(clients) if rank.config.clients.per_round == "all" else self.per_round
+        self.drawn = cohort(clients, per_round, rule, seed=rank.config.run.seed, round=rank.round)
+        expected = costs(rank.config, setting.training, (client for client, _ in self.drawn))
+        placed = self.placed = setting.topology.assign(expected, rank.homes if rank.has_homes else None)
         reports = []
         try:
-            for client, draws in drawn:
+            for client, draws in self.drawn:
                 if rank.hosts(placed[client.name]):
                     reports.append(self._train_or_retry(client, draws))
         except Stopped:

@@ -111,6 +111,15 @@ class Pool:
         self._signals += 1
 
 
+def hold(folder: Path) -> int | None:
+    """Take a run folder's lock: its file descriptor, for this process and those that inherit it; None if it is held."""
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    if _take(lock, tries=5):  # whoever asks for the status holds it for an instant
+        return lock
+    os.close(lock)
+    return None
+
+
 def is_locked(folder: Path) -> bool | None:
     """Does a process hold this run? None if it was never run by a pool."""
     path = folder / LOCK
@@ -126,10 +135,10 @@ def is_locked(folder: Path) -> bool | None:
 def _start(command: Command, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     """Start in a session of its own, so that the terminal's Ctrl-C reaches only the pool; None if it is locked."""
     command.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(command.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = hold(command.folder)
+    if lock is None:
+        return None
     try:
-        if not _take(lock, tries=5):  # whoever asks for the status holds it for an instant
-            return None
         with (command.folder / "output.txt").open("ab") as output:
             return subprocess.Popen(
                 command.words,

@@ -12,6 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
 
+from benchmarks.clients import main as clients_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
 from benchmarks.rounds import cases, main
@@ -74,3 +75,13 @@ def test_the_sparse_benchmark_measures_what_the_formula_says(
         assert record["bound_bytes"] <= record["moved_bytes"] < record["dense_moved_bytes"]
         assert all(seconds > 0 for seconds in record["seconds"].values())
     assert "DIFFERS" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_clients_compares_numbers_of_them(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    assert clients_main(["--clients", "20", "2000", "--rounds", "1", "--repeat", "1", "--json", str(target)]) == 0
+    few, many = (json.loads(target.read_text())[count] for count in ("20", "2000"))
+    assert few["start_ratio"] == few["round_ratio"] == 1 and few["memory_ratio"] == [1, 1]
+    assert many["start_ratio"] == pytest.approx(many["start_s"] / few["start_s"])
+    assert all(figures["round_s"] > 0 and min(figures["peak_mb"]) > 0 for figures in (few, many))

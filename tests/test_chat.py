@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import socket
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import yaml
+from ranks import start_ranks
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedtorch.chat import UserSide, main, talk
@@ -247,9 +249,32 @@ def test_the_user_side_is_the_holders_own_and_the_assistant_is_shared(run_dir: P
     assert not torch.equal(flat[0], kept)
 
 
+def run_assistant(arguments: list[str], sock: socket.socket) -> int:
+    given = [argument for argument in arguments if not argument.startswith("--socket=")]
+    return assistant_main([*given, f"--socket={sock.detach()}"])
+
+
+class Forked:
+    """In place of Popen: the assistant's process comes from the tests' fork server, which has imported torch."""
+
+    def __init__(self, command: list[str], *, pass_fds: tuple[int], **_: Any) -> None:
+        assert command[1:3] == ["-m", "fedtorch.chat_assistant"]
+        with socket.socket(fileno=os.dup(*pass_fds)) as sock:
+            self.ranks = start_ranks(run_assistant, 1, command[3:], sock)
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit code, which must be that of its main function."""
+        (outcome,) = self.ranks.outcomes or self.ranks.join(timeout)
+        assert not outcome.error, outcome.error
+        return outcome.result if outcome.exit_code == 0 else outcome.exit_code
+
+
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_chat_in_two_processes(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    is_forked: bool, run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_forked:
+        monkeypatch.setattr("subprocess.Popen", Forked)
     typed = ["i want a pizza", "large please"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
     command = ["--run", str(run_dir), "--holder", "pizza", "--show-wire", "--max-new", "6", "--reply", "keys"]

@@ -82,6 +82,16 @@ def test_the_saved_model_loads_with_transformers_and_answers_alike(config: Path)
     assert model.get_input_embeddings().weight.data_ptr() == model.lm_head.weight.data_ptr()
 
 
+def test_a_model_that_cannot_be_saved_costs_no_result(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedtorch.tasks.text2sql.Text2SQL.save_model", refuse)
+    assert run(config) == 0
+    assert results(config)["digest"]
+    assert "the model could not be saved" in (config.parent / "run" / "log.rank0.txt").read_text()
+
+
 def test_a_finished_run_resumed_gives_the_same_result(config: Path) -> None:
     assert run(config) == 0
     first = results(config)
@@ -328,7 +338,7 @@ def test_a_launcher_says_how_a_run_is_continued(config: Path, monkeypatch: pytes
 
 
 def test_the_command_that_resumes_hides_secrets() -> None:
-    from fedtorch.main import _masked
+    from fedtorch.main import masked
 
-    assert _masked("track.api_token=hunter2") == "track.api_token=<masked>"
-    assert _masked("client.lr=0.1") == "client.lr=0.1"
+    assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
+    assert masked("client.lr=0.1") == "client.lr=0.1"

@@ -25,6 +25,7 @@ def make_run(folder: Path, name: str, columns: dict[str, float], *, seed: int = 
     track = Tracker(folder, clients=list(columns), rounds=2, tensorboard=False, progress="off")
     for round in range(2):
         traffic = {"bytes_up": 1e6, "bytes_down": 5e5, "kv_bytes": 2e6, "kv_overhead_bytes": 1000, "broadcast/x": 9}
+        traffic |= {"physical_up": 3e5, "physical_down": 4e5}
         track.round(round, [], {}, {}, traffic)
     row = {**columns, "All": fmean(columns.values()), "union": 1.0}
     summary = {"perplexity": row, "perplexity_assistant": {key: value / 2 for key, value in row.items()}}
@@ -44,7 +45,7 @@ def test_ours_stand_above_the_papers_and_bytes_are_summed(tmp_path: Path, capsys
         "| feda_top50 _A | 5.00 | 5.50 | 6.00 | 6.50 | 7.00 | 7.50 | 6.25 | 0.50 |",
         "| published: top 1/50 _A | 12.25 | 10.50 | 11.61 | 16.50 | 9.93 | 11.94 | 18.78 | - |",
     ]
-    assert lines[-1] == "| feda_top50 | 2 | 2.000 | 1.000 | 4.000 | 0.002 | 7.002 | 3.501 |"
+    assert lines[-1] == "| feda_top50 | 2 | 2.000 | 1.000 | 4.000 | 0.002 | 7.002 | 3.501 | 0.600 | 0.800 |"
     assert "task.model.name small (paper: microsoft/DialoGPT-small), data of sgd (paper: taskmaster1)" in out
     assert "probably a slip" in out
     assert (tmp_path / "a" / "report" / "perplexity.md").read_text() == out

@@ -18,11 +18,13 @@ LEVELS: list[tuple[str, ...]] = [
     (
         "runner",
         "replicas",
+        "decision",
         "work",
         "server_share",
         "rank",
         "placement",
         "evaluate",
+        "judging",
         "saving",
         "checkpoint",
         "checkpoint_files",
@@ -80,7 +82,7 @@ def test_the_loop_names_no_algorithm_task_or_model() -> None:
     words = re.compile(
         r"fedavg|fedprox|scaffold|fednova|ditto|lorar|parsing|text2sql|wikisql|\bt5\b|bert|gpt", re.IGNORECASE
     )
-    for stem in ("runner", "rank", "evaluate", "saving", "job", "work", "server_share", "placement"):
+    for stem in ("runner", "rank", "evaluate", "saving", "job", "work", "server_share", "placement", "decision"):
         # papers may be cited in comments and docstrings
         code = ast.unparse(_without_docstrings(ast.parse((PACKAGE / f"{stem}.py").read_text())))
         assert not words.findall(code), stem

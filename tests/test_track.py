@@ -23,7 +23,7 @@ from fedtorch.update import Report
 
 CLIENTS = ("atis", "yelp")
 SECONDS = {"train": 1.5, "aggregate": 0.25}
-TRAFFIC = {"bytes_up": 100, "bytes_down": 200, "aggregate/bytes_up": 100}
+TRAFFIC = {"bytes_up": 100, "bytes_down": 200, "physical_up": 7, "kv_bytes": 50, "aggregate/bytes_up": 100}
 
 
 def tracker(run_dir: Path, **settings: Any) -> Tracker:
@@ -119,6 +119,9 @@ def test_every_client_has_the_same_tags_in_a_folder_of_its_own(tmp_path: Path) -
     assert server["round/loss"] == [(1, 4.25), (2, 2.25)]
     assert server["round/seconds/train"] == [(1, 1.5), (2, 1.5)]
     assert server["round/bytes_down"] == [(1, 200.0), (2, 200.0)]
+    for name in ("bytes_up", "bytes_down", "physical_up", "kv_bytes"):
+        assert server[f"round/{name}"] == [(1, TRAFFIC[name]), (2, TRAFFIC[name])]
+        assert server[f"total/{name}"] == [(1, TRAFFIC[name]), (2, 2 * TRAFFIC[name])]
     assert server["update/norm_max"] == [(1, 2.5), (2, 1.5)]
     assert server["global/eval/dev/em/macro"] == [(1, 0.0), (2, 0.125)]
     assert "custom_scalars__config__" in curves(tmp_path, "server").Tags()["tensors"]

@@ -42,16 +42,27 @@ class Algorithm:
         all over the shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each
         name in `ServerState.tensors`; `weights` are the model's, others start at zero.
     is_personal: clients are judged with models of their own, so each is evaluated at its home.
+    needs_labels: do clients train on the task's own loss?
     """
 
     exchanged: ClassVar[tuple[str, ...]] = ("weights",)
     is_personal: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = True
 
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
 
     def check_task(self, task: Any) -> None:
         """Called at start-up with the task that clients train on; raises ConfigError for what it lacks."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The kinds of engine it works on.
+
+        One that touches the engine's module, parameters or gradients by itself, other than in a `before_step` hook
+        through `trained_shared` and `shared_gradients`, needs `torch`: under DeepSpeed such changes would be lost.
+        """
+        return ("torch", "deepspeed")
 
     @property
     def trains_clients(self) -> bool:

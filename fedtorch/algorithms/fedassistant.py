@@ -81,6 +81,11 @@ class FedAssistant(FedAvg):
         """The chosen one."""
         return {"none": None, "topk": self.topk, "quantise": self.quantise}[self.compression]
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Gradients are sent in place of steps."""
+        return ("torch",)
+
     def check(self, hp: LocalTraining) -> None:
         """A gradient is that of one step.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -50,6 +50,8 @@ class FedParsing(Algorithm):
     w_avg, and that is what is judged and sent next. What a client does not train comes back as it was.
     """
 
+    needs_labels: ClassVar[bool] = False
+
     group: Literal["hydranet", "hydranet_mlm", "fedparsing", "fedparsing_ema"] = "fedparsing_ema"
     """clients: none; masked words; a teacher that is frozen; a teacher that is a moving average of the student"""
     student: Student = field(default_factory=Student)
@@ -72,6 +74,11 @@ class FedParsing(Algorithm):
         for name, default in unused.items():
             if getattr(self, name) != default:
                 raise ConfigError(f"{name} is set but group is {self.group}, which does not use it; remove it")
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The teacher reads the parameters after every step."""
+        return ("torch",)
 
     def check(self, hp: LocalTraining) -> None:
         """Epochs are what the teacher and the paper count in."""

@@ -60,6 +60,11 @@ class FewFedWeight(FedAvg):
     generation_batch: Count = 64
     """inputs labelled at a time"""
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Clients label with the engine's module between their trainings."""
+        return ("torch",)
+
     def check_task(self, task: Any) -> None:
         """The task must be able to label."""
         pseudo.labelling_task(task)

@@ -37,6 +37,11 @@ class Scaffold(FedAvg):
     force: bool = False
     """allow other client optimisers than plain SGD, for which S·lr is not the right scale of option II"""
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Option I takes gradients outside a step."""
+        return ("torch",) if self.option == "I" else super().engines
+
     def check(self, hp: LocalTraining) -> None:
         """Refuses what the paper's formula does not cover, unless `force`."""
         plain = hp.optimizer == "sgd" and not hp.momentum and not hp.weight_decay and hp.schedule == "constant"

@@ -40,8 +40,14 @@ class Updates(ABC):
         The `max_abs` in the reports must be true: they fix the scale of the integer sum.
 
         Raises:
-            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite.
+            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite; or the updates are
+                compressed messages, whose bytes have no sum (see `comm.messages.sum_on_server`).
         """
+        if not self.dtype.is_floating_point:
+            raise ValueError(
+                f"the updates are compressed messages ({self.dtype}), not vectors, and cannot be summed as they are; "
+                "use sum_on_server, which decodes them, or algorithm.exchange: dense"
+            )
         if len(weights) != len(self.reports):
             raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
         weights = [float(weight) for weight in weights]
@@ -76,6 +82,8 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    lost: frozenset[int] = frozenset()
+    """ranks that the others go on without; see `may_lose`"""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -110,6 +118,21 @@ class Communicator(ABC):
                 was doing. On a worker also when the server is silent.
             PreflightError: on every rank, if they arrived for different phases or rounds.
         """
+
+    @abstractmethod
+    def may_lose(self) -> None:
+        """From now on the loss of a rank other than the server is not the end, if the config says so.
+
+        `arrive` then leaves out a rank that has ended and notes it in `lost`; a collective in which one is lost raises
+        LostError on ranks that notice, and every rank must call `settle` after its collectives.
+        """
+
+    def settle(self, is_done: bool, *, phase: str, round: int) -> bool:
+        """After collectives: did they go through on all ranks that are left? All get the same answer.
+
+        False: the living have a new group, and nothing that was received counts.
+        """
+        return is_done
 
     @abstractmethod
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:

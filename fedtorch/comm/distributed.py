@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing_extensions import Self
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.holder import Holder
+from fedtorch.comm.lifeline import Lifeline
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.messages import count_replicated, exchange_all
 from fedtorch.comm.remote import Exchange, RemoteUpdates
@@ -22,11 +24,14 @@ from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
 from fedtorch.comm.wire import MAX_BYTES, Message, decode_all, encode
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
+from fedtorch.errors import DeadlineError, FedtorchError, LostError, PreflightError
 from fedtorch.update import Report, UpdateBuffer
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 3.0  # after a failed collective: for the living to say that they are; their sockets close within 0.1 s
 _FAREWELL_S = 10.0  # to wait for the others before the last sockets close
+_PATIENCE = 5  # collectives in a row that may fail though nobody is lost
 
 
 class DistributedCommunicator(Communicator):
@@ -46,17 +51,20 @@ class DistributedCommunicator(Communicator):
         hosts_store: bool,
         exchange: Exchange,
         stacks: IO[str] | None = None,
+        lifeline: Lifeline | None = None,
     ) -> None:
         super().__init__(names)
         self.rank, self.size = rank, size
         self._exchange: Exchange = exchange
         self._store, self._hosts_store = store, hosts_store
-        self._liveness = Liveness(store, rank, size, store.timeout_s, stacks)
+        self._liveness = Liveness(store, rank, size, store.timeout_s, stacks, lifeline)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._group = Group(store, self._liveness, self._blame)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
         self._is_closed = False
+        self._may_lose = False
+        self._groups, self._failures = 1, 0
         self._liveness.beat()
         self.faults("init")
 
@@ -67,17 +75,30 @@ class DistributedCommunicator(Communicator):
         timeout_s: float = 600.0,
         exchange: Exchange = "auto",
         stacks: IO[str] | None = None,
+        *,
+        goes_on: bool = False,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
+        goes_on: after `may_lose`, go on without workers that are lost.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
         """
         store, rank, size, hosts_store = Store.join(os.environ, timeout_s)
-        return cls(names, store=store, rank=rank, size=size, hosts_store=hosts_store, exchange=exchange, stacks=stacks)
+        lifeline = Lifeline.open(store, rank, os.environ["MASTER_ADDR"]) if goes_on and size > 1 else None
+        return cls(
+            names,
+            store=store,
+            rank=rank,
+            size=size,
+            hosts_store=hosts_store,
+            exchange=exchange,
+            stacks=stacks,
+            lifeline=lifeline,
+        )
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists."""
@@ -88,7 +109,41 @@ class DistributedCommunicator(Communicator):
     def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
         """See the base class; through the store, no collective is under way meanwhile."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
-        return self._rendezvous.arrive(phase, round, stop)
+        verdict = self._rendezvous.arrive(phase, round, stop=stop, may_lose=self._may_lose)
+        self._regroup(verdict["lost"])
+        return bool(verdict["stop"])
+
+    def may_lose(self) -> None:
+        """See the base class; without the connections that `goes_on` asks for nothing changes."""
+        self._may_lose = self._liveness.lifeline is not None
+
+    def settle(self, is_done: bool, *, phase: str, round: int) -> bool:
+        """See the base class.
+
+        Raises:
+            DeadlineError: collectives fail again and again though all ranks live; the network is at fault.
+        """
+        if not self._may_lose:
+            return is_done
+        verdict = self._rendezvous.arrive(f"after {phase}", round, ok=is_done, may_lose=True)
+        is_done = bool(verdict["ok"])
+        self._failures = 0 if is_done or verdict["lost"] else self._failures + 1
+        if self._failures == _PATIENCE:
+            raise DeadlineError(f"phase {phase} of round {round} failed {_PATIENCE} times though every rank is alive")
+        self._regroup(verdict["lost"], is_broken=not is_done)
+        return is_done
+
+    def _regroup(self, lost: Mapping[int, str], *, is_broken: bool = False) -> None:
+        """Go on without the ranks in `lost`: the living form a new group at their next collective."""
+        for rank, why in lost.items():
+            log.warning("going on without rank %d: %s", rank, why)
+        if lost or is_broken:
+            self._liveness.forget(lost)
+            self.lost |= lost.keys()
+            self._group.drop()
+            members = sorted([self.rank, *self._liveness.others])
+            self._group = Group(self._store, self._liveness, self._blame, members=members, generation=self._groups)
+            self._groups += 1
 
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
         """See the base class; at most one write a second while phase and client stay the same."""
@@ -105,7 +160,7 @@ class DistributedCommunicator(Communicator):
             "broadcast",
             logical=flat.nbytes * copies if self.is_server else 0,
             messages=copies if self.is_server else 0,
-            physical=flat.nbytes * (self.size - 1 if self.is_server else 1),
+            physical=flat.nbytes * (self._group.size - 1 if self.is_server else 1),
         )
 
     def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
@@ -117,15 +172,16 @@ class DistributedCommunicator(Communicator):
                 self._group.wait(self._group.start_send(_to_tensor(data)))
                 self.meter.count("up", "gather", physical=len(data))
             return []
-        buffers = [_to_tensor(data)]
-        buffers += [torch.zeros(_bounded(size, rank), dtype=torch.uint8) for rank, size in enumerate(sizes) if rank]
-        works = [self._group.start_receive(buffer, rank) for rank, buffer in enumerate(buffers) if rank and len(buffer)]
+        buffers = {0: _to_tensor(data)}
+        for rank, size in zip(self._group.members[1:], sizes[1:], strict=True):
+            buffers[rank] = torch.zeros(_bounded(size, rank), dtype=torch.uint8)
+        works = [self._group.start_receive(buffer, rank) for rank, buffer in buffers.items() if rank and len(buffer)]
         for work in works:
             self._group.wait(work)
-        found = [(rank, message) for rank, buffer in enumerate(buffers) for message in self._decode(buffer, round)]
+        found = [(rank, message) for rank, buffer in buffers.items() for message in self._decode(buffer, round)]
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
-        num_bytes = sum(map(len, buffers))
+        num_bytes = sum(map(len, buffers.values()))
         self.meter.count("up", "gather", logical=num_bytes, physical=num_bytes - len(data), messages=len(found))
         return self._sorted([message for _, message in found])
 
@@ -142,7 +198,7 @@ class DistributedCommunicator(Communicator):
             "share",
             logical=num_bytes if self.is_server else 0,
             messages=len(messages) if self.is_server else 0,
-            physical=num_bytes * (self.size - 1 if self.is_server else 1),
+            physical=num_bytes * (self._group.size - 1 if self.is_server else 1),
         )
         return self._decode(buffer, round)
 
@@ -191,20 +247,22 @@ class DistributedCommunicator(Communicator):
             return
         self._is_closed = True
         self._liveness.rest()
-        everyone = {rank: f"bye/{rank}" for rank in range(self.size)}
+        everyone = {rank: f"bye/{rank}" for rank in (self.rank, *self._liveness.others)}
         try:
             self._store.set(everyone[self.rank], "")
             if not self._group.is_broken:
                 self._rendezvous.wait(everyone, limit_s=_FAREWELL_S)
             self._drop()
             # The host of the store leaves last: it is needed until everyone has read the others' goodbye.
-            gone = {rank: f"gone/{rank}" for rank in range(1, self.size)}
+            gone = {rank: f"gone/{rank}" for rank in self._liveness.others if rank}
             if self.rank:
-                self._store.set(gone[self.rank], "")
+                self._store.set(f"gone/{self.rank}", "")
             elif self._hosts_store:
                 self._rendezvous.wait(gone, limit_s=_FAREWELL_S)
         except DeadlineError:
             self._drop()  # somebody has left already, which is what closing is for
+        if self._liveness.lifeline is not None:
+            self._liveness.lifeline.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -218,11 +276,13 @@ class DistributedCommunicator(Communicator):
             self._liveness.beat(left=kind.__name__)
             self._liveness.rest()
             if self._hosts_store:  # so that the others can read why
-                self._rendezvous.linger({r: f"gone/{r}" for r in range(1, self.size)}, _GRACE_S)
+                self._rendezvous.linger({r: f"gone/{r}" for r in self._liveness.others}, _GRACE_S)
             else:
                 self._store.set(f"gone/{self.rank}", "")
         except FedtorchError:
             pass  # the error that ends this rank is on its way already
+        if self._liveness.lifeline is not None:
+            self._liveness.lifeline.close()
 
     def _encode(self, messages: Sequence[Message], round: int) -> bytes:
         # agree() counts one further before it compares
@@ -242,8 +302,10 @@ class DistributedCommunicator(Communicator):
         """Find out who is to blame for a failed collective of the ranks `among`, all by default, and raise.
 
         Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
-        dead, stopped, or still somewhere else.
+        dead, stopped, or still somewhere else. Where the loss of a rank is not the end, `settle` finds out.
         """
+        if self._may_lose and among is None:
+            raise LostError(f"a collective failed ({text})")
         give_up_at = time.monotonic() + _GRACE_S
         self._drop()
 
@@ -253,7 +315,7 @@ class DistributedCommunicator(Communicator):
         try:
             self._liveness.beat(failed=True)
             while (suspects := of_these(self._liveness.unheard())) and time.monotonic() < give_up_at:
-                if of_these(self._liveness.left(first=True)) or self._liveness.are_gone(suspects):
+                if of_these(self._liveness.left(first=True)) or len(self._liveness.dead(suspects)) == len(suspects):
                     break
                 time.sleep(0.05)
         except DeadlineError as error:

@@ -47,14 +47,27 @@ class Transfer:
 
 
 class Group:
-    """Collectives over all ranks on CPU tensors; created at the first use, unusable after the first error.
+    """Collectives over ranks of the job on CPU tensors; created at the first use, unusable after the first error.
 
+    members: the ranks that take part, the server first; None: all. Ranks are named by their number in the job.
+    generation: how many groups this job had before, equal on all members.
     on_error: called with gloo's text after a failed operation, must raise an error that says who is to blame.
     At that time the group is already dropped: that closes its sockets, which frees ranks that wait for this one.
     """
 
-    def __init__(self, store: Store, liveness: Liveness, on_error: Callable[[str], NoReturn]) -> None:
-        self.rank, self.size = liveness.rank, liveness.size
+    def __init__(
+        self,
+        store: Store,
+        liveness: Liveness,
+        on_error: Callable[[str], NoReturn],
+        *,
+        members: Sequence[int] | None = None,
+        generation: int = 0,
+    ) -> None:
+        self.rank = liveness.rank
+        self.members = tuple(range(liveness.size)) if members is None else tuple(members)
+        self.size = len(self.members)
+        self._generation = generation
         self.sequence = 0
         self.is_broken = False
         self._store, self._liveness, self._on_error = store, liveness, on_error
@@ -75,7 +88,7 @@ class Group:
 
         problem: 0, or `Problem` and client index by `problem_of`; any rank's problem stops all ranks.
         num_bytes: of the payload that this rank has; the one number that may differ.
-        Returns on the server every rank's `num_bytes`; elsewhere the server's alone.
+        Returns on the server every member's `num_bytes`; elsewhere the server's alone.
 
         Raises:
             PreflightError: on all ranks; names the rank, what differs and both values.
@@ -94,7 +107,7 @@ class Group:
         servers, (rank, place, theirs) = verdict[:_WIDTH].tolist(), verdict[_WIDTH:].tolist()
         if rank >= 0:
             self.drop()
-            raise PreflightError(_describe(rank, place, theirs, servers))
+            raise PreflightError(_describe(self.members[rank], place, theirs, servers))
         return [row[-1] for row in (rows if self.rank == 0 else [servers])]
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -120,7 +133,7 @@ class Group:
 
     def start_receive(self, tensor: Tensor, rank: int) -> Transfer:
         """Begin to receive what `rank` sends next; in the order of these calls."""
-        return self._start(lambda group: group.recv([tensor], rank, 0))
+        return self._start(lambda group: group.recv([tensor], self.members.index(rank), 0))
 
     def wait(self, transfer: Transfer) -> None:
         """Wait for something that was started."""
@@ -157,9 +170,10 @@ class Group:
 
     def _connected(self) -> Any:
         if self._inner is None:
-            store = dist.PrefixStore("federation", self._store.inner)
+            name = f"federation{self._generation or ''}"  # a broken group's addresses must not be found again
+            store = dist.PrefixStore(name, self._store.inner)
             limit = timedelta(seconds=self._liveness.timeout_s)
-            self._inner = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
+            self._inner = dist.ProcessGroupGloo(store, self.members.index(self.rank), self.size, limit)
         return self._inner
 
     def _guard(self, action: Callable[[], object]) -> None:
@@ -181,7 +195,7 @@ def problem_of(problem: Problem, client: int) -> int:
 
 
 def _difference(rows: Sequence[Sequence[int]]) -> tuple[int, int, int]:
-    """(rank, place, value) of the first value that differs from the server's or is a problem; rank −1 if none."""
+    """(row, place, value) of the first value that differs from the server's or is a problem; row −1 if none."""
     for rank, row in enumerate(rows):
         for place, name in enumerate(_COMPARED):
             if row[place] != (0 if name == "problem" else rows[0][place]):

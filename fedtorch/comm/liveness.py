@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import IO, Any
 
+from fedtorch.comm.lifeline import Lifeline
 from fedtorch.comm.process import this_process, what_became_of
 from fedtorch.comm.store import Store
 from fedtorch.errors import DeadlineError
@@ -31,13 +32,21 @@ class Liveness:
     A heartbeat is a counter, what the rank is doing, and, when it has left because of an error, the error's class
     name (never its text, which could quote a client's). Clocks of different machines are never compared: a rank is
     silent since the moment at which this rank first saw its present counter. Of a rank on the same machine it is
-    seen at once when its process is gone.
+    seen at once when its process is gone; of any other, where there is a `lifeline`.
 
     stacks: an open file that gets the stacks of this rank's threads when it is about to be taken for dead.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout_s: float, stacks: IO[str] | None = None) -> None:
-        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        stacks: IO[str] | None = None,
+        lifeline: Lifeline | None = None,
+    ) -> None:
+        self.rank, self.size, self.timeout_s, self.lifeline = rank, size, timeout_s, lifeline
         self._stacks = stacks
         if stacks is not None:
             faulthandler.enable(stacks)
@@ -74,12 +83,29 @@ class Liveness:
 
     def check(self, awaited: Collection[int]) -> None:
         """Raise DeadlineError if an awaited rank has left, is dead or was silent for the timeout; names all of them."""
+        if missing := self.missing(awaited):
+            raise DeadlineError("; ".join(map(self.describe, missing)), ranks=tuple(missing))
+
+    def missing(self, awaited: Collection[int]) -> list[int]:
+        """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
         self.look()
         now = time.monotonic()
         gone = [r for r in awaited if self._seen[r].beat.get("left") or self._fate(r) == "gone"]
-        silent = [r for r in awaited if now - self._seen[r].since > self.timeout_s]
-        if gone or silent:
-            raise DeadlineError("; ".join(map(self.describe, gone or silent)), ranks=tuple(gone or silent))
+        return gone or [r for r in awaited if now - self._seen[r].since > self.timeout_s]
+
+    def dead(self, ranks: Collection[int]) -> list[int]:
+        """Those of the ranks whose process is known to be gone."""
+        return [rank for rank in ranks if self._fate(rank) == "gone"]
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks of the job, without those that were lost."""
+        return list(self._seen)
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """These ranks were lost; they are not watched any more."""
+        for rank in ranks:
+            del self._seen[rank]
 
     def look(self) -> None:
         """Read every other rank's heartbeat."""
@@ -94,10 +120,6 @@ class Liveness:
         """After a failed collective: the ranks that did not say that it failed for them too, nor that they left."""
         self.look()
         return [other for other, seen in self._seen.items() if not (seen.beat.get("failed") or seen.beat.get("left"))]
-
-    def are_gone(self, ranks: Collection[int]) -> bool:
-        """Are the processes of all these ranks known to be gone?"""
-        return all(self._fate(rank) == "gone" for rank in ranks)
 
     def left(self, *, first: bool = False) -> list[int]:
         """Ranks that left because of an error; with `first` only those whose error was not a collective's."""
@@ -123,4 +145,6 @@ class Liveness:
         return f"{role} gave no sign of life for {silence:.0f} s{stopped}: {doing}"
 
     def _fate(self, other: int) -> str:
+        if self.lifeline is not None and other in self.lifeline.ended:
+            return "gone"
         return what_became_of(self._process, self._seen[other].beat)

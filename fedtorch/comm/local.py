@@ -49,6 +49,9 @@ class LocalCommunicator(Communicator):
         """`stop`."""
         return stop
 
+    def may_lose(self) -> None:
+        """Nobody can be lost."""
+
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
         """Nobody watches."""
         self.faults(phase, round=round, client=client, step=step)

@@ -4,59 +4,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Updates
 from fedtorch.comm.group import Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.meter import Meter
-from fedtorch.comm.reproducible import SumScale, windows
+from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
 from fedtorch.payload import Sparse
 
 Decoded = Sparse | Tensor
 Decode = Callable[[Tensor], Decoded]
 
 
-def sum_of_messages(
-    messages: Sequence[Tensor], weights: Sequence[float], decode: Decode, *, size: int, dtype: torch.dtype
-) -> Tensor:
-    """Σ weights_i · decoded message_i as a new CPU vector, shape (size,).
+def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
+    """Σ weights_i · decoded message_i, written into the flat CPU vector `out`, which is returned.
 
     The same whole numbers at the same scale as `Updates.weighted_sum` of the decoded vectors, so the same bits.
 
     Raises:
         ValueError: a decoded number is not finite. PayloadError: a message is not what it should be.
     """
-    terms = [decode(message) for message in messages]
-    scale = SumScale.of(weights, [_max_abs(term) for term in terms])
-    factors = [scale.scaled(weight) for weight in weights]
-    cuts = [start for start, _ in windows(size)]
-    bounds = torch.tensor([*cuts, size], dtype=torch.int32)
-    places = [torch.searchsorted(t.indices, bounds).tolist() if isinstance(t, Sparse) else None for t in terms]
-    out = torch.empty(size, dtype=dtype)
-    back = math.ldexp(1.0, -scale.exponent)
-    for window, (start, stop) in enumerate(windows(size)):
-        total = torch.zeros(stop - start, dtype=torch.int64)
-        for term, factor, place in zip(terms, factors, places, strict=True):
-            if isinstance(term, Sparse):
-                assert place is not None
-                part = slice(place[window], place[window + 1])
-                # indices of one message differ, so this is an addition for each of them
-                total.index_add_(0, term.indices[part].long() - start, _whole(term.values[part], factor))
-            else:
-                total += _whole(term[start:stop], factor)
-        out[start:stop] = total.double().mul_(back)
+    terms = [_Term.of(message, decode) for message in messages]
+    scale = SumScale.of(weights, [term.max_abs for term in terms])
+    if all(term.sparse is not None for term in terms):
+        sparse = [term.sparse for term in terms if term.sparse is not None]
+        return _sum_sparse(sparse, weights, scale, out)
+    accumulator = Accumulator(out.numel(), out.dtype)
+    accumulator.reset(scale)
+    for message, weight in zip(messages, weights, strict=True):
+        term = decode(message)  # one dense vector at a time, however many messages there are
+        accumulator.add(term.dense(out.dtype) if isinstance(term, Sparse) else term, weight)
+    return accumulator.result(out)
+
+
+def _sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumScale, out: Tensor) -> Tensor:
+    """The sum of sparse terms into `out`, chunk by chunk, so that what is added to stays in the cache.
+
+    Not whole numbers are added but the multiples of a power of two that they stand for, which is as exact.
+    """
+    size, back = out.numel(), np.float64(math.ldexp(1.0, -scale.exponent))
+    may_vanish = back < torch.finfo(out.dtype).smallest_normal  # can a sum be too small for `out`?
+    starts = torch.tensor([*range(0, size, CHUNK), size])
+    borders = [torch.searchsorted(term.indices, starts.to(term.indices.dtype)).tolist() for term in terms]
+    indices, values = [term.indices.numpy() for term in terms], [term.values for term in terms]
+    factors = [np.float64(scale.scaled(weight)) for weight in weights]
+    total = torch.zeros(min(size, CHUNK), dtype=SUM_DTYPE)
+    for chunk, start in enumerate(range(0, size, CHUNK)):
+        for own, numbers, factor, border in zip(indices, values, factors, borders, strict=True):
+            part = slice(border[chunk], border[chunk + 1])
+            places = np.subtract(own[part], start, dtype=np.int64)
+            whole = np.multiply(_readable(numbers[part]), factor, dtype=np.float64)
+            np.multiply(np.rint(whole, out=whole), back, out=whole)
+            # indices of one message differ, so this is one addition for each; index_add_ takes twice as long
+            total.scatter_add_(0, torch.from_numpy(places), torch.from_numpy(whole))
+        target = out[start : start + CHUNK]
+        target.copy_(total[: target.numel()])
+        if may_vanish:
+            target.add_(0.0)  # as in `Accumulator.result`: zero is never -0.0
+        total.zero_()
     return out
 
 
-def sum_on_server(
-    updates: Updates, weights: Sequence[float], decode: Decode, *, size: int, dtype: torch.dtype
-) -> Tensor:
-    """The same of the updates in an aggregation, each of which is a message."""
-    messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
-    return sum_of_messages(messages, weights, decode, size=size, dtype=dtype)
+def _readable(values: Tensor) -> npt.NDArray[Any]:
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
 
 
 def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None) -> list[Tensor]:
@@ -73,7 +89,7 @@ def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None)
         _, agreed, _ = holder.hear()
     held = [message for message, _ in holder.agree(Op.ALL, agreed)]
     hosted: Mapping[int, list[int]] = {
-        rank: [place for place, term in enumerate(agreed) if term[1] == rank] for rank in range(group.size)
+        rank: [place for place, term in enumerate(agreed) if term[1] == rank] for rank in group.members
     }
     width = max(map(len, hosted.values()), default=0)
     mine = torch.zeros(width * local.size, dtype=local.dtype)
@@ -84,8 +100,8 @@ def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None)
     meter.count("up", "aggregate", physical=mine.nbytes)
     meter.count("down", "aggregate", physical=mine.nbytes * (group.size - 1))
     found: dict[int, Tensor] = {}
-    for rank, places in hosted.items():
-        found.update(zip(places, everyone[rank].split(local.size) if width else (), strict=False))
+    for theirs, places in zip(everyone, hosted.values(), strict=True):
+        found.update(zip(places, theirs.split(local.size) if width else (), strict=False))
     return [found[place] for place in range(len(agreed))]
 
 
@@ -96,13 +112,19 @@ def count_replicated(meter: Meter, num_bytes: int, clients: int) -> None:
     meter.count("down", "aggregate", logical=num_bytes * copies, messages=copies)
 
 
-def _whole(values: Tensor, factor: float) -> Tensor:
-    return values.double().mul_(factor).round_().to(torch.int64)
+@dataclass(frozen=True)
+class _Term:
+    """What a message stands for. sparse: None if that is a dense vector, which is decoded again when it is added."""
 
+    max_abs: float
+    sparse: Sparse | None
 
-def _max_abs(term: Decoded) -> float:
-    values = term.values if isinstance(term, Sparse) else term
-    if not values.numel():
-        return 0.0
-    low, high = torch.aminmax(values)
-    return float(max(high.item(), -low.item()))
+    @classmethod
+    def of(cls, message: Tensor, decode: Decode) -> _Term:
+        decoded = decode(message)
+        sparse = decoded if isinstance(decoded, Sparse) else None
+        values = decoded.values if isinstance(decoded, Sparse) else decoded
+        if not values.numel():
+            return cls(0.0, sparse)
+        low, high = torch.aminmax(values)
+        return cls(float(max(high.item(), -low.item())), sparse)

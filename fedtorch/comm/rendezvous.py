@@ -11,29 +11,37 @@ from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.store import Store
 from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
 
-Judge = Callable[[list[dict[str, Any]]], dict[str, Any]]
+Notes = dict[int, dict[str, Any]]  # by rank
+Judge = Callable[[Notes], dict[str, Any]]
 
 
 class Rendezvous:
     """Every rank leaves a note; the server reads them all and answers with one verdict for everybody.
 
-    A verdict with `error` is raised on every rank. The keys of a meeting are deleted once nobody can need them:
+    A verdict with `error` is raised on every rank. The verdict is one write of the server's, so all ranks see the same
+    one: what it says is settled. The keys of a meeting are deleted once nobody can need them:
     notes when all are read, a verdict when all ranks have come to the next meeting.
     """
 
     def __init__(self, store: Store, liveness: Liveness) -> None:
         self._store, self._liveness = store, liveness
-        self._rank, self._size = liveness.rank, liveness.size
+        self._rank = liveness.rank
         self._meetings = 0
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See Communicator.preflight."""
-        self._meet({"facts": dict(facts)}, lambda notes: _compare([note.get("facts", {}) for note in notes]))
+        note = {"facts": dict(facts)}
+        self._meet(note, lambda notes: _compare({rank: note.get("facts", {}) for rank, note in notes.items()}))
 
-    def arrive(self, phase: str, round: int, stop: bool) -> bool:
-        """See Communicator.arrive."""
-        note = {"phase": phase, "round": round, "stop": stop}
-        return bool(self._meet(note, _agree)["stop"])
+    def arrive(
+        self, phase: str, round: int, *, stop: bool = False, ok: bool = True, may_lose: bool = False
+    ) -> dict[str, Any]:
+        """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `may_lose` only.
+
+        may_lose: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
+        """
+        note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
+        return self._meet(note, _agree, may_lose=may_lose)
 
     def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
         """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.
@@ -59,54 +67,78 @@ class Rendezvous:
         while not self._store.has(list(keys.values())) and time.monotonic() < give_up_at:
             time.sleep(0.02)
 
-    def _meet(self, note: dict[str, Any], judge: Judge) -> dict[str, Any]:
+    def _wait_for_living(self, keys: Mapping[int, str]) -> list[int]:
+        """Wait until the key of every rank that lives is set; returns the ranks that do not."""
+        keys, lost = dict(keys), list[int]()
+        check_every = min(0.5, self._liveness.timeout_s / 4)
+        while True:
+            came = self._store.wait(list(keys.values()), check_every)
+            self._liveness.beat()
+            awaited = [] if came else [rank for rank, key in keys.items() if not self._store.has([key])]
+            gone = [*self._liveness.missing(awaited), *self._liveness.dead(keys)]
+            for rank in dict.fromkeys(gone):
+                lost.append(rank)
+                del keys[rank]
+            if came or not keys:
+                return lost
+
+    def _meet(self, note: dict[str, Any], judge: Judge, *, may_lose: bool = False) -> dict[str, Any]:
         name = f"meeting{self._meetings}"
         previous = f"meeting{self._meetings - 1}/verdict"
         self._meetings += 1
         if self._rank:
             self._store.set(f"{name}/{self._rank}", json.dumps(note))
             self.wait({0: f"{name}/verdict"})
-            return _obey(json.loads(self._store.get(f"{name}/verdict")))
-        others = {rank: f"{name}/{rank}" for rank in range(1, self._size)}
+            return _obey(json.loads(self._store.get(f"{name}/verdict")), self._rank)
+        others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
+        lost: list[int] = []
         try:
-            self.wait(others)
-            notes = [json.loads(self._store.get(key)) for key in others.values()]
-            self._store.delete([*others.values(), previous])
-            verdict = judge([note, *notes])
+            if may_lose:
+                lost = self._wait_for_living(others)
+            else:
+                self.wait(others)
+            notes = {r: json.loads(self._store.get(key)) for r, key in others.items() if r not in lost}
+            self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
+            verdict = judge({0: note, **notes})
+            if lost:
+                verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
         except DeadlineError as error:
             verdict = {"error": str(error), "kind": "deadline"}
         self._store.set(f"{name}/verdict", json.dumps(verdict))
-        return _obey(verdict)
+        return _obey(json.loads(json.dumps(verdict)), 0)
 
 
-def _obey(verdict: dict[str, Any]) -> dict[str, Any]:
+def _obey(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
     if "error" in verdict:
         kind: type[FedtorchError] = DeadlineError if verdict["kind"] == "deadline" else PreflightError
         raise kind(verdict["error"])
-    return verdict
+    lost = {int(other): why for other, why in verdict.get("lost", {}).items()}
+    if rank in lost:
+        raise DeadlineError(f"the others go on without this rank, which was taken for lost: {lost[rank]}")
+    return {**verdict, "lost": lost}
 
 
-def _agree(notes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stop if anybody wants to; an error if they did not come for the same thing."""
-    for rank, note in enumerate(notes):
+def _agree(notes: Notes) -> dict[str, Any]:
+    """Stop if anybody wants to; ok if all are; an error if they did not come for the same thing."""
+    for rank, note in notes.items():
         if (note.get("phase"), note.get("round")) != (notes[0]["phase"], notes[0]["round"]):
             return _preflight_error(
                 f"rank {rank} arrived for {_purpose(note)} and the server for {_purpose(notes[0])}: "
                 f"they do not run the same steps"
             )
-    return {"stop": any(note["stop"] for note in notes)}
+    return {"stop": any(note["stop"] for note in notes.values()), "ok": all(note["ok"] for note in notes.values())}
 
 
 def _purpose(note: dict[str, Any]) -> str:
     return f"phase {note['phase']} of round {note['round']}" if "phase" in note else "preflight"
 
 
-def _compare(facts: list[dict[str, str]]) -> dict[str, Any]:
+def _compare(facts: dict[int, dict[str, str]]) -> dict[str, Any]:
     """An error that lists every fact in which a rank differs from the server."""
     mine = facts[0]
     differences = [
         f"{field}: rank {rank} has {theirs.get(field, 'nothing')}, the server has {mine.get(field, 'nothing')}"
-        for rank, theirs in enumerate(facts)
+        for rank, theirs in facts.items()
         for field in sorted({*mine, *theirs})
         if theirs.get(field) != mine.get(field)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -53,12 +53,12 @@ class Topology:
         """The index of the worker that `rank` belongs to; None for a server that does not train."""
         return (rank - self._first) // self.ranks_per_worker if rank >= self._first else None
 
-    def homes(self, costs: Mapping[str, float]) -> dict[str, int]:
+    def homes(self, costs: Mapping[str, float], allowed: Mapping[str, Sequence[int]] | None = None) -> dict[str, int]:
         """The worker that keeps each client: the costliest client first, each to the least loaded worker.
 
         Ties go by name, then to the worker with fewer clients, then to the lower index, so the result depends on
         names and costs only, not on the order of `costs`. Workers beyond the number of clients stay idle.
-        The result has the order of `costs`.
+        The result has the order of `costs`. allowed: client -> the workers that it may live on; None: on any.
 
         Raises:
             ValueError: a cost is negative or not finite.
@@ -66,11 +66,17 @@ class Topology:
         for name, cost in costs.items():
             if not math.isfinite(cost) or cost < 0:
                 raise ValueError(f"the cost of client `{name}` is {cost}; expected a finite number, at least 0")
+        if len(self.workers) == 1:
+            return dict.fromkeys(costs, 0)
         heap = [(0.0, 0, worker) for worker in range(len(self.workers))]
         placed: dict[str, int] = {}
         for name in sorted(costs, key=lambda name: (-costs[name], name)):
-            load, count, worker = heap[0]
-            heapq.heapreplace(heap, (load + costs[name], count + 1, worker))
+            if allowed is not None:
+                load, count, worker = min(heap[worker] for worker in allowed[name])
+                heap[worker] = (load + costs[name], count + 1, worker)
+            else:
+                load, count, worker = heap[0]
+                heapq.heapreplace(heap, (load + costs[name], count + 1, worker))
             placed[name] = worker
         return {name: placed[name] for name in costs}
 

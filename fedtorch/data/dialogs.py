@@ -32,6 +32,7 @@ TASKMASTER_1 = {
 DROPPED = {
     "empty": "no utterance with text",
     "one_side": "only one side speaks",
+    "several_services": "dialogs with more than one service, or none",
     "deleted": "utterances `(deleted)`",
     "repeated": "utterances that repeat the one before, by the same side",
 }
@@ -39,7 +40,7 @@ DROPPED = {
 
 @dataclass
 class Found:
-    """Dialogs per data holder, and what was left out (reasons of `DROPPED`: the first two count dialogs)."""
+    """Dialogs per data holder, and what was left out (reasons of `DROPPED`: the first three count dialogs)."""
 
     holders: dict[str, list[Turns]] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,9 +235,8 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
     table.add_row("total", *sizes(list(clients)), *checks(list(clients)))
     console = Console()
     console.print(table)
-    if dropped := record.get("dropped"):
-        left_out = ", ".join(f"{count} {split}" for split, count in dropped.items())
-        console.print(f"left out, since the query cannot be labelled: {left_out}", highlight=False)
+    for line in _left_out(record.get("dropped", {})):
+        console.print(line, highlight=False)
     if trips:
         from fedtorch.data.check import REASONS
 
@@ -245,3 +244,16 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
         counts = {reason: sum(entry.get(reason, 0) for entry in entries) for reason in REASONS}
         lost = [f"{count} {reason} ({REASONS[reason]})" for reason, count in counts.items() if count]
         console.print(f"lost: {', '.join(lost) or 'none'}", highlight=False)
+
+
+def _left_out(dropped: Mapping[str, int | Mapping[str, int]]) -> Iterator[str]:
+    """Split -> number of rows whose query cannot be labelled (text-to-SQL), or -> reason -> number (dialogs)."""
+    plain = [f"{count} {split}" for split, count in dropped.items() if not isinstance(count, Mapping)]
+    if plain:
+        yield f"left out, since the query cannot be labelled: {', '.join(plain)}"
+    for split, reasons in dropped.items():
+        if isinstance(reasons, Mapping) and reasons:
+            from fedtorch.data.dialogs import DROPPED
+
+            found = [f"{count} {reason} ({DROPPED[reason]})" for reason, count in sorted(reasons.items())]
+            yield f"left out of {'all files' if split == 'all' else split}: {', '.join(found)}"

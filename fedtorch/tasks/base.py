@@ -21,10 +21,12 @@ class Task:
 
     main_metric: the metric (higher is better) that chooses the best model unless `eval.select_by` names another.
     judges_loss: is the loss measured beside the scores? It costs a second pass over the judged examples.
+    has_labelled_clients: can `loss` be taken of what clients train on? If not, the algorithm brings its own objective.
     """
 
     main_metric: ClassVar[str] = "accuracy"
     judges_loss: ClassVar[bool] = True
+    has_labelled_clients: ClassVar[bool] = True
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""

@@ -44,6 +44,7 @@ class Dialog(Prepared):
     holders, so that each holder's model is judged on every domain (the paper's column All).
     """
 
+    reads_other_clients: ClassVar[bool] = True  # `test_all`
     main_metric: ClassVar[str] = OWN
     judges_loss: ClassVar[bool] = False
     synthetic_folder: ClassVar[str] = "synthetic_dialog"

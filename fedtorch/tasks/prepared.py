@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
+from typing_extensions import Self
 
-from fedtorch.data.folder import read_manifest
+from fedtorch.data.folder import client_file, read_manifest
+from fedtorch.errors import DataError
 from fedtorch.seeds import generator_for
 from fedtorch.tasks.base import Task
 
 Count = Annotated[int, Field(ge=1)]
 SYNTHETIC = "synthetic"
+Entry = Mapping[str, Any]
+"""A client's entry in the manifest: `splits`, each with `examples`, `sha256` and further counts."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,11 @@ class Prepared(Task):
     """A task whose clients lie in a folder written by `python -m fedtorch.data prepare`.
 
     synthetic_folder: where the package's own data set goes, below `data/`.
+    reads_other_clients: does a client's work need the files of other clients?
     """
 
     synthetic_folder: ClassVar[str] = SYNTHETIC
+    reads_other_clients: ClassVar[bool] = False
 
     data: str = SYNTHETIC
     """folder written by `python -m fedtorch.data prepare`, or `synthetic`: made by the package in data/"""
@@ -57,6 +64,27 @@ class Prepared(Task):
         """The folder's manifest."""
         return read_manifest(self.folder)
 
+    def own_entry(self, client: str) -> Entry:
+        """A client's entry in this folder's manifest, its files being there.
+
+        Raises:
+            DataError: the folder, the entry or a file is missing.
+        """
+        entries = self.prepared["clients"]
+        if client not in entries:
+            known = ", ".join(list(entries)[:10])
+            raise DataError(f"the manifest of {self.folder} has no `{client}`; its clients are {known or 'none'}")
+        entry: Entry = entries[client]
+        for split in entry["splits"]:
+            client_file(self.folder, client, f"{split}.jsonl")
+        return entry
+
+    def with_entries(self, entries: Mapping[str, Entry]) -> Self:
+        """This task with other entries in place of those of its folder's manifest, which is not read any more."""
+        task = replace(self)
+        task.__dict__["prepared"] = {"clients": dict(entries), "record": {}}
+        return task
+
     def limit(self, client: str, split: str, available: int) -> int:
         """How many of a client's rows are used."""
         most = getattr(self, f"max_{split}", None)
@@ -71,6 +99,12 @@ class Prepared(Task):
         return sorted(order[:limit].tolist())
 
     def facts(self) -> dict[str, str]:
-        """Digest of the data manifest."""
+        """Digests of the data manifest and of the vocabulary beside the data."""
         text = json.dumps(self.prepared["clients"], sort_keys=True)
-        return {"data": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        facts = {"data": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        if words := sorted((self.folder / "tokenizer").glob("*")):
+            hasher = hashlib.sha256()
+            for path in words:
+                hasher.update(path.read_bytes())
+            facts["vocabulary"] = hasher.hexdigest()[:16]
+        return facts

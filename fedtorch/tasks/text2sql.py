@@ -122,7 +122,8 @@ class Text2SQL(Prepared):
             labels=batch["labels"],
             use_cache=False,
         )
-        return output.loss * batch["num_tokens"], batch["num_tokens"]
+        # in fp16 the sum would not fit
+        return output.loss.float() * batch["num_tokens"], batch["num_tokens"]
 
     def predict(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[str]:
         """SQL by greedy decoding."""

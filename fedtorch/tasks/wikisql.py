@@ -45,6 +45,7 @@ class WikiSQL(Task):
     """
 
     main_metric: ClassVar[str] = "overall"
+    has_labelled_clients: ClassVar[bool] = False
 
     data: str = SYNTHETIC
     """folder written by `python -m fedtorch.data prepare wikisql`, or `synthetic`: made by the package"""

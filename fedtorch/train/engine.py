@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +55,15 @@ class Engine:
         shared, private, frozen = partition.split(parameters)
         self.shared = Layout.of({name: parameters[name] for name in shared})
         self.private = Layout.of({name: parameters[name] for name in private})
-        self.flat, self.flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
+        self._flat, self._flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
         self.frozen = Layout.of({name: parameters[name] for name in frozen})
         self.flat_frozen = self._bind(self.frozen, parameters)
         for name in frozen:
             parameters[name].requires_grad_(False)
         self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
         self.trained = [parameters[name] for name in self.trained_names]
-        self.initial_shared = self.flat.detach().cpu().clone()
-        self.initial_private = self.flat_private.detach().cpu().clone()
+        self.initial_shared = self._flat.detach().cpu().clone()
+        self.initial_private = self._flat_private.detach().cpu().clone()
         self.initial_frozen = self.flat_frozen.detach().cpu().clone()
         self._buffers = {n: b.detach().cpu().clone() for n, b in module.named_buffers() if b.is_floating_point()}
         # where each of them is: walking through the module for every client takes longer than copying them
@@ -80,6 +81,16 @@ class Engine:
         """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
         self.worker = worker
 
+    @property
+    def flat(self) -> Tensor:
+        """The present shared weights, flat; may share memory with the module."""
+        return self._flat
+
+    @property
+    def flat_private(self) -> Tensor:
+        """The present private weights, flat; may share memory with the module."""
+        return self._flat_private
+
     @torch.no_grad()
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
@@ -87,6 +98,11 @@ class Engine:
         self.flat_private.copy_(self.initial_private if private is None else private)
         for part, name, initial in self._buffer_places:
             getattr(part, name).copy_(initial)
+
+    @contextmanager
+    def exported(self) -> Iterator[nn.Module]:
+        """The module with every parameter whole and in fp32, to be written to disk."""
+        yield self.module
 
     def initial(self) -> list[Tensor]:
         """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""

@@ -153,7 +153,7 @@ def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(exchange: Exchange
     outcomes = expect_exit(dying_round, 4, exchange, str(tmp_path), timeout=40)
     assert outcomes[2].exit_code == -signal.SIGKILL
     for rank in (0, 1, 3):
-        assert "rank 2 gave no sign of life" in outcomes[rank].error
+        assert "the process of rank 2 is gone" in outcomes[rank].error
         assert outcomes[rank].exit_code == DeadlineError.exit_code
 
 

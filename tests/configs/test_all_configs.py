@@ -14,7 +14,8 @@ from fedtorch.errors import ConfigError
 from fedtorch.yaml_config import DEFAULT, difference, digest, load, to_yaml
 
 ROOT = Path(__file__).parents[2] / "configs"
-FILES = sorted(ROOT.rglob("*.yaml"))
+OVERLAYS = sorted((ROOT / "deepspeed").glob("*.yaml"))  # to be laid over another config
+FILES = sorted(set(ROOT.rglob("*.yaml")) - set(OVERLAYS))
 FEDERATED = sorted(path for path in (ROOT / "lorar").glob("fed*.yaml"))
 
 
@@ -32,7 +33,15 @@ def test_file_loads_and_its_resolved_form_gives_an_equal_config(path: Path, tmp_
     assert load(again).companion() == config.companion()
 
 
-@pytest.mark.parametrize("path", [DEFAULT, *FILES], ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_changes_the_engine_and_nothing_else(path: Path) -> None:
+    smoke = ROOT / "smoke" / "fedavg.yaml"
+    changed = difference(load(smoke), load([smoke, path]))
+    assert changed and all(line.startswith("engine.") for line in changed)
+    assert load([smoke, path]).engine.kind == "deepspeed"
+
+
+@pytest.mark.parametrize("path", [DEFAULT, *FILES, *OVERLAYS], ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_file_says_what_it_is_and_names_no_place_of_one_machine(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# ")

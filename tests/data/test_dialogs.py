@@ -108,7 +108,8 @@ def raw(tmp_path: Path) -> Path:
         tm1(f"{name}-1", ("USER", f"one {name} {i}"), ("ASSISTANT", "fine")) for name in ("coffee", "uber")
         for i in range(11)
     ]  # fmt: skip
-    written(tmp_path / "raw" / "self-dialogs.json", dialogs[:15])
+    alone = tm1("pizza-1", ("USER", "anybody there"), ("USER", "(deleted)"))
+    written(tmp_path / "raw" / "self-dialogs.json", [*dialogs[:15], alone])
     written(tmp_path / "raw" / "woz-dialogs.json", dialogs[15:])
     return tmp_path / "raw"
 
@@ -117,7 +118,9 @@ def test_the_command_prepares_holders_and_a_vocabulary(raw: Path, tmp_path: Path
     out = tmp_path / "out"
     command = ["prepare", "dialog", "--raw", str(raw), "--source", "taskmaster1", "--out", str(out)]
     assert main([*command, "--vocab-size", "300"]) == 0
-    assert "coffee" in capsys.readouterr().out
+    out_text = " ".join(capsys.readouterr().out.split())
+    assert "coffee" in out_text and "cannot be labelled" not in out_text
+    assert "left out of all files: 1 deleted (utterances `(deleted)`), 1 one_side (only one side speaks)" in out_text
     manifest = read_manifest(out)
     assert list(manifest["clients"]) == ["coffee", "ride"]
     sizes = {split: facts["examples"] for split, facts in manifest["clients"]["ride"]["splits"].items()}

@@ -83,6 +83,13 @@ def test_without_a_whole_checkpoint_the_run_ends_with_8(finished: Path) -> None:
     assert main(["--config", str(finished), "--resume", "never"]) == 0
 
 
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = toy_config(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["--config", str(config), "--set", f"run.dir={tmp_path / 'file' / 'run'}"]) == 8
+    assert f"the run folder {tmp_path / 'file' / 'run'} cannot be written" in capsys.readouterr().err
+
+
 def _restored(finished: Path) -> Path:
     run = finished.parent / "run"
     shutil.rmtree(run)

@@ -23,6 +23,16 @@ def test_a_rank_killed_in_any_phase_costs_at_most_a_round(
         assert "the process of rank 2 is gone" in log
 
 
+@pytest.mark.parametrize("where", ["client=b", "rank=0,step=1"], ids=["between clients", "before the server's files"])
+def test_a_checkpoint_that_a_kill_leaves_unfinished_does_not_exist(
+    where: str, undisturbed: str, tmp_path: Path
+) -> None:
+    ended = supervise(toy_config(tmp_path), faults=f"kill:phase=checkpoint,round=2,attempt=0,{where}")
+    assert ended.codes[0].count(-9) == 1 and ended.code == 0
+    assert "resuming after round 1 " in ended.log(0) and ended.digest == undisturbed
+    assert not list((tmp_path / "run" / "checkpoints").rglob("*.partial"))
+
+
 @pytest.mark.parametrize("second", ["restore", "init", "train"])
 def test_a_second_kill_while_it_resumes_or_in_the_next_round_changes_nothing(
     second: str, undisturbed: str, tmp_path: Path

@@ -31,7 +31,8 @@ def test_a_second_sigint_leaves_at_once_and_the_last_checkpoint_is_whole(undistu
     faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "sleep:phase=train,rank=2,round=1,step=1,seconds=120"}
     ranks = start_ranks(as_rank, 3, ["--config", str(config)], environ=faults)
     give_up_at = time.monotonic() + 60
-    while not (tmp_path / "run" / "checkpoints" / "round_000001").exists() and time.monotonic() < give_up_at:
+    log = tmp_path / "run" / "log.rank2.txt"
+    while not (log.exists() and "injected" in log.read_text()) and time.monotonic() < give_up_at:
         time.sleep(0.05)
     for pause in (1.0, 0.0):
         for pid in ranks.pids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedtorch.algorithms.fewfedweight import FewFedWeight, SiloAugmented
 from fedtorch.algorithms.metaweighting import MetaWeighting
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import CheckpointConfig, ClientConfig, EvalConfig
+from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
 from fedtorch.errors import Interrupted
 from fedtorch.models.generation import Generated
 
@@ -107,6 +108,29 @@ def test_stopped_in_the_middle_and_resumed_gives_the_same_bits(
     runner = make_runner(config_of(name, str(tmp_path)))
     found = runner.setting.checkpoints.latest()
     assert runner.run(None if found is None else found.round).digest == alone[name][0]
+
+
+@dataclass(frozen=True)
+class Spoilt(Labelled):
+    """The labels of client c3 have no finite loss."""
+
+    def relabelled(self, example: Any, tokens: list[int], weights: Any) -> Any:
+        return (example[0], math.nan if example[0] == pytest.approx(CLIENTS["c3"][0]) else tokens[0] / 1e6, 1.0)
+
+
+@pytest.mark.parametrize("least", [1, 5])
+def test_a_client_whose_loss_is_not_finite_has_no_share_or_voids_the_round(least: int, tmp_path: Path) -> None:
+    task = Spoilt(clients=CLIENTS, start=TASK.start, double=False)
+    config = make_config(tmp_path, task, FewFedWeight(), client=CLIENT, rounds=1, clients=ClientsConfig(min=least))
+    runner = make_runner(config)
+    runner.run()
+    is_start = torch.equal(runner.rank.shared, torch.tensor(TASK.start))
+    assert "personal" not in runner.rank.store.get("c3").tensors
+    if least == 1:
+        assert sorted(runner.weights) == ["c0", "c1", "c2", "c4"] and sum(runner.weights.values()) == pytest.approx(1)
+        assert runner.rank.shared.isfinite().all() and not is_start
+    else:
+        assert is_start
 
 
 def test_the_three_methods_differ(alone: Any) -> None:

@@ -139,14 +139,17 @@ def test_gpt2_small_at_one_in_fifty_per_tensor_and_global() -> None:
 
 
 def test_ties_take_the_lowest_index_first() -> None:
-    assert largest(torch.tensor([1.0, -2, 2, 1, -1, 1]), 4).tolist() == [0, 1, 2, 3]
-    assert largest(torch.zeros(5), 2).tolist() == [0, 1]
+    assert [found.tolist() for found in largest(torch.tensor([1.0, -2, 2, 1, -1, 1]), 4)] == [
+        [0, 1, 2, 3],
+        [1, -2, 2, 1],
+    ]
+    assert largest(torch.zeros(5), 2)[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("k", [0, 1, 6])
 def test_none_one_and_all(k: int) -> None:
     flat = torch.tensor([0.0, 3, -4, 1, 2, -1])
-    assert largest(flat, k).tolist() == sorted(sorted(range(6), key=lambda i: -abs(flat[i]))[:k])
+    assert largest(flat, k)[0].tolist() == sorted(sorted(range(6), key=lambda i: -abs(flat[i]))[:k])
 
 
 @settings(max_examples=50, deadline=None)
@@ -159,13 +162,21 @@ def test_sampled_selection_gives_exactly_the_exact_one(seed: int, ratio: float, 
     elif kind == "rare":  # nearly everything is zero, so the sample's threshold is of no use
         flat = flat * (torch.rand(5000, generator=generator) < 0.001)
     k = count_of(ratio, 5000)
-    before = selection.SAMPLE
-    selection.SAMPLE = 500
-    try:
-        found = largest(flat, k, sampled=True)
-    finally:
-        selection.SAMPLE = before
-    assert found.numel() == k and torch.equal(found, largest(flat, k))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "SAMPLE", 500)
+        patch.setattr(selection, "_CHUNK", 700)
+        indices, values = largest(flat, k, sampled=True)
+    assert indices.numel() == k and torch.equal(indices, largest(flat, k)[0]) and torch.equal(values, flat[indices])
+
+
+def test_nan_in_a_long_vector_is_noticed_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "SAMPLE", 500)
+    monkeypatch.setattr(selection, "_CHUNK", 700)
+    for place in (0, 699, 700, 4999):
+        flat = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+        flat[place] = float("nan")
+        with pytest.raises(ValueError, match="NaN"):
+            largest(flat, 50, sampled=True)
 
 
 def test_nan_has_no_place_in_an_order_and_k_must_fit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from toy import Point, Quadratic
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.local import LocalUpdates
 from fedtorch.comm.messages import sum_of_messages
 from fedtorch.compression import Quantise, TopK
 from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
@@ -24,6 +26,8 @@ from fedtorch.errors import ConfigError
 from fedtorch.payload import HEADER_BYTES, Sparse, decode, encode
 from fedtorch.runner import Runner
 from fedtorch.tasks.base import Task
+from fedtorch.update import Report, UpdateBuffer
+from fedtorch.weights import Layout
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}
 TASK = Quadratic(
@@ -300,7 +304,7 @@ def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sum_of_messages_over_windows_is_the_dense_sum(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtorch.comm.reproducible.WINDOW", 7)
+    monkeypatch.setattr("fedtorch.comm.messages.CHUNK", 7)
     generator = torch.Generator().manual_seed(0)
     terms = []
     for _ in range(3):
@@ -309,10 +313,53 @@ def test_a_sum_of_messages_over_windows_is_the_dense_sum(dtype: torch.dtype, mon
     empty = Sparse(40, torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=dtype))
     weights = [0.5, -2.0, 1 / 3, 1.0]
     found = sum_of_messages(
-        [encode(term) for term in (*terms, empty)], weights, lambda message: decode(message, 40), size=40, dtype=dtype
+        [encode(term) for term in (*terms, empty)], weights, lambda m: decode(m, 40), torch.empty(40, dtype=dtype)
     )
     expected = sum((w * t.dense().double() for w, t in zip(weights, terms)), torch.zeros(40, dtype=torch.float64))
     torch.testing.assert_close(found, expected.to(dtype), rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_of_messages_has_the_bits_of_the_sum_of_vectors(dtype: torch.dtype, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    vectors = [torch.randn(300, generator=generator, dtype=dtype) * 10.0**power for power in (-30, 0, 3)]
+    vectors[0][:50] = -1e-45  # with a weight it is smaller than the least fp32: zero, never -0.0
+    weights = [0.1, 1 / 3, -0.7]
+    dense = UpdateBuffer(300, dtype, tmp_path / "dense", 1 << 20)
+    reports = [Report(f"c{i}", max_abs=v.abs().max().item()) for i, v in enumerate(vectors)]
+    for report, vector in zip(reports, vectors, strict=True):
+        dense.put(report.client, vector)
+    expected = LocalUpdates(reports, dense).weighted_sum(weights)
+    layout = Layout(("w",), ((300,),), dtype)
+    messages = [TopK(ratio=1.0).compress(vector, layout) for vector in vectors]
+    found = sum_of_messages(messages, weights, lambda m: decode(m, 300), torch.empty(300, dtype=dtype))
+    assert torch.equal(found, expected) and torch.equal(found.signbit(), expected.signbit())
+    whole = sum_of_messages(vectors, weights, lambda m: m, torch.empty(300, dtype=dtype))
+    assert torch.equal(whole, expected)
+
+
+def test_a_sum_of_messages_holds_few_dense_vectors_however_many_messages() -> None:
+    alive, most = weakref.WeakSet[Tensor](), 0
+
+    def decoded(message: Tensor) -> Tensor:
+        nonlocal most
+        vector = message.float()
+        alive.add(vector)
+        most = max(most, len(alive))
+        return vector
+
+    messages = [torch.full((10,), value, dtype=torch.uint8) for value in range(20)]
+    total = sum_of_messages(messages, [1.0] * 20, decoded, torch.empty(10))
+    assert total.tolist() == [190.0] * 10 and most <= 2
+
+
+def test_messages_are_not_summed_as_if_they_were_vectors(tmp_path: Path) -> None:
+    held = UpdateBuffer(8, torch.uint8, tmp_path, 1 << 20)
+    held.put("c0", torch.ones(8, dtype=torch.uint8))
+    updates = LocalUpdates([Report("c0", max_abs=1.0)], held)
+    with pytest.raises(ValueError, match="compressed messages .* use sum_on_server"):
+        updates.weighted_sum([1.0])
+    assert [message.tolist() for message in updates] == [[1] * 8]
 
 
 # --- settings that cannot work

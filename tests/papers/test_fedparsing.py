@@ -371,9 +371,7 @@ def test_a_decoder_only_client_leaves_the_encoder_alone() -> None:
             self.encoder, self.decoder = nn.Linear(2, 2), nn.Linear(2, 1)
 
     engine = engine_of(Two())
-    engine.module(torch.ones(1, 2)) if False else engine.module.decoder(
-        engine.module.encoder(torch.ones(1, 2))
-    ).backward()
+    engine.module.decoder(engine.module.encoder(torch.ones(1, 2))).backward()
     hook = FedParsing(train_encoder=False)._hook(["decoder.weight", "decoder.bias"])
     assert hook is not None and FedParsing()._hook(["decoder.weight"]) is None
     hook(engine)

@@ -96,6 +96,11 @@ def test_token_weights(energies: list[float], how: Any, expected: list[float], c
     assert weights[0] == pytest.approx(expected, abs=1e-6) and count == clamped
 
 
+def test_clamped_weights_are_those_of_equation_4_where_all_energies_are_negative() -> None:
+    energies = [[-5.1429316, -3.0019429, -9.0010348, -0.001], [-0.5]]
+    assert token_weights(energies, "clamp") == token_weights(energies, "literal")
+
+
 @pytest.mark.parametrize(
     ("logits", "k", "temperature", "how", "nll", "loss"),
     [
@@ -270,9 +275,17 @@ def test_one_client_with_uniform_weights_equals_data_silo_da(gym: Path, tmp_path
     assert not torch.equal(federated, one_client(FewFedWeight(), "energy"))
 
 
-def test_with_one_client_the_global_model_is_the_clients(gym: Path, tmp_path: Path) -> None:
-    task = small(gym)
-    runner = run(tmp_path, task, FewFedWeight(), rounds=1)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_with_one_client_the_global_model_is_the_clients(rounds: int, gym: Path, tmp_path: Path) -> None:
+    task = Alone(**{key: getattr(small(gym), key) for key in ("data", "model", *LIMITS)})
+    runner = run(tmp_path, task, FewFedWeight(), rounds)
+    assert list(runner.weights.values()) == [1.0]
+    # received − (received − trained) is rounded to fp32
+    torch.testing.assert_close(runner.rank.shared, personal(runner)["client1"], rtol=0, atol=1e-6)
+
+
+def test_the_global_model_is_the_weighted_average_of_the_clients(gym: Path, tmp_path: Path) -> None:
+    runner = run(tmp_path, small(gym), FewFedWeight(), rounds=1)
     average = sum(weight * personal(runner)[name].double() for name, weight in runner.weights.items())
     assert sum(runner.weights.values()) == pytest.approx(1.0, abs=1e-12)
     # received − trained is rounded to fp32 before it is sent

@@ -237,8 +237,11 @@ def test_settings_of_the_task_that_cannot_work_are_refused(task: WikiSQL, tmp_pa
         make_runner(config_for(replace(task, server_labelled=241), tmp_path, FedParsing()))
     with pytest.raises(ConfigError, match="consistency.type is hard, which needs all columns of a question together"):
         make_runner(config_for(task, tmp_path, GROUPS["hard"][0]))
-    with pytest.raises(ConfigError, match="hold no labels; set algorithm.name to fedparsing"):
-        make_runner(config_for(task, tmp_path, FedAvg(), per_client={})).run()
+    with pytest.raises(ConfigError, match="hold no labels; set algorithm.name to one that needs none"):
+        make_runner(config_for(task, tmp_path, FedAvg(), per_client={}))
+    for paradigm in ("centralized", "local"):
+        with pytest.raises(ConfigError, match=f"paradigm is {paradigm} but the clients of the task `` hold no labels"):
+            make_runner(config_for(task, tmp_path, FedParsing(), per_client={}, paradigm=paradigm))
     with pytest.raises(ConfigError, match="width is 10 but heads is 4, which does not divide it"):
         EncoderModel(width=10)
     with pytest.raises(ConfigError, match="task.encoder.name is 'no-such/model', from which no encoder could"):

@@ -1,0 +1,111 @@
+"""The engine that a config asks for; what it cannot do is refused here, before the ranks meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import nn
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.config import ClientConfig, Config
+from fedtorch.errors import ConfigError
+from fedtorch.tasks.base import Task
+from fedtorch.train.deepspeed import DeepSpeedEngine
+from fedtorch.train.engine import Engine
+from fedtorch.train.zero import checkpointable, is_installed
+from fedtorch.weights import Partition
+
+
+def check_engine(
+    config: Config, algorithm: Algorithm, task: Task, settings: Collection[ClientConfig], *, ranks_per_worker: int
+) -> None:
+    """Refuse what DeepSpeed cannot do. settings: every distinct one that a client trains with.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    engine = config.engine
+    if engine.kind == "torch":
+        return
+    if not is_installed():
+        raise ConfigError(
+            "engine.kind is deepspeed, which is not installed; `pip install 'fedtorch-nlp[deepspeed]'` or set "
+            "engine.kind to torch"
+        )
+    if engine.kind not in algorithm.engines:
+        raise ConfigError(
+            f"engine.kind is deepspeed but algorithm.name is {config.algorithm_name}, which works on the model's own "
+            "parameters and gradients; set engine.kind to torch"
+        )
+    kinds = {(hp.optimizer, hp.no_decay) for hp in settings}
+    if len(kinds) > 1:
+        shown = " and ".join(sorted({name for name, _ in kinds})) if len({n for n, _ in kinds}) > 1 else "no_decay"
+        raise ConfigError(
+            f"engine.kind is deepspeed, whose one optimiser serves all clients of a worker, but per_client has several "
+            f"({shown}); give all clients the same client.optimizer and client.no_decay"
+        )
+    if engine.stage and any(hp.optimizer == "adafactor" for hp in settings):
+        raise ConfigError(
+            f"client.optimizer is adafactor, which needs whole matrices, but engine.stage is {engine.stage}, which "
+            "lays them end to end; set engine.stage to 0 or client.optimizer to adamw"
+        )
+    if odd := next((hp.accumulation for hp in settings if hp.accumulation % ranks_per_worker), None):
+        raise ConfigError(
+            f"client.accumulation is {odd} but the {ranks_per_worker} ranks of a worker share a step's micro-batches; "
+            f"set client.accumulation to a multiple of {ranks_per_worker} (and client.batch_size lower) or "
+            "system.ranks_per_worker to 1"
+        )
+    if engine.stage == 3 and config.partition.private and type(task).draw_private is not Task.draw_private:
+        raise ConfigError(
+            f"partition.private is set and the task `{config.task_name}` draws each client's private start from the "
+            "whole model, but engine.stage is 3; set engine.stage to at most 2"
+        )
+    on_cpu = config.system.device == "cpu" or not torch.cuda.is_available()
+    if engine.precision == "fp16" and on_cpu and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
+
+
+def make_engine(
+    config: Config, make_module: Callable[[], nn.Module], device: torch.device, *, hp: ClientConfig, trains: bool
+) -> Engine:
+    """The engine of one rank. trains: does it belong to a worker? A server that only serves needs no DeepSpeed.
+
+    Raises:
+        ConfigError: a pattern that matches nothing, or a model that the engine cannot take.
+    """
+    module, partition = make_module(), Partition(config.partition.private, config.partition.frozen)
+    engine = config.engine
+    if engine.kind == "deepspeed":
+        if odd := next((n for n, p in module.named_parameters() if p.dtype != torch.float32), None):
+            raise ConfigError(f"engine.kind is deepspeed but parameter `{odd}` is not fp32; set engine.kind to torch")
+        if engine.activation_checkpointing and not checkpointable(module):
+            raise ConfigError(
+                f"engine.activation_checkpointing is true but the model of task `{config.task_name}` does not offer "
+                "it; set it to false"
+            )
+    try:
+        if engine.kind == "torch" or not trains:
+            return Engine(module, partition, device)
+        return DeepSpeedEngine(
+            module,
+            partition,
+            device,
+            settings=engine,
+            hp=hp,
+            make_module=make_module,
+        )
+    except ValueError as error:  # a pattern that matches nothing
+        raise ConfigError(str(error)) from error
+
+
+def share_engine(one: Config, other: Config) -> bool:
+    """May two runs train in the same engine, one after the other?"""
+    same = (one.task, one.partition, one.run.seed, one.engine) == (
+        other.task,
+        other.partition,
+        other.run.seed,
+        other.engine,
+    )
+    is_same_optimizer = (one.client.optimizer, one.client.no_decay) == (other.client.optimizer, other.client.no_decay)
+    return same and (one.engine.kind == "torch" or is_same_optimizer)

@@ -1,0 +1,321 @@
+"""The DeepSpeed engine: ZeRO stages 0 to 3, offload, mixed precision; built once per worker, for all its clients.
+
+The ranks of a worker are the default group of torch.distributed; all of them call every method in lock step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import ceil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fedtorch.errors import FedtorchError
+from fedtorch.seeds import seed_for
+from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
+from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
+from fedtorch.train.zero import (
+    Objective,
+    OptimizerState,
+    ZeroSettings,
+    ZeroTensors,
+    checkpointable,
+    import_deepspeed,
+    zero_config,
+)
+from fedtorch.weights import Partition
+
+log = logging.getLogger(__name__)
+
+
+class DeepSpeedEngine(Engine):
+    """An `Engine` whose gradients, optimiser state, fp32 masters and parameters may be split over a worker's ranks.
+
+    Weights are loaded into the parameters *and* the fp32 masters, and read from the masters; with stage 0 the
+    parameters are the masters. A step's micro-batches are dealt over the ranks in turn; the step is that of their mean.
+
+    `deepspeed.initialize` runs at the first `load`, when the worker's group exists; a rank alone without a group makes
+    one. After an error inside a step the next `load` builds all anew: half-reduced gradients of the failed client
+    would go into the next one's step. With several ranks, an error in one rank's forward pass is the client's failure
+    on all of them (stages 0 to 2); one inside DeepSpeed's exchanges ends the run, for the others may be waiting there.
+
+    hp: of any client; all have the same optimiser. make_module: builds the same module again.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        partition: Partition,
+        device: torch.device,
+        *,
+        settings: ZeroSettings,
+        hp: LocalTraining,
+        make_module: Callable[[], nn.Module],
+    ) -> None:
+        super().__init__(module, partition, device)
+        self.settings = settings
+        self._hp, self._partition, self._make_module = hp, partition, make_module
+        self._zero: Any = None  # the deepspeed engine
+        self._tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
+        self._failed = False
+        self._scaler: dict[str, Any] = {}
+        self._gradients: list[Tensor] | None = None
+        self._unborn_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
+
+    # Weights
+
+    def load(self, shared: Tensor, private: Tensor | None = None) -> None:
+        """See Engine.load."""
+        if self._failed:
+            self._rebuild()
+        if self._zero is None:
+            self._initialize()
+        if self._tensors is None:
+            super().load(shared, private)
+            return
+        private = self.initial_private if private is None else private
+        self._tensors.put({**self.shared.view(shared), **self.private.view(private)})
+        with torch.no_grad():
+            for part, name, initial in self._buffer_places:
+                getattr(part, name).copy_(initial)
+
+    def adopt_initial(self) -> None:
+        """See Engine.adopt_initial."""
+        if self._tensors is None:
+            super().adopt_initial()
+            return
+        self._tensors.put(self.frozen.view(self.initial_frozen))
+        self.load(self.initial_shared)
+
+    @property
+    def flat(self) -> Tensor:
+        """A copy of the present shared weights, from the fp32 masters; flat, on the CPU but for stage 0."""
+        return self._flat if self._tensors is None else self._tensors.take(self.shared)
+
+    @property
+    def flat_private(self) -> Tensor:
+        """The same of the private weights."""
+        return self._flat_private if self._tensors is None else self._tensors.take(self.private)
+
+    @contextmanager
+    def exported(self) -> Iterator[nn.Module]:
+        """See Engine.exported."""
+        if self._tensors is None:
+            yield self.module
+            return
+        whole = {**self.shared.view(self.flat), **self.private.view(self.flat_private)}
+        whole |= self.frozen.view(self.initial_frozen)
+        held = {name: self._tensors.parameters[name].data for name in whole}
+        for name, value in whole.items():
+            self._tensors.parameters[name].data = value
+        try:
+            yield self.module
+        finally:
+            for name, value in held.items():
+                self._tensors.parameters[name].data = value
+
+    # Training
+
+    def start(
+        self,
+        shared: Tensor,
+        private: Tensor | None,
+        hp: LocalTraining,
+        *,
+        steps: int,
+        taken: int = 0,
+        seed: int,
+        optimizer_state: OptimizerState | None = None,
+    ) -> None:
+        """See Engine.start. Dropout differs between the ranks of a worker."""
+        self.load(shared, private)
+        optimizer = self._zero.basic_optimizer
+        reference = make_optimizer(self.trained_names, self.trained, hp)
+        for group, wanted in zip(optimizer.param_groups, reference.param_groups, strict=True):
+            group.update({key: value for key, value in wanted.items() if key != "params"})
+        forget(optimizer)
+        self._unborn_state = None
+        if optimizer_state is not None and (optimizer_state[0] or optimizer_state[1]):
+            if self._tensors is None:
+                load_state(optimizer, self.trained_names, self.trained, *optimizer_state)
+            elif self._tensors.has_state:
+                self._tensors.put_state(optimizer_state)
+            else:
+                self._unborn_state = (optimizer_state, shared, private, seed)
+        self._schedule = make_schedule(optimizer, hp, steps, taken)
+        self._zero._config.gradient_clipping = self._zero.optimizer.clip_grad = hp.max_grad_norm or 0.0
+        if self._scaler:
+            vars(self._zero.optimizer.loss_scaler).update(self._scaler)
+        self.module.train()
+        self.clear_gradients()
+        self._seed(seed)
+
+    def step(
+        self, loss_fn: LossFunction, batches: Sequence[Any], divisor: int, before_step: GradientHook | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See Engine.step. All ranks of the worker get all micro-batches and return the same loss."""
+        assert self._schedule is not None, "start() comes first"
+        self._failed = True
+        if self._unborn_state is not None:
+            self._bear_state(loss_fn, batches[0])
+        total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
+        turns = ceil(len(batches) / size)
+        for turn in range(turns):
+            self._zero.set_gradient_accumulation_boundary(turn == turns - 1)
+            mine = turn * size + rank
+            is_real = mine < len(batches)  # else without weight: every rank has to take part in every exchange
+            loss = self._forward(loss_fn, batches[mine if is_real else 0]) / divisor
+            total = total + loss.detach() * is_real
+            with self._exchanging():
+                self._zero.backward(loss * (size * is_real))  # DeepSpeed takes the mean over the ranks
+        with self._exchanging():
+            penalty = self._hooked(before_step) if before_step is not None else None
+            self._zero.step()
+            if size > 1:
+                dist.all_reduce(total)
+        if not self._zero.was_step_applied():
+            log.debug("a step was left out: gradients overflowed in %s", self.settings.precision)
+        self._schedule.step()
+        self._failed = False
+        return total, torch.zeros_like(total) if penalty is None else penalty
+
+    def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
+        """Not here: DeepSpeed ties a gradient to its step."""
+        raise FedtorchError("engine.kind deepspeed has no gradients outside a step; set engine.kind to torch")
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients."""
+        self._gradients = None
+        self._zero.zero_grad()
+
+    def trained_shared(self) -> list[nn.Parameter]:
+        """The trained shared parameters, in the order of `shared_views`; from stage 1 on copies of the masters."""
+        if self._tensors is None:
+            return super().trained_shared()
+        views = self.shared.view(self.flat.to(self.device))
+        return [nn.Parameter(views[name]) for name in self.trained_names if name in views]
+
+    def shared_gradients(self) -> list[Tensor]:
+        """See Engine.shared_gradients; inside a step's hook only."""
+        if self._tensors is None:
+            return super().shared_gradients()
+        if self._gradients is None:
+            raise FedtorchError("engine.kind deepspeed has no gradients outside a step; set engine.kind to torch")
+        return self._gradients
+
+    def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
+        """See Engine.optimizer_state; whole tensors on every rank of the worker."""
+        if self._tensors is None:
+            return state_of(self._zero.basic_optimizer, self.trained_names, self.trained)
+        if self._unborn_state is not None:  # no step was taken
+            tensors, numbers = self._unborn_state[0]
+            return dict(tensors), dict(numbers)
+        return self._tensors.state(self.trained_names)
+
+    @property
+    def _size(self) -> int:
+        return 1 if self.worker is None else self.worker.size
+
+    def _forward(self, loss_fn: LossFunction, batch: Any) -> Tensor:
+        if self.settings.stage == 3:  # parameters are gathered on the way
+            with self._exchanging():
+                return self._zero(loss_fn, to_device(batch, self.device))
+        loss: Tensor = self._zero(loss_fn, to_device(batch, self.device))
+        if self.worker is not None:
+            self.worker.any(False)  # a rank whose forward pass failed is not there, which raises PeerError
+        return loss
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """An error in here leaves the other ranks of the worker where they cannot be told."""
+        try:
+            yield
+        except Exception as error:
+            if self._size == 1:
+                raise
+            if self.worker is not None:
+                self.worker.close()
+            raise FedtorchError(f"a rank failed inside an exchange of its worker ({type(error).__name__})") from error
+
+    def _bear_state(self, loss_fn: LossFunction, batch: Any) -> None:
+        """Put back an optimiser state before the engine's first step, which is taken once without effect.
+
+        Only a step makes the optimiser's tensors, and only its tensors can be filled.
+        """
+        assert self._unborn_state is not None and self._tensors is not None
+        state, shared, private, seed = self._unborn_state
+        self._zero.set_gradient_accumulation_boundary(True)
+        loss = self._forward(loss_fn, batch)
+        with self._exchanging():
+            self._zero.backward(loss)
+            self._zero.step()
+        self._failed, self._unborn_state = False, None
+        self.load(shared, private)
+        forget(self._zero.basic_optimizer)
+        self._tensors.put_state(state)
+        if self._scaler:
+            vars(self._zero.optimizer.loss_scaler).update(self._scaler)
+        self._failed = True
+        self._seed(seed)
+
+    def _hooked(self, hook: GradientHook) -> Tensor | None:
+        """Let a hook change the reduced gradients, which are whole while it runs."""
+        if self._tensors is None:
+            return hook(self)
+        own = set(self.shared.names)
+        names = [name for name in self.trained_names if name in own]
+        scale = self._zero.optimizer.loss_scaler.cur_scale if self._scaler else 1.0
+        self._gradients = self._tensors.gradients(names, scale)
+        penalty = hook(self)
+        self._tensors.put_gradients(names, self._gradients, scale)
+        self._gradients = None
+        return penalty
+
+    def _seed(self, seed: int) -> None:
+        rank = dist.get_rank()
+        torch.manual_seed(seed_for(seed, "rank of a worker", rank) if rank else seed)
+
+    # Construction
+
+    def _initialize(self) -> None:
+        deepspeed = import_deepspeed(self.device)
+        if not dist.is_initialized() and self._size == 1:
+            backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        world = dist.get_world_size() if dist.is_initialized() else 0
+        if world != self._size:  # a larger one would train all its clients as one
+            raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
+        if self.settings.activation_checkpointing:
+            for model in checkpointable(self.module):
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        size = sum(parameter.numel() for parameter in self.trained)
+        self._zero, *_ = deepspeed.initialize(
+            model=Objective(self.module),
+            optimizer=make_optimizer(self.trained_names, self.trained, self._hp),
+            config=zero_config(self.settings, size, pin=self.device.type == "cuda"),
+            dist_init_required=False,
+        )
+        if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
+            self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
+            parameters, rank = dict(self.module.named_parameters()), dist.get_rank()
+            self._tensors = ZeroTensors(parameters, self._zero, stage=self.settings.stage, rank=rank)
+        if self.settings.precision == "fp16":
+            self._scaler = dict(vars(self._zero.optimizer.loss_scaler))
+
+    def _rebuild(self) -> None:
+        """Start again with a new module; DeepSpeed cannot drop a step that failed half-way."""
+        log.warning("a client failed inside a step; the DeepSpeed engine is built anew")
+        initial = [tensor.clone() for tensor in self.initial()]
+        self._zero.destroy()
+        self._zero, self._tensors, self._failed = None, None, False
+        worker = self.worker
+        super().__init__(self._make_module(), self._partition, self.device)
+        self.join(worker)
+        for own, old in zip(self.initial(), initial, strict=True):
+            own.copy_(old)
+        super().adopt_initial()

@@ -1,0 +1,102 @@
+"""Memory of a model's states under plain torch and under DeepSpeed, per rank, without activations and libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+
+from fedtorch.train.zero import ZeroSettings, import_deepspeed, is_installed
+
+# DeepSpeed's estimators allow this for buffers on the host.
+HOST_BUFFERS = 1.5
+
+
+@dataclass(frozen=True)
+class Size:
+    """numbers: parameters, tied ones once. largest: of the largest layer, which ZeRO-3 gathers at once."""
+
+    numbers: int
+    largest: int
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Size:
+        """As DeepSpeed counts: a layer is a module's own parameters."""
+        largest = max(sum(p.numel() for p in part.parameters(recurse=False)) for part in module.modules())
+        return cls(sum(p.numel() for p in module.parameters()), largest)
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of parameters, gradients, masters and optimiser state, per rank."""
+
+    device: int
+    host: int = 0
+
+
+@cache
+def known_sizes() -> Mapping[str, Size]:
+    """Models that people ask about, from their published shapes; nothing is downloaded or allocated."""
+    with torch.device("meta"):
+        models = {
+            "T5-base": T5ForConditionalGeneration(T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)),
+            "T5-3B": T5ForConditionalGeneration(
+                T5Config(d_model=1024, d_kv=128, d_ff=16384, num_layers=24, num_heads=32)
+            ),
+            "GPT-2 XL": GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25)),
+        }
+    return {name: Size.of(model) for name, model in models.items()}
+
+
+def states(size: Size, settings: ZeroSettings, *, ranks: int, moments: float = 2.0) -> States:
+    """What a rank of a worker of `ranks` keeps. moments: the optimiser's numbers per parameter, 2 for Adam.
+
+    Stage 0 has parameters, gradients and moments in fp32. From stage 1 on there are also fp32 masters and an fp32 sum
+    of the gradients; what a stage splits is divided by `ranks`. With offload the masters, sums and moments are on the
+    host. For Adam in 16 bits this is what DeepSpeed's own estimators say.
+    """
+    width = 4 if settings.precision == "fp32" else 2
+    n, largest = size.numbers, size.largest
+    if settings.stage == 0:
+        return States(int(n * (4 + 4 + 4 * moments)))
+    split = n / ranks
+    parameters = 4 * largest + width * split if settings.stage == 3 else width * n
+    gradients = {1: width * n, 2: width * split, 3: 0.0}[settings.stage]
+    stepping = (4 + 4 + 4 * moments) * split  # sums of gradients, masters, moments
+    if not settings.offload_optimizer:
+        return States(int(parameters + gradients + stepping))
+    if settings.offload_parameters:
+        return States(4 * largest, int((stepping + width * split) * HOST_BUFFERS))
+    return States(int(parameters), int(stepping * HOST_BUFFERS))
+
+
+def deepspeeds_own(size: Size, settings: ZeroSettings, *, ranks: int) -> States | None:
+    """What DeepSpeed's estimators say for one machine with `ranks` devices; None where it has none.
+
+    They know stages 2 and 3, 16 bits and Adam.
+    """
+    if settings.stage < 2 or settings.precision == "fp32" or not is_installed():
+        return None
+    import_deepspeed(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if settings.stage == 2:
+        from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+        host, device = estimate_zero2_model_states_mem_needs(
+            size.numbers, num_gpus_per_node=ranks, cpu_offload=settings.offload_optimizer
+        )
+    else:
+        from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+
+        host, device, _ = estimate_zero3_model_states_mem_needs(
+            size.numbers,
+            size.largest,
+            num_gpus_per_node=ranks,
+            cpu_offload=settings.offload_optimizer,
+            cpu_offload_params=settings.offload_parameters,
+            zero_init=False,  # every rank builds the whole model first
+        )
+    return States(device, host // ranks)

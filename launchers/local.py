@@ -1,0 +1,241 @@
+"""Run one config as several ranks on this machine; a rank that dies takes no other with it.
+
+python -m launchers.local --config FILE --ranks 5
+python -m launchers.local --config FILE --ranks 5 --max-restarts 10 --set clients.on_loss=continue
+
+torchrun ends all ranks as soon as one has died. This launcher lets the others decide: with `clients.on_loss: continue`
+they go on without the clients of a lost worker; else, and where the server is lost, all end and are started again, and
+resume after the last checkpoint. Every rank but the first writes what it prints to RUN/output.rank<n>.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import torch.distributed as dist
+
+from fedtorch.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FedtorchError,
+    Interrupted,
+    NonFiniteError,
+    PreflightError,
+    QuorumError,
+    RestartsError,
+)
+from fedtorch.main import masked
+from fedtorch.status import write_status
+from launchers.pool import SAVE_S, hold
+from launchers.submit import Request
+
+GRACE_S = 10.0
+"""For the others to end by themselves, which tells more, before they are killed."""
+_SETUP = (ConfigError.exit_code, DataError.exit_code, PreflightError.exit_code)
+_FINAL = (
+    *_SETUP,
+    NonFiniteError.exit_code,
+    CheckpointError.exit_code,
+    RestartsError.exit_code,
+    Interrupted.exit_code,
+)
+"""What a restart would only repeat."""
+
+
+class Job:
+    """The ranks of one run, started as often as it takes. Main thread only.
+
+    1. The launcher hosts the store, on a free port, so it outlives every rank.
+    2. The attempt is over when the server has ended, or when a rank has ended that the others cannot do without; those
+       that are still there after GRACE_S are killed.
+    3. The first signal is passed on to all ranks, once: they save and end with 75. A second one kills them.
+    4. Nothing that was killed leaves anything half-written: see `Checkpoints`.
+    """
+
+    def __init__(
+        self, words: Sequence[str], folder: Path, ranks: int, *, goes_on: bool = False, command: str = ""
+    ) -> None:
+        """words: what a rank is. goes_on: may the loss of a worker not be the end? command: that starts it again."""
+        self._words, self._folder, self._size, self._goes_on = tuple(words), folder, ranks, goes_on
+        self._command = command
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._signals: list[int] = []
+
+    def run(self, max_restarts: int) -> int:
+        """The exit code of the run; also in its status.json.
+
+        Raises:
+            ConfigError: another process holds this run folder.
+            RestartsError: every attempt ended in a way that another one might mend.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = hold(self._folder)
+        if lock is None:
+            raise ConfigError(f"another process runs {self._folder}; wait for it, or set run.name")
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+        previous = {number: signal.signal(number, self._received) for number in numbers}
+        try:
+            for attempt in range(max_restarts + 1):
+                if attempt:
+                    _say(f"restart {attempt} of {max_restarts}")
+                code, is_final = self._attempt(attempt, max_restarts, lock)
+                if self._signals:
+                    return code and Interrupted.exit_code
+                if is_final:
+                    return code
+            raise RestartsError(f"no restart is left of {max_restarts}; the last attempt ended with {_ended(code)}")
+        finally:
+            self._kill()
+            os.close(lock)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _attempt(self, attempt: int, max_restarts: int, lock: int) -> tuple[int, bool]:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        shared = {
+            "WORLD_SIZE": str(self._size),
+            "LOCAL_WORLD_SIZE": str(self._size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            "TORCHELASTIC_RUN_ID": "local",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "FEDTORCH_COMMAND": self._command,  # for status.json
+        }
+        self._processes = [self._start(rank, shared, lock) for rank in range(self._size)]
+        for number in self._signals:  # it came between two attempts
+            self._pass_on(number)
+        try:
+            return self._supervise(dist.PrefixStore(f"fedtorch/local/attempt{attempt}", store))
+        finally:
+            self._kill()
+
+    def _supervise(self, store: dist.Store) -> tuple[int, bool]:
+        """Wait for the end of an attempt; the exit code that says why it ended, and whether another one is useless."""
+        ended: dict[int, int] = {}
+        causes: list[int] = []
+        kill_at = float("inf")
+        while len(ended) < self._size and time.monotonic() < kill_at and len(self._signals) < 2:
+            time.sleep(0.05)
+            for rank, process in enumerate(self._processes):
+                if rank not in ended and (code := process.poll()) is not None:
+                    ended[rank] = code
+                    if self._is_the_end(rank, code, store):
+                        causes.append(code)
+            if causes or self._signals:
+                kill_at = min(kill_at, time.monotonic() + (GRACE_S if causes else SAVE_S))
+        if not causes:
+            return Interrupted.exit_code, True
+        server = ended.get(0)
+        code = server if server in (0, QuorumError.exit_code, *_FINAL) else causes[0]
+        # a quorum that was lost with a worker is there again after a restart
+        is_final = code in (0, *_FINAL) or (code == QuorumError.exit_code and min(ended.values()) >= 0)
+        return code, is_final
+
+    def _is_the_end(self, rank: int, code: int, store: dist.Store) -> bool:
+        """Is the attempt over because this rank has ended? Says so if the rank had no good reason."""
+        if code in (0, Interrupted.exit_code):
+            return rank == 0
+        # one that ends before it has a heartbeat was never there for the others, who would wait for it
+        is_over = rank == 0 or not self._goes_on or code in _SETUP or not store.check([f"heartbeat/{rank}"])
+        _say(f"rank {rank} ended with {_ended(code)}" + ("" if is_over else "; the others decide whether to go on"))
+        return is_over
+
+    def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes]:
+        """In a session of its own, so that the terminal's Ctrl-C reaches only the launcher."""
+        output = None if rank == 0 else (self._folder / f"output.rank{rank}.txt").open("ab")
+        try:
+            return subprocess.Popen(
+                self._words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+        finally:
+            if output is not None:
+                output.close()
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; returns the run's exit code, 9 when the restarts are used up."""
+    args = _parser().parse_args(arguments)
+    request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
+    try:
+        if args.ranks < 2:
+            raise ConfigError(f"--ranks is {args.ranks}; give 2 or more, or start fedtorch.main itself")
+        config = request.load()
+    except FedtorchError as error:
+        print(f"launchers.local: {error}", file=sys.stderr)
+        return error.exit_code
+    goes_on, command = config.clients.on_loss == "continue", _command(args)
+    try:
+        words = (sys.executable, "-m", "fedtorch.main", *request.arguments())
+        return Job(words, config.folder, args.ranks, goes_on=goes_on, command=command).run(args.max_restarts)
+    except FedtorchError as error:
+        _say(str(error))
+        if isinstance(error, RestartsError):
+            write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
+        return error.exit_code
+
+
+def _command(args: argparse.Namespace) -> str:
+    words = ["python", "-m", "launchers.local", "--config", *map(str, args.config), "--ranks", str(args.ranks)]
+    return shlex.join([*words, *(["--set", *map(masked, args.set)] if args.set else [])])
+
+
+def _ended(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _say(text: str) -> None:
+    print(f"launchers.local: {text}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="launchers.local", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="as fedtorch.main takes")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="the server and N - 1 workers")
+    parser.add_argument("--max-restarts", type=int, default=3, metavar="N", help="of all ranks together (%(default)s)")
+    # not `never`, nor a path: every restart would begin there again
+    parser.add_argument("--resume", choices=("auto", "force"), default="auto", help="see fedtorch.main")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

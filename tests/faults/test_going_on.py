@@ -1,0 +1,236 @@
+"""A worker is killed and the others go on: the run equals one in a single process in which its clients fail there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import make_config, make_runner
+from ranks import expect_exit, start_ranks
+from toy import Quadratic
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.build import build
+from fedtorch.checkpoint import Checkpoints
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.group import Group, Op
+from fedtorch.comm.holder import Holder
+from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, PartitionConfig
+from fedtorch.errors import QuorumError
+from fedtorch.job import ClientJob
+from fedtorch.placement import place
+from fedtorch.rank import Rank
+from fedtorch.runner import Result
+from fedtorch.update import Update
+
+CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
+TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, double=False)
+SIZE, VICTIM, ROUND = 4, 2, 1
+
+
+def config(folder: Path | str, **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "client": ClientConfig(optimizer="adamw", lr=0.05, batch_size=4, optimizer_state="keep"),
+        "partition": PartitionConfig(private=("head",)),
+        "clients": ClientsConfig(per_round=5, on_loss="continue"),
+        "rounds": 4,
+        "eval": EvalConfig(every=1),
+        "checkpoint": CheckpointConfig(every=1),
+        **changes,
+    }
+    return make_config(Path(folder), TASK, **settings)
+
+
+def victims(setting: Config) -> list[str]:
+    """The clients at home on the rank that dies."""
+    parts = build(setting, num_ranks=SIZE, rank=1)
+    homes = place(setting, parts.task, parts.training, parts.clients, parts.topology).homes
+    names = [name for name, worker in homes.items() if VICTIM in parts.topology.workers[worker]]
+    assert 1 <= len(names) < len(CLIENTS) - 3
+    return names
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, is_due: Callable[..., bool]) -> None:
+    """Die when the method is called and `is_due` with its arguments."""
+    original = getattr(owner, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_due(self, *args, **kwargs):
+            kill()
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def after(owner: Any, name: str, is_due: Callable[..., bool]) -> None:
+    """The same when it has returned."""
+    original = getattr(owner, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        if is_due(self, *args, **kwargs):
+            kill()
+        return answer
+
+    setattr(owner, name, method)
+
+
+def in_phase(phase: str, round: int) -> Callable[..., bool]:
+    return lambda self, **doing: (doing["phase"], doing["round"]) == (phase, round)
+
+
+def nth(number: int, is_due: Callable[..., bool]) -> Callable[..., bool]:
+    calls: list[bool] = []
+
+    def is_it(*args: Any, **kwargs: Any) -> bool:
+        calls.append(is_due(*args, **kwargs))
+        return calls[-1] and sum(calls) == number
+
+    return is_it
+
+
+def arm(phase: str) -> None:
+    """This rank dies in that phase of the second round."""
+    comm = DistributedCommunicator
+    if phase == "train":
+        before(comm, "heartbeat", in_phase(phase, ROUND))
+    elif phase == "broadcast":  # the first one of that number is the evaluation's
+        before(comm, "heartbeat", nth(2, in_phase(phase, ROUND)))
+    elif phase in ("evaluate", "checkpoint"):
+        before(comm, "heartbeat", in_phase(phase, ROUND + 1))
+    elif phase == "weights":  # the fourth: w and head at the start, then one for each evaluation
+        before(comm, "broadcast", nth(4, lambda *args, **kwargs: True))
+    elif phase == "weights to train":  # without evaluations; all are alike after the start
+        before(comm, "broadcast", nth(2, lambda *args, **kwargs: True))
+    elif phase == "report":
+        before(comm, "gather_reports", lambda self, reports, round: round == ROUND)
+    elif phase == "header":
+        # the third: of scores and of files after the first round, then of reports
+        after(Group, "agree", nth(3, lambda self, op, **how: op is Op.GATHER and how["round"] == ROUND))
+    elif phase == "payload":
+        after(Holder, "agree", lambda self, op, terms: self.round == ROUND)
+    elif phase == "aggregate":
+        after(comm, "aggregate", lambda self, *args, round: round == ROUND)
+    elif phase == "scores":
+        before(comm, "gather", lambda self, messages, round: round == ROUND + 1 and messages[0].kind == "score")
+
+
+def as_rank(folder: str, phase: str, changes: dict[str, Any]) -> tuple[Result, frozenset[int]]:
+    rank = int(os.environ["RANK"])
+    if rank == VICTIM:
+        arm(phase)
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, goes_on=True) as comm:
+        comm.preflight({})
+        return make_runner(config(folder, **changes), comm).run(), comm.lost
+
+
+def alone(folder: Path, at: tuple[str, int, bool], **changes: Any) -> Result:
+    """In one process the same clients are lost at that meeting: (phase, rounds done, is a round under way)."""
+    setting = config(folder, **changes)
+    runner, gone = make_runner(setting), victims(setting)
+
+    class Losing(Rank):
+        def arrive(self, phase: str, *, may_stop: bool = True) -> None:
+            super().arrive(phase, may_stop=may_stop)
+            if (phase, self.round, self.is_training) == at:
+                self.lose(gone)
+
+    runner.rank.__class__ = Losing
+    return runner.run()
+
+
+FAILS, COUNTS, JUDGED = ("gather", ROUND, True), ("broadcast", ROUND + 1, False), ("checkpoint", ROUND + 1, False)
+
+
+@pytest.mark.parametrize(
+    ("phase", "at"),
+    [
+        ("broadcast", FAILS),  # before it
+        ("train", FAILS),
+        ("report", FAILS),
+        ("header", FAILS),
+        ("payload", FAILS),
+        ("aggregate", COUNTS),  # after its update was taken over
+        ("weights", COUNTS),
+        ("evaluate", COUNTS),
+        ("scores", COUNTS),
+        ("checkpoint", JUDGED),
+    ],
+)
+def test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process(
+    phase: str, at: tuple[str, int, bool], tmp_path: Path
+) -> None:
+    expected = alone(tmp_path / "alone", at)
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, {}).join(timeout=90)
+    assert outcomes[VICTIM].exit_code == -signal.SIGKILL
+    for rank, outcome in enumerate(outcomes):
+        if rank != VICTIM:
+            assert not outcome.error and outcome.exit_code == 0, f"rank {rank}: {outcome.error}"
+            assert outcome.result[1] == {VICTIM}
+    result = outcomes[0].result[0]
+    assert result.rounds == 4 and result.lost == expected.lost and set(expected.lost.values()) == {ROUND + 1}
+    assert result.digest == expected.digest
+    assert result.scores == expected.scores and set(result.scores) == set(CLIENTS) - set(result.lost)
+    assert result.weights == expected.weights and result.best_round == expected.best_round
+    # a checkpoint is complete: the lost clients' states are in it as they were saved last
+    found = Checkpoints(tmp_path / "run" / "checkpoints", keep=2).latest()
+    assert found is not None and found.round == 4
+    resumed = make_runner(config(tmp_path / "run", rounds=5)).run(4)
+    assert resumed.rounds == 5 and not resumed.lost and set(resumed.scores) == set(CLIENTS)
+
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    """FedAvg of which some clients fail from the second round on."""
+
+    names: tuple[str, ...] = ()
+
+    def client_update(self, job: ClientJob) -> Update:
+        if job.client.name in self.names and job.round >= ROUND:
+            raise ValueError("as if it were lost")
+        return super().client_update(job)
+
+
+STATELESS: dict[str, Any] = {
+    "clients": ClientsConfig(on_loss="continue"),
+    "client": ClientConfig(optimizer="sgd", lr=0.05, batch_size=4),
+    "partition": PartitionConfig(),
+    "eval": EvalConfig(every=0),
+}
+
+
+@pytest.mark.parametrize("phase", ["weights to train", "train"])
+def test_where_all_take_part_it_equals_a_run_in_which_those_clients_always_fail(phase: str, tmp_path: Path) -> None:
+    setting = config(tmp_path / "alone", **STATELESS)
+    expected = make_runner(replace(setting, algorithm=Failing(names=tuple(victims(setting))))).run()
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, STATELESS).join(timeout=90)
+    assert outcomes[0].result[0].digest == expected.digest
+
+
+def test_too_few_clients_left_end_the_run_on_all_ranks(tmp_path: Path) -> None:
+    changes = {**STATELESS, "clients": ClientsConfig(on_loss="continue", min=7)}
+    outcomes = expect_exit(as_rank, SIZE, str(tmp_path), "train", changes, timeout=90)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.exit_code == (-signal.SIGKILL if rank == VICTIM else QuorumError.exit_code)
+        assert rank == VICTIM or "clients are left after a loss, but clients.min is 7" in outcome.error
+
+
+def lose_the_server(folder: str) -> None:
+    if os.environ["RANK"] == "0":
+        before(DistributedCommunicator, "heartbeat", in_phase("aggregate", ROUND))
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, goes_on=True) as comm:
+        make_runner(config(folder), comm).run()
+
+
+def test_without_the_server_all_end_at_once(tmp_path: Path) -> None:
+    outcomes = expect_exit(lose_the_server, SIZE, str(tmp_path), timeout=40)
+    assert [o.exit_code for o in outcomes] == [-signal.SIGKILL, 7, 7, 7], outcomes[1].error

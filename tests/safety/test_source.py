@@ -1,0 +1,89 @@
+"""No line of the package or of the launchers can run code that came as data."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedtorch
+import launchers
+
+ROOTS = (Path(fedtorch.__file__).parent, Path(launchers.__file__).parent)
+FILES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
+
+MODULES = {"pickle", "_pickle", "cPickle", "dill", "joblib", "cloudpickle", "marshal", "shelve", "requests", "urllib3"}
+BUILTINS = {"eval", "exec", "compile"}
+# last part of a call's name -> what must stand before it; None: anything
+CALLS: dict[str, set[str] | None] = {
+    **dict.fromkeys(("gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"), None),
+    **dict.fromkeys(("send_object_list", "recv_object_list", "unsafe_load", "full_load"), None),
+    "load": {"torch", "yaml", "pickle"},
+    "save": {"torch"},
+    "system": {"os"},
+    "popen": {"os"},
+}
+KEYWORDS = {"weights_only": False, "trust_remote_code": True, "allow_pickle": True, "shell": True}
+
+
+def findings(source: str) -> Iterator[str]:
+    """What the source does that it must not, with the line."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module.split(".")[0]]
+            names += [f"torch.{a.name}" for a in node.names if node.module == "torch" and a.name in ("load", "save")]
+        yield from (f"{node.lineno}: import {n}" for n in names if n in MODULES or n.startswith("torch."))  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call):
+            yield from (f"{node.lineno}: {text}" for text in _calls(node))
+
+
+def _calls(node: ast.Call) -> Iterator[str]:
+    if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
+        yield node.func.id
+    if isinstance(node.func, ast.Attribute) and node.func.attr in CALLS:
+        owners = CALLS[node.func.attr]
+        if owners is None or (isinstance(node.func.value, ast.Name) and node.func.value.id in owners):
+            yield node.func.attr
+    for keyword in node.keywords:
+        value = keyword.value
+        if keyword.arg in KEYWORDS and isinstance(value, ast.Constant) and value.value is KEYWORDS[keyword.arg]:
+            yield f"{keyword.arg}={value.value}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name + "/" + path.name)
+def test_no_file_can_run_what_came_as_data(path: Path) -> None:
+    assert not list(findings(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle as p",
+        "from dill import loads",
+        "from torch import load",
+        "torch.load(path)",
+        "torch.load(path, weights_only=True)",
+        "read(path, weights_only=False)",
+        "yaml.load(text, Loader=yaml.Loader)",
+        "dist.broadcast_object_list(things)",
+        "group.gather_object(thing)",
+        "eval(text)",
+        "def f():\n    exec(text)",
+        "numpy.load(path, allow_pickle=True)",
+        "subprocess.run(words, shell=True)",
+        "os.system(line)",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+    ],
+)
+def test_the_scan_finds(source: str) -> None:
+    assert list(findings(source))
+
+
+@pytest.mark.parametrize("source", ["model.eval()", "re.compile(text)", "json.load(file)", "adapter.load(weights)"])
+def test_the_scan_leaves_alone(source: str) -> None:
+    assert not list(findings(source))

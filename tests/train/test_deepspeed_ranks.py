@@ -1,0 +1,280 @@
+"""DeepSpeed on several ranks: workers of two share a step, and a federation of them equals one plain process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import make_config, make_runner
+from ranks import expect_exit, run_ranks
+from test_main import TINY
+from torch import Tensor, nn
+from transformers import AutoModelForSeq2SeqLM, GPT2Config, GPT2LMHeadModel
+
+pytest.importorskip("deepspeed")
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.fedprox import FedProx, proximal
+from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.build import build
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.config import ClientConfig, Config, EngineConfig, EvalConfig, SystemConfig
+from fedtorch.dry_run import describe
+from fedtorch.errors import ConfigError
+from fedtorch.main import main
+from fedtorch.models.t5 import T5Model
+from fedtorch.tasks.text2sql import Text2SQL
+from fedtorch.train.deepspeed import DeepSpeedEngine
+from fedtorch.train.engine import Engine
+from fedtorch.train.loop import Step, train
+from fedtorch.weights import Partition
+
+CPU = torch.device("cpu")
+ADAMW = ClientConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1, no_decay=("*ln_*",), max_grad_norm=0.5)
+
+
+def gpt2() -> nn.Module:
+    """Of odd sizes, which two ranks cannot halve."""
+    torch.manual_seed(0)
+    rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=41, n_embd=15, n_layer=1, n_head=3, n_positions=9, **rates))
+
+
+def batch(seed: int) -> dict[str, Tensor]:
+    ids = torch.randint(0, 41, (2, 9), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "labels": ids}
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+    return model(**batch).loss * 16, 16
+
+
+# four micro-batches, then three: the second rank's last turn has none
+STEPS = [Step([batch(10 * i + j) for j in range(count)], count, 0) for i, count in enumerate((4, 3, 4))]
+
+
+def trained(engine: Engine) -> tuple[list[float], list[float]]:
+    """Two clients in turn; the second's optimiser is kept over a second call, and a hook pulls it."""
+    engine.start(engine.initial_shared * 1.01, None, ADAMW, steps=3, seed=0)
+    train(engine, STEPS, loss)
+    engine.start(engine.initial_shared, None, ADAMW, steps=3, seed=1)
+    first = train(engine, STEPS, loss)
+    state, weights = engine.optimizer_state(), engine.flat.detach().cpu().clone()
+    engine.start(weights, None, ADAMW, steps=3, seed=2, optimizer_state=state)
+    second = train(engine, STEPS, loss, before_step=proximal(engine, engine.initial_shared, 1.0))
+    return engine.flat.tolist(), [*first.losses, *second.losses]
+
+
+SHARED_OUT = [
+    EngineConfig(kind="deepspeed", stage=0),
+    EngineConfig(kind="deepspeed", stage=1),
+    EngineConfig(kind="deepspeed", stage=2),
+    EngineConfig(kind="deepspeed", stage=3),
+    EngineConfig(kind="deepspeed", stage=2, offload_optimizer=True),
+    EngineConfig(kind="deepspeed", stage=3, offload_optimizer=True, offload_parameters=True),
+    EngineConfig(kind="deepspeed", stage=2, precision="bf16"),
+]
+
+
+def one_worker(which: list[int]) -> list[tuple[list[float], list[float]]]:
+    with DistributedCommunicator.join(("c",), timeout_s=60) as comm:
+        worker = comm.join_worker((0, 1))
+        results = []
+        for index in which:
+            engine = DeepSpeedEngine(gpt2(), Partition(), CPU, settings=SHARED_OUT[index], hp=ADAMW, make_module=gpt2)
+            engine.join(worker)
+            results.append(trained(engine))
+        return results
+
+
+@pytest.mark.timeout(280)
+def test_a_step_shared_by_two_ranks_is_that_of_one() -> None:
+    plain = Engine(gpt2(), Partition(), CPU)
+    weights, losses = trained(plain)
+    expected = torch.tensor(weights)
+    moved = float((expected - plain.initial_shared).norm())
+    found = run_ranks(one_worker, 2, list(range(len(SHARED_OUT))), timeout=240)
+    for settings, first, second in zip(SHARED_OUT, *found, strict=True):
+        assert first == second, settings  # both ranks know all of it
+        # gradients are added in another order, and Adam divides small numbers by small ones; bf16 has 8 bits
+        bound, close = (0.35, 2e-2) if settings.precision == "bf16" else (1e-3, 1e-4)
+        assert float((torch.tensor(first[0]) - expected).norm()) < bound * moved, settings
+        assert first[1] == pytest.approx(losses, rel=close), settings
+
+
+# A federation
+
+
+def federation(folder: str, data: str, algorithm: Algorithm | None = None, **changes: Any) -> Config:
+    model = T5Model(d_model=16, d_ff=32, d_kv=8, num_heads=2, num_layers=1, dropout=0.0)
+    task = Text2SQL(data=data, model=model, input_max_length=40, output_max_length=12)
+    client = ClientConfig(optimizer="adamw", lr=1e-3, batch_size=2, accumulation=2, optimizer_state="keep")
+    settings = {"client": client, "eval": EvalConfig(every=1), **changes}
+    return make_config(Path(folder), task, algorithm, **settings)
+
+
+Outcome = tuple[list[float], dict[str, float]]
+
+
+def result(config: Config, comm: Any = None) -> Outcome:
+    """The last weights, and every client's loss with them."""
+    runner = make_runner(config, comm)
+    scores = runner.run().scores
+    return runner.rank.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
+
+
+def as_rank(config: Config) -> Outcome:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60) as comm:
+        return result(config, comm)
+
+
+def agree(found: Outcome, expected: Outcome) -> None:
+    assert torch.allclose(torch.tensor(found[0]), torch.tensor(expected[0]), atol=2e-5)  # a step of Adam is 1e-3
+    assert found[1] == pytest.approx(expected[1], rel=1e-4)
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_two_workers_of_two_ranks_with_different_steps_equal_one_process(
+    stage: int, tmp_path: Path, tiny_data: Path
+) -> None:
+    """Clients of 12, 6 and 3 examples beside a server that has no DeepSpeed engine."""
+    expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
+    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=2)
+    config = federation(str(tmp_path / "many"), str(tiny_data), engine=engine, system=system)
+    agree(run_ranks(as_rank, 5, config, timeout=240)[0], expected)
+
+
+@pytest.mark.timeout(280)
+def test_fedavg_on_a_server_and_two_workers_equals_one_plain_process(tmp_path: Path, tiny_data: Path) -> None:
+    expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
+    config = federation(str(tmp_path / "many"), str(tiny_data), engine=EngineConfig(kind="deepspeed", stage=1))
+    agree(run_ranks(as_rank, 3, config, timeout=240)[0], expected)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), Scaffold()], ids=lambda algorithm: type(algorithm).__name__)
+def test_corrections_of_the_gradient_work_at_every_stage(
+    algorithm: Algorithm, stage: int, tmp_path: Path, tiny_data: Path
+) -> None:
+    client = ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, schedule="constant")
+    changes: dict[str, Any] = {"client": client, "rounds": 3, "eval": EvalConfig(every=0)}
+    expected = result(federation(str(tmp_path / "one"), str(tiny_data), algorithm, **changes))
+    engine = EngineConfig(kind="deepspeed", stage=stage)
+    found = result(federation(str(tmp_path / "two"), str(tiny_data), algorithm, engine=engine, **changes))
+    agree(found, expected)
+
+
+def test_one_process_under_stage_3_judges_resumes_and_saves_the_whole_model(tmp_path: Path, tiny_data: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
+    keys = ("engine.kind=deepspeed", "engine.stage=3", "engine.precision=bf16")
+    assert main(["--config", str(config), "--set", *keys]) == 0
+    assert main(["--config", str(config), "--set", *keys]) == 0  # resumes after the last round
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "model")
+    (weight,) = [
+        p for name, p in model.named_parameters() if name.endswith("decoder.block.0.layer.0.SelfAttention.q.weight")
+    ]
+    assert weight.shape == (16, 16) and weight.dtype == torch.float32
+    assert not torch.equal(weight, weight.bfloat16().float())  # from the masters
+
+
+@dataclass(frozen=True)
+class Unlucky(Text2SQL):
+    """The second rank's forward pass of one client fails in the second round's first step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        import os
+
+        value = super().loss(model, batch)
+        if model.training and os.environ.get("RANK") == "2":
+            calls = getattr(Unlucky, "calls", 0) + 1
+            type.__setattr__(Unlucky, "calls", calls)
+            if calls == 3:
+                raise ValueError("bad row")
+        return value
+
+
+def statuses(config: Config) -> list[str]:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=20) as comm:
+        runner = make_runner(config, comm)
+        seen: list[str] = []
+        decide = runner._decide
+
+        def watched(reports: Any) -> Any:
+            seen.extend(report.status for report in reports)
+            return decide(reports)
+
+        runner._decide = watched  # type: ignore[method-assign]
+        runner.run()
+        return seen
+
+
+def unlucky(folder: Path, data: Path, stage: int) -> Config:
+    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=2)
+    config = federation(str(folder), str(data), engine=engine, system=system, eval=EvalConfig(every=0))
+    return replace(config, task=Unlucky(**vars(config.task)))
+
+
+@pytest.mark.timeout(280)
+def test_a_forward_pass_that_fails_on_one_rank_is_the_clients_failure_on_both(tmp_path: Path, tiny_data: Path) -> None:
+    server, *_ = run_ranks(statuses, 3, unlucky(tmp_path, tiny_data, 2), timeout=240)
+    assert len(server) == 6 and sum(status.startswith("failed:") for status in server) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_one_that_fails_among_gathered_parameters_ends_the_run(tmp_path: Path, tiny_data: Path) -> None:
+    outcomes = expect_exit(statuses, 3, unlucky(tmp_path, tiny_data, 3), timeout=240)
+    assert all(outcome.error and "still running" not in outcome.error for outcome in outcomes)
+
+
+# What is refused, before any group is made
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"algorithm": Scaffold(option="I"), "client": ClientConfig(optimizer="sgd")}, "set engine.kind to torch"),
+    ({"client": ClientConfig(optimizer="adafactor")}, "set engine.stage to 0 or client.optimizer to adamw"),
+    ({"per_client": {"north": {"optimizer": "sgd"}}}, "adamw and sgd"),
+    ({"per_client": {"north": {"no_decay": ("*bias",)}}}, "no_decay"),
+    ({"client": ClientConfig(accumulation=3), "system": SystemConfig(ranks_per_worker=2)}, "multiple of 2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_deepspeed_cannot_do_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path, tiny_data: Path
+) -> None:
+    algorithm = changes.pop("algorithm", FedAvg())
+    engine = EngineConfig(kind="deepspeed", stage=2)
+    config = federation(str(tmp_path), str(tiny_data), algorithm, engine=engine, **changes)
+    with pytest.raises(ConfigError, match=message):
+        build(config, num_ranks=3, rank=0)
+
+
+CONTRADICTIONS = [
+    ({"stage": 2}, "engine.stage is 2 but engine.kind is torch"),
+    ({"kind": "deepspeed", "precision": "bf16"}, "set engine.stage to 1 or more"),
+    ({"kind": "deepspeed", "stage": 2, "offload_parameters": True}, "set engine.stage to 3 or more"),
+    ({"kind": "deepspeed", "stage": 1, "initial_scale_power": 8}, "needs no loss scale"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), CONTRADICTIONS, ids=[message for _, message in CONTRADICTIONS])
+def test_contradicting_keys_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**keys)
+
+
+def test_a_dry_run_tells_the_memory_of_this_and_of_known_models(tmp_path: Path, tiny_data: Path) -> None:
+    engine, system = EngineConfig(kind="deepspeed", stage=3, precision="bf16"), SystemConfig(ranks_per_worker=2)
+    config = federation(str(tmp_path), str(tiny_data), engine=engine, system=system)
+    text = describe(build(config, num_ranks=5, rank=0), num_ranks=5)
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("T5-3B")]
+    # 4 bytes for each of the largest layer's 32,128 x 1,024 and 18 for each of half of all
+    assert line.split()[1:3] == ["2,851,598,336", "24.02"]
+    assert "24.02 device" in line
+    assert "GPT-2 XL" in text and "T5-base" in text and "this model" in text

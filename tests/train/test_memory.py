@@ -1,0 +1,50 @@
+"""The formula for memory agrees with DeepSpeed's own estimators where they exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from fedtorch.train.memory import States, deepspeeds_own, known_sizes, states
+from fedtorch.train.zero import is_installed
+
+
+@dataclass(frozen=True)
+class Zero:
+    stage: int
+    precision: str = "bf16"
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    activation_checkpointing: bool = False
+    initial_scale_power: int = 12
+
+
+def test_the_models_that_people_ask_about_have_their_published_sizes() -> None:
+    sizes = {name: size.numbers for name, size in known_sizes().items()}
+    assert sizes == {"T5-base": 222_903_552, "T5-3B": 2_851_598_336, "GPT-2 XL": 1_557_611_200}
+
+
+@pytest.mark.skipif(not is_installed(), reason="deepspeed is not installed")
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "zero", [Zero(2), Zero(3), Zero(2, "bf16", True), Zero(3, "fp16", True), Zero(3, "bf16", True, True)], ids=str
+)
+def test_the_formula_gives_deepspeeds_own_estimate(zero: Zero, ranks: int) -> None:
+    for size in known_sizes().values():
+        ours, theirs = states(size, zero, ranks=ranks), deepspeeds_own(size, zero, ranks=ranks)
+        assert theirs is not None
+        assert ours.device == pytest.approx(theirs.device, rel=1e-6)
+        if zero.offload_optimizer:  # else theirs is the model that every rank builds first
+            assert ours.host == pytest.approx(theirs.host, rel=1e-6)
+
+
+def test_without_an_estimator_the_formula_says_what_each_stage_keeps() -> None:
+    size = known_sizes()["T5-base"]
+    n = size.numbers
+    assert deepspeeds_own(size, Zero(1), ranks=2) is None and deepspeeds_own(size, Zero(3, "fp32"), ranks=2) is None
+    assert states(size, Zero(0, "fp32"), ranks=1) == States(16 * n)  # as plain torch: weight, gradient, two moments
+    assert states(size, Zero(0, "fp32"), ranks=1, moments=0.0) == States(8 * n)  # SGD
+    assert states(size, Zero(1), ranks=1) == States(20 * n)
+    assert states(size, Zero(1), ranks=4) == States(8 * n)
+    assert states(size, Zero(2, "fp32"), ranks=2) == States(14 * n)
