@@ -10,17 +10,20 @@ from typing import Any
 from fedtorch.errors import ConfigError
 from launchers.resources import Resources
 
-# The batch script after srun. $code: the largest exit status of a rank. A job that is being cancelled is no longer
-# RUNNING and stays cancelled.
+# The batch script after srun. $code: the largest exit status of a rank. A job that is being cancelled, or was requeued
+# by its rank 0, is no longer RUNNING. Rank 0 leaves a result where it went on to the end without the lost rank.
 _AFTER = """code=$?
 # SLURM_JOB_ID would not do: the last job of an array has the number of the whole array
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+cd {folder}
 # 7: a rank was silent, and the others ended; 137: it was killed, by srun in the end or for its memory
 if [ "$code" -eq 7 ] || [ "$code" -eq 137 ]; then
-  echo "$code" >> {hangs}
-  if [ "$(wc -l < {hangs})" -le {most} ] && [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then
-    echo "a rank hung or was killed ($code); the job is requeued"
-    scontrol requeue "$job"
+  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ] && [ ! -e "$job"_0_result.pkl ]; then
+    echo "$code" >> "$job".hangs
+    if [ "$(wc -l < "$job".hangs)" -le {most} ]; then
+      echo "a rank hung or was killed ($code); the job is requeued"
+      scontrol requeue "$job"
+    fi
   fi
 fi
 exit $code"""
@@ -59,7 +62,7 @@ def make_executor(
         )
         return local
     slurm = submitit.SlurmExecutor(folder, max_num_timeout=resources.max_timeouts)
-    hangs = f'{shlex.quote(str(folder))}/"$job".hangs'
+    after = _AFTER.format(folder=shlex.quote(str(folder)), most=resources.max_hangs)
     settings = {
         "job_name": name,
         "nodes": resources.nodes,
@@ -71,7 +74,7 @@ def make_executor(
         "signal_delay_s": resources.grace_s,
         "array_parallelism": at_once,
         "setup": list(resources.setup) or None,
-        "teardown": _AFTER.format(hangs=hangs, most=resources.max_hangs).splitlines(),
+        "teardown": after.splitlines(),
         "srun_args": _srun(resources, goes_on),
         "additional_parameters": {"requeue": True, **resources.extra()},
     }

@@ -59,7 +59,7 @@ def submit(requests: Sequence[Request], resources: Resources, folder: Path, *, n
     Raises:
         ConfigError: submitit or SLURM is missing, or sbatch refuses; with what it said.
     """
-    goes_on = any(getattr(request.load().clients, "on_loss", "") == "continue" for request in requests)
+    goes_on = any(request.load().clients.on_loss == "continue" for request in requests)
     executor = make_executor(resources, folder.resolve(), name=name, goes_on=goes_on, at_once=at_once)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)

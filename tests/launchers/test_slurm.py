@@ -172,9 +172,16 @@ def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(confi
     array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
     assert subprocess.run(["bash", "-c", run_it], env=environ | array).returncode == 137
     assert (cluster / "scontrol.calls").read_text() == "requeue 4242\n" * 2 + "requeue 40_2\n"
+    (config.parent / "run" / "slurm" / "40_3_0_result.pkl").touch()  # rank 0 went on to the end
+    subprocess.run(["bash", "-c", run_it], env=environ | array | {"SLURM_ARRAY_TASK_ID": "3"})
     for code in (0, 1, 75):  # of an interrupted job rank 0 takes care itself
         subprocess.run(["bash", "-c", run_it.replace("(exit 137)", f"(exit {code})")], env=environ)
     assert (cluster / "scontrol.calls").read_text().count("requeue") == 3
+
+
+def test_where_the_others_go_on_without_a_lost_rank_they_may_take_their_time(config: Path, cluster: Path) -> None:
+    assert slurm.main(["--config", str(config), "--set", "clients.on_loss=continue"]) == 0
+    assert "--kill-on-bad-exit=0 --wait=0 " in (cluster / "script.sh").read_text()
 
 
 def test_a_folder_that_slurm_would_rename_is_refused(
