@@ -8,8 +8,12 @@ from pathlib import Path
 # Before torch starts: one thread per rank (two ranks' threads on shared cores are 20 times slower), no network.
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
+import hypothesis
 import pytest
 import torch
+
+hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True, scope="session")
