@@ -6,8 +6,9 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -176,6 +177,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             trains=topology.worker_of(rank) is not None,
         )
     divide(engine, config, task, topology.ranks_per_worker)
+    remarks += unmatched(config, settings, engine)
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
@@ -203,6 +205,17 @@ def training_clients(task: Task) -> list[Client]:
     if not clients:
         raise DataError(f"none of the {len(manifest)} clients has a training example; prepare the data again")
     return clients
+
+
+def unmatched(config: Config, settings: Collection[ClientConfig], engine: Engine) -> list[str]:
+    """One line for each pattern of `no_decay` that matches no trained parameter: everything there would decay."""
+    patterns = {pattern for hp in settings if hp.weight_decay for pattern in hp.no_decay}
+    patterns |= set(config.server.no_decay if config.server.weight_decay else ())
+    return [
+        f"no_decay: the pattern {pattern!r} matches no parameter"
+        for pattern in sorted(patterns)
+        if not any(fnmatchcase(name, pattern) for name in engine.trained_names)
+    ]
 
 
 def check_metrics(task: Task, name: str) -> None:

@@ -183,6 +183,9 @@ class Runner:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
         rank, result = self.rank, self.result
         result.rounds, result.digest, result.lost = rank.round, digest(rank), rank.lost
+        if rank.round > self.saved:
+            save(rank)  # once more, if the disk refused: the best weights are about to take the place of the last ones
+            self.saved = rank.round  # and must not be saved as these when a signal comes
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if rank.comm.is_server else {}
         best_round = rank.server.numbers.get("best_round")

@@ -21,9 +21,11 @@ from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.config import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
-from fedtorch.errors import ConfigError, FedtorchError, NonFiniteError, QuorumError
+from fedtorch.build import unmatched
+from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
+from fedtorch.errors import ConfigError, FedtorchError, Interrupted, NonFiniteError, QuorumError
 from fedtorch.job import ClientJob
+from fedtorch.rank import Stopped
 from fedtorch.track import Tracker
 from fedtorch.update import Report, Update
 
@@ -297,6 +299,33 @@ def test_a_metric_that_could_not_travel_is_refused_at_the_start(metric: str, pro
     with pytest.raises(ConfigError, match=problem):
         make_runner(make_config(tmp_path, task))
     make_runner(make_config(tmp_path, replace(task, measured=("nearness", "rouge-l@10"))))
+
+
+def test_a_pattern_without_weight_decay_that_matches_nothing_is_remarked(tmp_path: Path) -> None:
+    hp = ClientConfig(optimizer="adamw", weight_decay=0.1, no_decay=("*w*", "*LayerNorm*"))
+    config = make_config(tmp_path, TASK, client=hp)
+    engine = make_runner(config).setting.engine
+    assert unmatched(config, {hp}, engine) == ["no_decay: the pattern '*LayerNorm*' matches no parameter"]
+    assert unmatched(config, {replace(hp, weight_decay=0.0)}, engine) == []
+
+
+def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+
+    def save_at_the_second_try(rank: Any, *, is_last: bool = False) -> bool:
+        made.append(not is_last and len(made) > 0 and rank.round == 2)
+        return made[-1]
+
+    def stopped(self: Any) -> Any:
+        raise Stopped
+
+    monkeypatch.setattr("fedtorch.runner.save", save_at_the_second_try)
+    monkeypatch.setattr("fedtorch.evaluate.Evaluation.at_the_end", stopped)
+    with pytest.raises(Interrupted):
+        make_runner(make_config(tmp_path, TASK, rounds=2, checkpoint=CheckpointConfig(every=2))).run()
+    assert made == [False, True]  # nothing is saved after the best weights took their place
 
 
 def test_local_keeps_each_clients_own_best_and_rests_when_it_stops_gaining(tmp_path: Path) -> None:
