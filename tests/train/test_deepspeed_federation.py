@@ -17,6 +17,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 pytest.importorskip("deepspeed")
 
+from fedtorch import decision
+from fedtorch import runner as runner_module
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config import Config, EngineConfig, EvalConfig, SystemConfig
 from fedtorch.main import main
@@ -81,13 +83,12 @@ def statuses(config: Config) -> list[str]:
     with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=20) as comm:
         runner = make_runner(config, comm)
         seen: list[str] = []
-        decide = runner._decide
 
-        def watched(reports: Any) -> Any:
+        def watched(rank: Any, reports: Any, cohort: Any) -> Any:
             seen.extend(report.status for report in reports)
-            return decide(reports)
+            return decision.exchange(rank, reports, cohort)
 
-        runner._decide = watched  # type: ignore[method-assign]
+        runner_module.exchange = watched  # type: ignore[attr-defined]
         runner.run()
         return seen
 
