@@ -282,9 +282,8 @@ class DistributedCommunicator(Communicator):
         return b"".join(encode(message, round=round, sequence=sequence) for message in messages)
 
     def _decode(self, buffer: Tensor, round: int) -> list[Message]:
-        return decode_all(
-            buffer.numpy().tobytes(), round=round, sequence=self._group.sequence, num_clients=len(self.names)
-        )
+        data, count = buffer.numpy().tobytes(), len(self.names)
+        return decode_all(data, round=round, sequence=self._group.sequence, num_clients=count)
 
     def _drop(self) -> None:
         """Close all sockets."""
@@ -293,10 +292,7 @@ class DistributedCommunicator(Communicator):
             self._worker.close()
 
     def _blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
-        """After a failed collective of the ranks `among`, all by default: see `Parting.blame`.
-
-        Where the loss of a rank is not the end, `settle` finds out instead.
-        """
+        """See `Parting.blame`; where the loss of a rank is not the end, `settle` finds out instead."""
         if self._may_lose and among is None:
             raise LostError(f"a collective failed ({text})")
         self._parting.blame(text, among)

@@ -117,6 +117,8 @@ class Group:
         if rank >= 0:
             self.drop()
             raise PreflightError(_describe(self.members[rank], place, theirs, servers))
+        if self._payload is None:
+            self._guard(self._connect_payload)
         return [row[-1] for row in (rows if self.rank == 0 else [servers])]
 
     def tell(self, numbers: Tensor) -> None:
@@ -140,23 +142,23 @@ class Group:
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on."""
-        self.wait(self._start(lambda: self._transport().broadcast(tensor)))
+        self.wait(self._start(lambda: self._moves.broadcast(tensor)))
 
     def all_gather(self, everyone: list[Tensor], mine: Tensor) -> None:
         """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on."""
-        self.wait(self._start(lambda: self._transport().all_gather(everyone, mine)))
+        self.wait(self._start(lambda: self._moves.all_gather(everyone, mine)))
 
     def start_reduce(self, tensor: Tensor) -> Transfer:
         """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""
-        return self._start(lambda: self._transport().reduce(tensor))
+        return self._start(lambda: self._moves.reduce(tensor))
 
     def start_send(self, tensor: Tensor) -> Transfer:
         """Begin to send a payload to the server."""
-        return self._start(lambda: self._transport().send(tensor, 0))
+        return self._start(lambda: self._moves.send(tensor, 0))
 
     def start_receive(self, tensor: Tensor, rank: int) -> Transfer:
         """Begin to receive what `rank` sends next; in the order of these calls."""
-        return self._start(lambda: self._transport().receive(tensor, self.members.index(rank)))
+        return self._start(lambda: self._moves.receive(tensor, self.members.index(rank)))
 
     def wait(self, transfer: Transfer) -> None:
         """Wait for something that was started."""
@@ -180,6 +182,11 @@ class Group:
         self.wait(self._start(lambda: self._over_gloo().gather(received, mine)))
         return [row.tolist() for row in received]
 
+    @property
+    def _moves(self) -> Transport:
+        assert self._payload is not None, "payloads move once all ranks have agreed on them"
+        return self._payload
+
     def _start(self, start: Callable[[], Moving]) -> Transfer:
         if self.is_broken:
             raise FedtorchError("this communicator has failed or was closed; it cannot be used any more")
@@ -197,18 +204,17 @@ class Group:
             self._numbers = Direct(self._connect("gloo", f"federation{self._generation or ''}", self._store.inner))
         return self._numbers
 
-    def _transport(self) -> Transport:
-        if self._payload is None:
-            self._payload = self._over_gloo() if self._staging is None else self._staged(self._staging)
-        return self._payload
-
-    def _staged(self, staging: Staging) -> Staged:
+    def _connect_payload(self) -> None:
+        """All ranks come here together: gloo connects each of them to all others."""
+        staging, self._payload = self._staging, self._over_gloo()
+        if staging is None:
+            return
         # A connection of its own: threads of NCCL use the store too, and one may wait in it.
         store = self._store.inner.clone()  # type: ignore[attr-defined]
         group = self._connect(staging.backend, f"federation{self._generation or ''}/payload", store)
         watch = self._watch if staging.backend == "nccl" else None
         limit_s = self._liveness.timeout_s
-        return Staged(group, staging.device, pin=staging.pin, timeout_s=limit_s, watch=watch)
+        self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=limit_s, watch=watch)
 
     def _connect(self, backend: Backend, name: str, store: dist.Store) -> Any:
         # by generation: a broken group's addresses must not be found again
