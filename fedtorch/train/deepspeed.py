@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import FedtorchError
 from fedtorch.seeds import seed_for
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
@@ -24,6 +25,7 @@ from fedtorch.train.zero import (
     OptimizerState,
     ZeroSettings,
     ZeroTensors,
+    check_worker,
     checkpointable,
     import_deepspeed,
     zero_config,
@@ -67,6 +69,11 @@ class DeepSpeedEngine(Engine):
         self._scaler: dict[str, Any] = {}
         self._gradients: list[Tensor] | None = None
         self._unborn_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
+
+    def join(self, worker: WorkerGroup | None) -> None:
+        """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
+        check_worker(worker, self.device)
+        super().join(worker)
 
     # Weights
 
