@@ -11,14 +11,15 @@ from fedtorch.errors import ConfigError
 from launchers.resources import Resources
 
 # The batch script after srun. $code: the largest exit status of a rank. A job that is being cancelled, or was requeued
-# by its rank 0, is no longer RUNNING. Rank 0 leaves a result where it went on to the end without the lost rank.
+# by its rank 0, is no longer RUNNING. Rank 0 leaves a result where it went on to the end without the lost rank: done.
 _AFTER = """code=$?
 # SLURM_JOB_ID would not do: the last job of an array has the number of the whole array
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 cd {folder}
+[ "$code" -ne 0 ] && head -c 40 "$job"_0_result.pkl 2> /dev/null | grep -aq success && exit 0
 # 7: a rank was silent, and the others ended; 137: it was killed, by srun in the end or for its memory
 if [ "$code" -eq 7 ] || [ "$code" -eq 137 ]; then
-  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ] && [ ! -e "$job"_0_result.pkl ]; then
+  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then
     echo "$code" >> "$job".hangs
     if [ "$(wc -l < "$job".hangs)" -le {most} ]; then
       echo "a rank hung or was killed ($code); the job is requeued"

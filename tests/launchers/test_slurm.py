@@ -160,6 +160,7 @@ def test_what_slurm_is_asked_for(config: Path, cluster: Path, capsys: pytest.Cap
 
 
 def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(config: Path, cluster: Path) -> None:
+    dump = pytest.importorskip("submitit.core.utils").cloudpickle_dump
     setup = ["module load cuda", "source my_env/bin/activate"]
     assert slurm.main(["--config", str(config), "--max-hangs", "2", "--setup", *setup]) == 0
     script = (cluster / "script.sh").read_text()
@@ -172,8 +173,14 @@ def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(confi
     array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
     assert subprocess.run(["bash", "-c", run_it], env=environ | array).returncode == 137
     assert (cluster / "scontrol.calls").read_text() == "requeue 4242\n" * 2 + "requeue 40_2\n"
-    (config.parent / "run" / "slurm" / "40_3_0_result.pkl").touch()  # rank 0 went on to the end
-    subprocess.run(["bash", "-c", run_it], env=environ | array | {"SLURM_ARRAY_TASK_ID": "3"})
+    result = config.parent / "run" / "slurm" / "40_3_0_result.pkl"
+    for outcome, code, ended in (("success", 137, 0), ("error", 1, 1)):  # rank 0 went on to the end, or failed itself
+        dump((outcome, None), result)
+        lines = run_it.replace("(exit 137)", f"(exit {code})")
+        assert (
+            subprocess.run(["bash", "-c", lines], env=environ | array | {"SLURM_ARRAY_TASK_ID": "3"}).returncode
+            == ended
+        )
     for code in (0, 1, 75):  # of an interrupted job rank 0 takes care itself
         subprocess.run(["bash", "-c", run_it.replace("(exit 137)", f"(exit {code})")], env=environ)
     assert (cluster / "scontrol.calls").read_text().count("requeue") == 3
