@@ -20,6 +20,7 @@ from pathlib import Path
 from fedtorch import main as fedtorch_main
 from fedtorch.config import Config
 from fedtorch.errors import ConfigError, FedtorchError
+from launchers.executor import batch_script
 from launchers.resources import EXECUTORS, Resources, add_options, resources_of
 from launchers.submit import Request, in_queue, job_of, note_job, status_text, submit, wait_for
 
@@ -35,7 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = request.load()
         _check_ranks(config, resources)
         if args.dry_run:
-            print(f"would ask for {resources.describe()}", flush=True)
+            print(f"would ask for {resources.describe()}\n", flush=True)
+            if resources.executor == "slurm":
+                folder, goes_on = (config.folder / "slurm").resolve(), config.clients.on_loss == "continue"
+                print(batch_script(resources, folder, name=config.run.name, goes_on=goes_on), end="\n\n", flush=True)
             return fedtorch_main.main([*request.arguments(), "--dry-run", "--ranks", str(resources.ranks)])
         return _run(request, config, resources)
     except FedtorchError as error:
@@ -87,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     # not `never`, nor a path: a requeued job would begin there again each time
     parser.add_argument("--resume", choices=("auto", "force"), default="auto", help="see fedtorch.main")
     parser.add_argument("--executor", choices=EXECUTORS, default="slurm")
-    parser.add_argument("--dry-run", action="store_true", help="check, show what would be asked for and the placement")
+    parser.add_argument("--dry-run", action="store_true", help="check, show the batch script and the placement")
     add_options(parser)
     return parser
 

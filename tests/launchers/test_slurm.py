@@ -186,6 +186,23 @@ def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(confi
     assert (cluster / "scontrol.calls").read_text().count("requeue") == 3
 
 
+def test_a_dry_run_shows_the_batch_script_that_is_submitted_but_no_secret(
+    config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter1")
+    asked = ["--config", str(config), "--nodes", "2", "--partition", "gpu", "--setup", "export A=1 HF_TOKEN=hunter2"]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("PATH", "/nowhere")
+        assert slurm.main([*asked, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "would ask for 2 x 1 ranks" in said and "3 clients on 1 workers" in said and "hunter" not in said
+    assert not (config.parent / "run").exists()
+    assert slurm.main(asked) == 0
+    submitted = (cluster / "script.sh").read_text()
+    assert submitted.replace("HF_TOKEN=hunter2", "HF_TOKEN=<masked>") in said
+    assert "hunter1" not in submitted
+
+
 def test_where_the_others_go_on_without_a_lost_rank_they_may_take_their_time(config: Path, cluster: Path) -> None:
     assert slurm.main(["--config", str(config), "--set", "clients.on_loss=continue"]) == 0
     assert "--kill-on-bad-exit=0 --wait=0 " in (cluster / "script.sh").read_text()
