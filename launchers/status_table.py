@@ -104,9 +104,10 @@ def _queue() -> set[str] | None:
 
 
 def show(folder: Path, console: Console | None = None) -> None:
-    """Print the table, one line per run, and the sums."""
-    rows = read_rows(folder)
-    table = Table(title=f"{folder}: {summary(rows)}", title_justify="left", box=box.SIMPLE)
+    """Print the sums, and the table, one line per run."""
+    rows, console = read_rows(folder), console or Console()
+    console.print(f"{folder}: {summary(rows)}", soft_wrap=True, markup=False, highlight=False)
+    table = Table(box=box.SIMPLE)
     for heading, justify in (("run", "left"), ("state", "left"), ("round", "right"), ("score", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     table.add_column("last sign", justify="right")
@@ -114,7 +115,7 @@ def show(folder: Path, console: Console | None = None) -> None:
     for row in rows:
         rounds = f"{row.round}/{row.rounds}" if row.rounds else "-"
         table.add_row(row.name, row.state, rounds, _score(row), _age(row.age_s), row.reason)
-    (console or Console()).print(table)
+    console.print(table)
 
 
 def summary(rows: list[Row]) -> str:

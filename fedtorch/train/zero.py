@@ -11,13 +11,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from fedtorch.weights import Layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Numbers that stage 3 gathers at a time when weights are loaded; one parameter at a time is slow.
 GATHERED = 50_000_000
@@ -91,6 +93,8 @@ def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, An
 
 def checkpointable(module: nn.Module) -> list[PreTrainedModel]:
     """The outermost models inside `module` that can forget activations and compute them again."""
+    from transformers import PreTrainedModel  # takes 4 s, of every rank's start
+
     if isinstance(module, PreTrainedModel):
         return [module] if module.supports_gradient_checkpointing else []
     return [found for child in module.children() for found in checkpointable(child)]

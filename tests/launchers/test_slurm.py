@@ -319,7 +319,7 @@ def digest(run: Path) -> str:
 @pytest.mark.timeout(280)
 def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, tmp_path: Path) -> None:
     """Three ranks; submitit's signal in the middle; requeued by submitit, resumed, and equal to one process."""
-    arguments = ["--config", str(config), "--set", "rounds=40"]
+    arguments = ["--config", str(config), "--set", "rounds=15"]
     command = [sys.executable, "-m", "launchers.slurm", *arguments, "--executor", "local", "--tasks-per-node", "3"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     run = tmp_path / "run"
