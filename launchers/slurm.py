@@ -11,6 +11,7 @@ comes to its time limit, or is preempted, saves, is requeued and resumes after i
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import shlex
 import sys
@@ -66,7 +67,17 @@ def _run(request: Request, config: Config, resources: Resources) -> int:
     print(f"job {job.job_id}: {resources.describe()}")
     print(f"logs:    {folder / f'{job.job_id}_<rank>_log.out'} and .err, {config.folder / 'log.rank<rank>.txt'}")
     print(f"status:  python -m launchers.sweep status {shlex.quote(str(config.folder))}", flush=True)
-    return wait_for(job, config.folder, before=before) if resources.executor == "local" else 0
+    if resources.executor == "slurm":
+        return 0
+    code = wait_for(job, config.folder, before=before)
+    text = status_text(config.folder)
+    told = (
+        "its ranks ended without a word; see their logs"
+        if text is None or text == before
+        else json.loads(text)["reason"]
+    )
+    print(f"ended:   {told} (exit code {code})")
+    return code
 
 
 def _check_ranks(config: Config, resources: Resources) -> None:

@@ -67,7 +67,7 @@ def test_the_others_go_on_without_a_rank_that_is_killed(
     how: str, real_slurm: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a run in one process in which the lost rank's clients fail from that round on."""
-    sets = ["clients.on_loss=continue", "eval.every=0"]
+    sets = ["clients.on_loss=continue", "clients.per_round=all", "client.optimizer_state=reset", "eval.every=0"]
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
     monkeypatch.setenv("FEDTORCH_FAULTS", "kill:rank=1,phase=train,round=1")
     number, run = submit(how, config, 3, *sets, ranks=3), real_slurm / "run"
@@ -103,9 +103,9 @@ def test_a_sweep_is_one_array_and_its_second_call_has_nothing_to_do(
     arguments = ["run", "--config", str(config), "--seeds", "0", "1", "--dir", str(out), "--executor", "slurm"]
     arguments += ["--tasks-per-node", "2", "--time", "10", "--set", "rounds=1"]
     assert sweep.main(arguments) == 0
-    assert "tiny,seed=1" in capsys.readouterr().out
+    assert "toy,seed=1" in capsys.readouterr().out
     for seed in (0, 1):
-        wait_for(out / f"tiny,seed={seed}", "done", "failed")
+        wait_for(out / f"toy,seed={seed}", "done", "failed")
     assert sweep.main(["status", str(out)]) == 0
     assert "2 done" in capsys.readouterr().out
     assert sweep.main(arguments) == 0
