@@ -84,7 +84,7 @@ def test_a_run_folder_has_one_job_at_a_time(tmp_path: Path) -> None:
 
 
 def start(config: Path, faults: str, *sets: str) -> subprocess.CompletedProcess[str]:
-    words = ["--config", str(config), "--ranks", "3", "--set", "clients.on_loss=continue", *sets]
+    words = ["--config", str(config), "--ranks", "3", "--max-restarts", "4", "--set", "clients.on_loss=continue", *sets]
     environ = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
@@ -105,6 +105,8 @@ def test_a_run_goes_on_without_a_lost_worker(tmp_path: Path, monkeypatch: pytest
     ended = Ended(tmp_path / "run")
     lost = json.loads((tmp_path / "run" / "results.json").read_text())["lost"]
     assert lost and set(lost.values()) == {2} and len(lost) < 4
+    asked = f"--config {config} --ranks 3 --max-restarts 4 --set clients.on_loss=continue {' '.join(sets)}"
+    assert ended.status["command"] == f"python -m launchers.local {asked}"
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for name in lost:
         mine = [record["status"] for record in records if record.get("client") == name and "status" in record]
@@ -123,6 +125,6 @@ def test_a_lost_server_is_restarted_to_the_same_bits(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     done = start(config, at("aggregate", 0))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "rank 0 ended with SIGKILL" in done.stderr and "restart 1 of 3" in done.stderr
+    assert "rank 0 ended with SIGKILL" in done.stderr and "restart 1 of 4" in done.stderr
     assert main(["--config", str(config), "--set", f"run.dir={tmp_path / 'alone'}"]) == 0
     assert Ended(tmp_path / "run").digest == Ended(tmp_path / "alone").digest
