@@ -127,6 +127,13 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
                 state[key] = type(value)(0)
 
 
+def renew(optimizer: torch.optim.Optimizer, wanted: torch.optim.Optimizer) -> None:
+    """The same with the settings of `wanted`, another optimiser of the same kind over the same groups."""
+    for group, other in zip(optimizer.param_groups, wanted.param_groups, strict=True):
+        group.update({key: value for key, value in other.items() if key != "params"})
+    forget(optimizer)
+
+
 def state_of(
     optimizer: torch.optim.Optimizer, names: Sequence[str], parameters: Sequence[nn.Parameter]
 ) -> tuple[dict[str, Tensor], dict[str, int | float]]:
