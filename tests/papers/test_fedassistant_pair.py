@@ -177,7 +177,8 @@ CASES: dict[str, dict[str, Any]] = {
         "eval": EvalConfig(every=2, final_split="test_all"),
     },
     "bf16": {
-        "algorithm": TOP, "partition": PRIVATE, "task": {"kv_grad": "through"}, "engine": EngineConfig(precision="bf16"),
+        "algorithm": TOP, "partition": PRIVATE, "task": {"kv_grad": "through"},
+        "engine": EngineConfig(precision="bf16"),
     },
     "fp16": {  # with a scale at which the first steps overflow, on one of the ranks first
         "algorithm": FedAvg(), "client": DELTA, "server": ServerConfig(), "task": {"kv_grad": "through"},
