@@ -59,9 +59,7 @@ def _memory(parts: Parts) -> str:
     )
     server = engine.shared.size * planes * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
-    if (
-        precision := config.engine.precision
-    ) != "fp32":  # autocast's copies, as long as a forward pass is gone back over
+    if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
         rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
     rows += [("updates", exchange), ("server only", server)]
     if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table

@@ -180,7 +180,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": TOP, "partition": PRIVATE, "task": {"kv_grad": "through"},
         "engine": EngineConfig(precision="bf16"),
     },
-    "fp16": {  # with a scale at which the first steps overflow, on one of the ranks first
+    "fp16": {  # with a scale at which some first steps overflow
         "algorithm": FedAvg(), "client": DELTA, "server": ServerConfig(), "task": {"kv_grad": "through"},
         "partition": PRIVATE, "engine": EngineConfig(precision="fp16", initial_scale_power=18), "rounds": 2,
     },

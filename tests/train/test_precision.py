@@ -18,6 +18,7 @@ from fedtorch.algorithms.metaweighting import MetaWeighting
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.build import build
 from fedtorch.config import ClientConfig, EngineConfig
+from fedtorch.dry_run import describe
 from fedtorch.engines import check_engine
 from fedtorch.errors import ConfigError
 from fedtorch.judging import judge
@@ -104,7 +105,7 @@ def test_gradients_are_those_of_autocast_by_hand_and_hooks_see_them_unscaled(pre
     scale = 2.0**12 if precision == "fp16" else 1.0
     assert torch.equal(seen[0], by_hand(precision, batch(0), scale))
     assert torch.allclose(engine.flat, before - 0.1 * seen[0], rtol=1e-6, atol=1e-7)  # one multiply-add, or two
-    assert value.item() == pytest.approx(float(loss(network(), batch(0))[0]) / 6, rel=1e-2)  # without the scale
+    assert value.item() == pytest.approx(loss(network(), batch(0))[0].item() / 6, rel=1e-2)  # without the scale
     unscaled = by_hand(precision, batch(0))
     assert torch.allclose(seen[0], unscaled, rtol=0.02, atol=1e-3)
 
@@ -295,6 +296,32 @@ def test_padding_stays_masked_in_hydranets_outputs() -> None:
     others = {name: part + 0.5 * mask if name == "start" else part for name, part in outputs.items()}
     distance = squared_distance(others, outputs, heads=("start",), logits=True, mean=True)
     assert distance.item() == pytest.approx(0.25)  # over three positions
+
+
+@pytest.mark.parametrize(("precision", "copies"), [("fp32", ""), ("bf16", "weights in bf16 2 MiB, ")])
+def test_the_dry_run_counts_the_copies_of_the_weights(precision: Any, copies: str, tmp_path: Any) -> None:
+    task = Quadratic(clients={"a": (1.0, 2.0, 4)}, width=2**20, double=False)
+    config = make_config(tmp_path, task, client=ADAMW, engine=EngineConfig(precision=precision))
+    (line,) = [x for x in describe(build(config, num_ranks=1, rank=0), num_ranks=1).splitlines() if "memory" in x[:6]]
+    assert f"weights 8 MiB, gradients and optimiser 12 MiB, {copies}updates" in line
+
+
+def test_autocast_keeps_one_copy_of_each_weight() -> None:
+    """What the dry run counts: of a weight that is used twice, too."""
+    engine, kept = engine_of("bf16"), {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.bfloat16 and tensor.shape in (
+            (8, 16),
+            (16, 8),
+        ):  # first layer
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with engine.autocast(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        inputs = batch(0, size=5)[0].requires_grad_()
+        outputs = [engine.module(inputs) for _ in range(2)]
+    assert len(kept) == 1 and len(outputs) == 2
 
 
 REFUSED: list[Algorithm] = [Scaffold(option="I"), MetaWeighting(), FedAssistant()]
