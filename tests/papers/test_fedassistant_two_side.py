@@ -16,7 +16,8 @@ from fedtorch.errors import FedtorchError
 from fedtorch.models import two_side
 from fedtorch.models.link import Increment, Traffic, link_pair
 from fedtorch.models.side import KvGrad, Passing, Side
-from fedtorch.models.two_side import OneModel, TwoSide, collate_turns, collate_whole
+from fedtorch.models.turns import collate_turns, collate_whole
+from fedtorch.models.two_side import OneModel, TwoSide
 from fedtorch.train.engine import Engine
 from fedtorch.train.precision import has_fp16
 from fedtorch.weights import Partition
