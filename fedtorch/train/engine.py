@@ -4,42 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.train.batches import Parts
 from fedtorch.train.divided import Division, clip_divided, collect_shared
-from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
-from fedtorch.train.precision import DTYPES, LossScale, autocast
+from fedtorch.train.optim import LocalTraining, Optimizers, forget, load_state, make_schedule, state_of
+from fedtorch.train.precision import Precision
 from fedtorch.weights import Layout, Partition
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
 GradientHook = Callable[["Engine"], "Tensor | None"]
-
-# Settings that live in the optimiser object itself; clients that differ only in lr share one optimiser.
-_BUILT_IN = (
-    "optimizer",
-    "momentum",
-    "weight_decay",
-    "no_decay",
-    "betas",
-    "eps",
-    "adafactor_eps",
-    "clip_threshold",
-    "decay_rate",
-    "scale_parameter",
-    "relative_step",
-)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A micro-batch in parts, of which one is in memory at a time; together they have the gradient of the whole."""
-
-    batches: tuple[Any, ...]
 
 
 class Engine:
@@ -52,7 +30,7 @@ class Engine:
     them computes which parameters; None: every rank computes all.
 
     precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
-    scale_power: of the loss scale of fp16, see `LossScale`; fresh at every `start`.
+    scale_power: of fp16's loss scale, see `LossScale`.
     """
 
     def __init__(
@@ -65,8 +43,7 @@ class Engine:
         scale_power: int = 12,
     ) -> None:
         self.module, self.device = module.to(device), device
-        self._precision, self._scale_power = precision, scale_power
-        self._scale: LossScale | None = None
+        self._precision = Precision(precision, device, scale_power)
         parameters = dict(module.named_parameters())
         shared, private, frozen = partition.split(parameters)
         self.shared = Layout.of({name: parameters[name] for name in shared})
@@ -87,7 +64,7 @@ class Engine:
         self._buffer_places = [
             (module.get_submodule(part), name, self._buffers[n]) for n, (part, _, name) in places.items()
         ]
-        self._optimizers: dict[tuple[Any, ...], torch.optim.Optimizer] = {}
+        self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
@@ -126,7 +103,7 @@ class Engine:
 
         Weights must not be loaded inside the block. Nothing happens with fp32.
         """
-        return autocast(self._precision, self.device)
+        return self._precision.autocast()
 
     def initial(self) -> list[Tensor]:
         """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""
@@ -153,10 +130,7 @@ class Engine:
         taken: steps of the schedule that earlier rounds took.
         """
         self.load(shared, private)
-        key = tuple(getattr(hp, name) for name in _BUILT_IN)
-        if key not in self._optimizers:
-            self._optimizers[key] = make_optimizer(self.trained_names, self.trained, hp)
-        self._optimizer = self._optimizers[key]
+        self._optimizer = self._optimizers.of(hp)
         if optimizer_state is None:
             forget(self._optimizer)
         else:
@@ -164,7 +138,7 @@ class Engine:
         self._schedule = make_schedule(self._optimizer, hp, steps, taken)
         self._max_grad_norm = hp.max_grad_norm
         self.module.train()
-        self._scale = LossScale(self.device, self._scale_power) if self._precision == "fp16" else None
+        self._precision.begin()
         self.clear_gradients()
         torch.manual_seed(seed)  # dropout; also seeds CUDA
 
@@ -182,18 +156,14 @@ class Engine:
         for batch in batches:
             total = total + self.backward(loss_fn, batch, divisor)
         self.collect_gradients()
-        if self._scale is not None:
-            self._scale.take_out(self._optimizer, self.worker if self.is_divided else None)
+        self._precision.take_out_scale(self._optimizer, self.worker if self.is_divided else None)
         penalty = before_step(self) if before_step is not None else None
         if self._max_grad_norm is not None:
             if self.is_divided:
                 clip_divided(self, self._max_grad_norm)
             else:
                 torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
-        if self._scale is None:
-            self._optimizer.step()
-        else:
-            self._scale.take_step(self._optimizer)
+        self._precision.take_step(self._optimizer)
         self._schedule.step()
         self.clear_gradients()
         return total, torch.zeros_like(total) if penalty is None else penalty
@@ -210,7 +180,7 @@ class Engine:
 
     def left_out(self) -> int:
         """How many steps since `start` changed nothing because gradients overflowed; waits for the device."""
-        return 0 if self._scale is None else int(self._scale.left_out)
+        return self._precision.left_out()
 
     @property
     def is_divided(self) -> bool:
@@ -236,11 +206,11 @@ class Engine:
         """(sum, count) of a batch's losses; the sum in fp32 at least."""
         with self.autocast():
             loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
-        return loss_sum.float() if loss_sum.dtype in DTYPES.values() else loss_sum, count
+        return loss_sum.float() if loss_sum.dtype.itemsize < 4 else loss_sum, count
 
     def _go_back(self, loss: Tensor) -> Tensor:
         if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
-            (loss if self._scale is None else self._scale.scale(loss)).backward()
+            self._precision.scaled(loss).backward()
         return loss.detach()
 
     def free(self) -> None:

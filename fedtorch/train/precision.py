@@ -61,3 +61,39 @@ class LossScale(torch.amp.GradScaler):
         self.step(optimizer)
         self.update()
         vars(optimizer)["_opt_called"] = True  # else the schedule warns of a first step that was left out
+
+
+class Precision:
+    """What one engine computes in: fp32, bf16 or fp16; with fp16 a loss scale too, a new one for every client."""
+
+    def __init__(self, kind: str, device: torch.device, scale_power: int) -> None:
+        self.kind, self.device, self.scale_power = kind, device, scale_power
+        self.scale: LossScale | None = None
+
+    def begin(self) -> None:
+        """Nothing is left of the last client's scale."""
+        self.scale = LossScale(self.device, self.scale_power) if self.kind == "fp16" else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """See `autocast`."""
+        return autocast(self.kind, self.device)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """What to go back from."""
+        return loss if self.scale is None else self.scale.scale(loss)
+
+    def take_out_scale(self, optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> None:
+        """See `LossScale.take_out`."""
+        if self.scale is not None:
+            self.scale.take_out(optimizer, worker)
+
+    def take_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimiser's step, unless gradients overflowed in fp16."""
+        if self.scale is None:
+            optimizer.step()
+        else:
+            self.scale.take_step(optimizer)
+
+    def left_out(self) -> int:
+        """Steps since `begin` that were not taken; waits for the device."""
+        return 0 if self.scale is None else int(self.scale.left_out)

@@ -234,11 +234,11 @@ def test_an_overflow_in_fp16_means_what_it_means_to_the_plain_engine(zero: Zero)
         are_equal = [torch.equal(one, other) for one, other in zip(weights, weights[1:])]
         assert are_equal == [False, True, False] and engine.left_out() == 1
         assert rates == pytest.approx([hp.lr, hp.lr * 2 / 3, hp.lr / 3])  # a step that was left out counts
-        scaler = engine._zero.optimizer.loss_scaler if isinstance(engine, DeepSpeedEngine) else engine._scale
+        scaler = engine._zero.optimizer.loss_scaler if isinstance(engine, DeepSpeedEngine) else engine._precision.scale
         scale = (lambda s: s.cur_scale) if isinstance(engine, DeepSpeedEngine) else (lambda s: s.get_scale())
         assert scale(scaler) == 2.0**11
         engine.start(engine.initial_shared, None, hp, steps=3, seed=0)
-        scaler = scaler if isinstance(engine, DeepSpeedEngine) else engine._scale
+        scaler = scaler if isinstance(engine, DeepSpeedEngine) else engine._precision.scale
         assert scale(scaler) == 2.0**12 and engine.left_out() == 0
 
 

@@ -196,7 +196,7 @@ def test_a_step_that_overflows_is_left_out_and_the_next_client_starts_afresh(hp:
     engine.start(engine.initial_shared, None, hp, steps=3, seed=0)
     curve = train(engine, [Step([(batch(0), 1e36)], 1, 0)] * 2, explosive)
     assert torch.equal(engine.flat, engine.initial_shared) and engine.optimizer_state() == ({}, {})
-    assert engine._scale is not None and engine._scale.get_scale() == 2.0**10
+    assert engine._precision.scale is not None and engine._precision.scale.get_scale() == 2.0**10
     assert (curve.left_out, curve.taken, len(curve)) == (2, 0, 2) and torch.tensor(curve.losses).isfinite().all()
     last = train(engine, [Step([(batch(0), 1.0)], 1, 0)], explosive)
     third = engine.flat.clone()
@@ -207,7 +207,7 @@ def test_a_step_that_overflows_is_left_out_and_the_next_client_starts_afresh(hp:
     train(other, [Step([(batch(0), 1.0)], 1, 0)], explosive)
     assert torch.allclose(third, other.flat, rtol=1e-4, atol=1e-7)
     engine.start(engine.initial_shared, None, hp, steps=3, seed=0)
-    assert engine._scale.get_scale() == 2.0**12 and engine.left_out() == 0
+    assert engine._precision.scale.get_scale() == 2.0**12 and engine.left_out() == 0
 
 
 @needs_fp16
