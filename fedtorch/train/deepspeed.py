@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import FedtorchError
 from fedtorch.seeds import seed_for
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, renew, state_of
-from fedtorch.train.zero import ZeroSettings, exchanging, import_deepspeed, initialize
+from fedtorch.train.zero import ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 from fedtorch.weights import Partition
 
@@ -61,6 +62,11 @@ class DeepSpeedEngine(Engine):
         self._left_out = 0
         self._gradients: list[Tensor] | None = None
         self._unborn_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
+
+    def join(self, worker: WorkerGroup | None) -> None:
+        """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
+        check_worker(worker, self.device)
+        super().join(worker)
 
     # Weights
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import FedtorchError
+from fedtorch.errors import FedtorchError, PreflightError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,13 +53,29 @@ def import_deepspeed(device: torch.device) -> Any:
     """
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("LOCAL_RANK", "0")  # its device index
+    if device.index is not None:  # what it takes for the device, also where more ranks than GPUs count on
+        os.environ["LOCAL_RANK"] = str(device.index)
+    os.environ.setdefault("LOCAL_RANK", "0")
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)  # its calls
     return deepspeed
+
+
+def check_worker(worker: WorkerGroup | None, device: torch.device) -> None:
+    """Can the ranks of a worker exchange what is on this device?
+
+    Raises:
+        PreflightError: ranks share a GPU, which NCCL refuses.
+    """
+    if worker is not None and device.type == "cuda" and "nccl" not in worker.backend:
+        raise PreflightError(
+            f"engine.kind is deepspeed and system.ranks_per_worker is {worker.size}, but the ranks {worker.ranks} of a "
+            "worker have no GPU each, or torch has no NCCL; start at most as many ranks on a node as it has GPUs, or "
+            "set system.ranks_per_worker to 1"
+        )
 
 
 def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, Any]:
