@@ -7,12 +7,14 @@ python -m fedtorch.main --config FILE            one process, same results
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -33,7 +35,7 @@ from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Inter
 from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
-from fedtorch.status import resume_command, write_status
+from fedtorch.status import ended_with, resume_command, write_status
 from fedtorch.stop import StopFlag
 from fedtorch.track import Tracker
 from fedtorch.weights import digest_of
@@ -63,6 +65,9 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         config = yaml_config.load(args.config, args.set)
         torch.set_num_threads(config.system.threads)
         stacks = None if args.dry_run else _start_logging(config.folder, rank)
+        stop.grace_s = config.system.shutdown_grace
+        if not args.dry_run:
+            stop.last_words = partial(_last_words, config, rank, command)
         if is_pinned(config) and not args.dry_run:
             check_task(config)
             names = tuple(config.system.pinned)
@@ -82,6 +87,8 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         return 0
     except FedtorchError as error:
         log.debug("the run ends", exc_info=error)
+        if stop() and isinstance(error, LostRankError):  # it had the signal too, and could not wait for this rank
+            error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
         return _end(None if args.dry_run else config, _of_last_attempt(error), rank, command)
     except Exception as error:
         log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
@@ -136,8 +143,10 @@ def _run_one(
         parts.show_remarks()  # a resumed run has them in its log already
     tracker = _open_folder(parts, comm, start, command) if comm.is_server else None
     setting = parts.setting(comm, checkpoints, stop=stop, tracker=tracker, facts=_lasting(parts))
+    runner = Runner(setting)
+    stop.last_words = partial(_last_words, config, comm.rank, command, runner)
     try:
-        result = Runner(setting).run(start)
+        result = runner.run(start)
         if comm.is_server and parts.algorithm.exchanged:
             _save_model(parts)
     finally:
@@ -147,6 +156,7 @@ def _run_one(
         tracker.result(table(parts, result))
         lost = list(result.lost)
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
+        stop.last_words = None
         write_status(config.folder, code=0, reason=reason, command=command, round=result.rounds)
     return result, tracker
 
@@ -223,11 +233,31 @@ def _of_last_attempt(error: FedtorchError) -> FedtorchError:
     return RestartsError(f"{error}; this was the last of {restarts} restarts", ranks=error.ranks)
 
 
+def _last_words(config: Config, rank: int, command: str, runner: Runner | None = None) -> None:
+    """Say why this rank leaves although it has not saved; what it was at is in its log."""
+    saved = 0 if runner is None else runner.saved
+    reason = (
+        f"stopped by a signal, and rank {rank} was still at work after system.shutdown_grace = "
+        f"{config.system.shutdown_grace} s; {saved} rounds are saved, and what came after them will be repeated"
+    )
+    if rank == 0:
+        write_status(config.folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
+    log.error("%s", reason)
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
+            faulthandler.dump_traceback(handler.stream)
+
+
 def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
     if rank == 0 or not isinstance(error, Interrupted):
         print(f"fedtorch: {error}", file=sys.stderr)
-    speaks = rank == 0 or (isinstance(error, LostRankError) and 0 in error.ranks)  # the server cannot
-    if speaks and config is not None:
+    if config is None:
+        return error.exit_code
+    speaks = rank == 0 or (
+        # the server cannot, unless it had the time
+        isinstance(error, LostRankError) and 0 in error.ranks and ended_with(config.folder) != Interrupted.exit_code
+    )
+    if speaks:
         write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
     return error.exit_code
 

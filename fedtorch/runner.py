@@ -83,6 +83,7 @@ class Runner:
         except Stopped:
             if rank.round > self.saved:
                 save(rank, is_last=True)
+                self.saved = rank.round
             raise Interrupted(
                 f"stopped by a signal; {rank.round} rounds are saved, the one under way will be repeated"
             ) from None

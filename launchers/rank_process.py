@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,13 @@ class RankProcess:
         os.environ["FEDTORCH_COMMAND"] = self.command
         handler = signal.getsignal(requeue)
         stop = StopFlag()
+
+        def hand_over() -> None:
+            if stop.signal == requeue and callable(handler):
+                handler(requeue, None)
+                time.sleep(3.0)  # of ranks other than 0, whose code may end the job before 0 has put it back
+
+        stop.hand_over = hand_over  # where saving takes longer than system.shutdown_grace
         code = main(self.arguments, stop)
         # None: another rank was told; the signal on its way to this one is submitit's
         if code == Interrupted.exit_code and stop.signal in (requeue, None) and callable(handler):
