@@ -204,8 +204,9 @@ class SystemConfig:
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
     oom_retry: bool = True
-    """A client that runs out of memory is tried once more, with micro-batches in halves: the same mean gradient, but
-    for dropout; false: it counts as failed at once."""
+    """A client that runs out of memory is tried once more, by all ranks of its worker, with micro-batches in halves:
+    the same mean gradient, but for dropout; false: it counts as failed at once. Not inside DeepSpeed's own exchanges
+    between ranks, where it ends the run."""
     update_memory_mb: Count = 1024
     """Memory per rank for updates that wait to be sent."""
     state_memory_mb: Count = 2048

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.weights import Layout
 
 # Numbers that stage 3 gathers at a time when weights are loaded; one parameter at a time is slow.
@@ -48,7 +49,7 @@ def is_installed() -> bool:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The deepspeed module, kept from compiling anything.
+    """The deepspeed module, kept from compiling anything; warns of locks on which it could hang.
 
     At its first start it would compile a communication op for inference (47 s, needs g++), and a process killed
     meanwhile leaves a lock on which every later start hangs without a word.
@@ -56,6 +57,7 @@ def import_deepspeed(device: torch.device) -> Any:
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("LOCAL_RANK", "0")  # its device index
+    warn_of_stale_locks()
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -13,8 +13,9 @@ from harness import make_config, make_runner
 from supervisor import Ended, supervise, toy_config
 from toy import Quadratic
 
-from fedtorch.config import ClientConfig, SystemConfig
+from fedtorch.config import ClientConfig, ClientsConfig, SystemConfig
 from fedtorch.decision import sift
+from fedtorch.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.update import Report
 
@@ -82,7 +83,6 @@ def test_a_median_needs_three_norms_that_are_not_zero() -> None:
         (["clients.max_norm_to_median=1"], "clients.max_norm_to_median"),
         (["clients.max_norm_to_median=5", "clients.per_round=2"], "clients.per_round is 2"),
         (["clients.max_norm_to_median=5", "clients.per_round=all", "paradigm=local"], "paradigm is local"),
-        (["clients.max_norm_to_median=5", "task.clients={a: [1.0, 1.0, 6]}", "clients.per_round=all"], "has 1 clients"),
     ],
 )
 def test_a_median_limit_that_could_never_work_is_refused(
@@ -90,6 +90,8 @@ def test_a_median_limit_that_could_never_work_is_refused(
 ) -> None:
     assert main(["--config", str(toy_config(tmp_path)), "--set", *sets]) == 2
     assert message in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="max_norm_to_median is set but the task `.*` has 2 clients"):
+        make_runner(make_config(tmp_path, FLAT, clients=ClientsConfig(max_norm_to_median=5)))
 
 
 @pytest.mark.parametrize("kind", ["nan", "explode"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -67,6 +67,8 @@ def test_one_process_under_stage_3_judges_resumes_and_saves_the_whole_model(tmp_
 class Unlucky(Text2SQL):
     """The second rank's forward pass of one client fails in the second round's first step."""
 
+    error: ClassVar[type[Exception]] = ValueError
+
     def loss(self, model: nn.Module, batch: Any) -> Any:
         import os
 
@@ -75,8 +77,15 @@ class Unlucky(Text2SQL):
             calls = getattr(Unlucky, "calls", 0) + 1
             type.__setattr__(Unlucky, "calls", calls)
             if calls == 3:
-                raise ValueError("bad row")
+                raise self.error("bad row")
         return value
+
+
+@dataclass(frozen=True)
+class Starved(Unlucky):
+    """The same for want of memory."""
+
+    error: ClassVar[type[Exception]] = torch.OutOfMemoryError
 
 
 def statuses(config: Config) -> list[str]:
@@ -103,6 +112,14 @@ def unlucky(folder: Path, data: Path, stage: int) -> Config:
 def test_a_forward_pass_that_fails_on_one_rank_is_the_clients_failure_on_both(tmp_path: Path, tiny_data: Path) -> None:
     server, *_ = run_ranks(statuses, 3, unlucky(tmp_path, tiny_data, 2), timeout=240)
     assert len(server) == 6 and sum(status.startswith("failed:") for status in server) == 1
+
+
+@pytest.mark.timeout(280)
+def test_a_worker_of_which_one_rank_is_out_of_memory_tries_again_together(tmp_path: Path, tiny_data: Path) -> None:
+    config = unlucky(tmp_path / "many", tiny_data, 2)
+    starved = replace(config, task=Starved(**vars(config.task)), eval=EvalConfig(every=1))
+    weights, losses = run_ranks(as_rank, 3, starved, timeout=240)[0]
+    agree((weights, losses), result(federation(str(tmp_path / "one"), str(tiny_data))))
 
 
 @pytest.mark.slow
