@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import file_baton
 
 from fedtorch.train.extensions import extensions_folder, stale_locks
 from fedtorch.train.zero import import_deepspeed
 
 HOLD = """
-import sys, time
-from torch.utils.file_baton import FileBaton
-assert FileBaton(sys.argv[1]).try_acquire()
+import runpy, sys, time
+assert runpy.run_path(sys.argv[1])["FileBaton"](sys.argv[2]).try_acquire()
 print("holds", flush=True)
 time.sleep(100)
 """
@@ -28,7 +28,7 @@ def test_only_locks_without_a_living_builder_are_stale(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     assert stale_locks(tmp_path) == [] == stale_locks(tmp_path / "nowhere")
     lock = tmp_path / "py311_cpu/deepspeed_shm_comm/lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE) as builder:
+    with subprocess.Popen([sys.executable, "-c", HOLD, file_baton.__file__, str(lock)], stdout=subprocess.PIPE) as builder:
         assert builder.stdout is not None and builder.stdout.readline()
         (tmp_path / "utils/lock").touch()
         assert stale_locks(tmp_path) == [tmp_path / "utils/lock"]
