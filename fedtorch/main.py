@@ -67,7 +67,7 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         stacks = None if args.dry_run else _start_logging(config.folder, rank)
         stop.grace_s = config.system.shutdown_grace
         if not args.dry_run:
-            stop.last_words = partial(_last_words, config, rank, command)
+            stop.last_words = partial(_last_words, config, [config.folder], rank, command)
         if is_pinned(config) and not args.dry_run:
             check_task(config)
             names = tuple(config.system.pinned)
@@ -127,14 +127,14 @@ def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopF
     for parts in runs:
         # a checkpoint given by path is the first run's
         mode = resume if parts is runs[0] or resume in ("auto", "never", "force") else "auto"
-        done.append((parts, *_run_one(parts, comm, mode, stop, command)))
+        done.append((parts, *_run_one(parts, comm, mode, stop, command, runs[0].config.folder)))
     _, _, tracker = done[0]
     if tracker is not None:
         tracker.show()
 
 
 def _run_one(
-    parts: Parts, comm: Communicator, resume: str, stop: StopFlag, command: str
+    parts: Parts, comm: Communicator, resume: str, stop: StopFlag, command: str, first: Path
 ) -> tuple[Result, Tracker | None]:
     config = parts.config
     checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
@@ -144,7 +144,7 @@ def _run_one(
     tracker = _open_folder(parts, comm, start, command) if comm.is_server else None
     setting = parts.setting(comm, checkpoints, stop=stop, tracker=tracker, facts=_lasting(parts))
     runner = Runner(setting)
-    stop.last_words = partial(_last_words, config, comm.rank, command, runner)
+    stop.last_words = partial(_last_words, config, [first, config.folder], comm.rank, command, runner)
     try:
         result = runner.run(start)
         if comm.is_server and parts.algorithm.exchanged:
@@ -233,15 +233,18 @@ def _of_last_attempt(error: FedtorchError) -> FedtorchError:
     return RestartsError(f"{error}; this was the last of {restarts} restarts", ranks=error.ranks)
 
 
-def _last_words(config: Config, rank: int, command: str, runner: Runner | None = None) -> None:
-    """Say why this rank leaves although it has not saved; what it was at is in its log."""
+def _last_words(config: Config, folders: Sequence[Path], rank: int, command: str, runner: Runner | None = None) -> None:
+    """Say why this rank leaves although it has not saved; what it was at is in its log.
+
+    folders: whose status.json is to say so, the server's job.
+    """
     saved = 0 if runner is None else runner.saved
     reason = (
         f"stopped by a signal, and rank {rank} was still at work after system.shutdown_grace = "
         f"{config.system.shutdown_grace} s; {saved} rounds are saved, and what came after them will be repeated"
     )
-    if rank == 0:
-        write_status(config.folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
+    for folder in dict.fromkeys(folders if rank == 0 else ()):
+        write_status(folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
     log.error("%s", reason)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream is not None:

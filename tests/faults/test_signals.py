@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,17 @@ SLEEP = "sleep:phase={},client=b,round={},step={},seconds={}"
 
 
 def stop_while_asleep(
-    config: Path, size: int, fault: str, number: int = signal.SIGTERM
+    config: Path, size: int, fault: str, number: int = signal.SIGTERM, to: Sequence[int] | None = None
 ) -> tuple[list[int | None], float]:
-    """A signal to all ranks while one of them sleeps in a client's step; (exit codes, seconds until all had ended)."""
+    """A signal, by default to all ranks, while one of them sleeps; (exit codes, seconds until all had ended)."""
     environ = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": fault}
     ranks = start_ranks(as_rank, size, ["--config", str(config), "--set", "system.shutdown_grace=2"], environ=environ)
     logs = [config.parent / "run" / f"log.rank{rank}.txt" for rank in range(size)]
     give_up_at = time.monotonic() + 60
     while not any(log.exists() and "injected" in log.read_text() for log in logs) and time.monotonic() < give_up_at:
         time.sleep(0.05)
-    for pid in ranks.pids:
-        os.kill(pid, number)
+    for rank in range(size) if to is None else to:
+        os.kill(ranks.pids[rank], number)
     sent = time.monotonic()
     codes = [outcome.exit_code for outcome in ranks.join(30)]
     return codes, time.monotonic() - sent
@@ -91,6 +92,14 @@ def test_a_step_that_outlasts_the_grace_is_left_with_the_last_checkpoint_whole(
     ended = supervise(config, size)
     assert ended.codes == [[0] * size] and ended.digest == undisturbed
     assert "resuming after round 1 " in ended.log(0)
+
+
+@pytest.mark.slow
+def test_a_server_that_leaves_alone_has_said_why(tmp_path: Path) -> None:
+    config = toy_config(tmp_path)
+    codes, _ = stop_while_asleep(config, 3, SLEEP.format("train", 1, 0, 8), signal.SIGTERM, to=[0])
+    assert codes == [75, 7, 7]
+    assert Ended(tmp_path / "run").status["code"] == 75
 
 
 @pytest.mark.slow

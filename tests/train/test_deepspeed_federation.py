@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from harness import make_runner
-from ranks import expect_exit, run_ranks
+from ranks import expect_exit, run_ranks, start_ranks
 from test_deepspeed_ranks import Outcome, agree, federation, result
 from test_main import TINY
 from torch import nn
@@ -20,8 +20,9 @@ pytest.importorskip("deepspeed")
 from fedtorch import decision
 from fedtorch import runner as runner_module
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import Config, EngineConfig, EvalConfig, SystemConfig
+from fedtorch.config import ClientsConfig, Config, EngineConfig, EvalConfig, SystemConfig
 from fedtorch.main import main
+from fedtorch.rank import Rank
 from fedtorch.tasks.text2sql import Text2SQL
 
 
@@ -127,3 +128,50 @@ def test_a_worker_of_which_one_rank_is_out_of_memory_tries_again_together(tmp_pa
 def test_one_that_fails_among_gathered_parameters_ends_the_run(tmp_path: Path, tiny_data: Path) -> None:
     outcomes = expect_exit(statuses, 3, unlucky(tmp_path, tiny_data, 3), timeout=240)
     assert all(outcome.error and "still running" not in outcome.error for outcome in outcomes)
+
+
+# --- going on without a lost worker
+
+GOES_ON = ClientsConfig(on_loss="continue")
+
+
+def surviving(config: Config) -> tuple[Outcome, dict[str, int]]:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60, goes_on=True) as comm:
+        runner = make_runner(config, comm)
+        found = runner.run()
+        losses = {name: pairs["loss"][0] for name, pairs in found.scores.items()}
+        return (runner.rank.shared.tolist(), losses), found.lost
+
+
+def alone(config: Config, lost: dict[str, int]) -> Outcome:
+    """In one process, by the plain engine; the same clients are lost before the updates of that round are gathered."""
+    runner = make_runner(config)
+
+    class Losing(Rank):
+        def arrive(self, phase: str, *, may_stop: bool = True) -> None:
+            super().arrive(phase, may_stop=may_stop)
+            if (phase, self.round) == ("gather", max(lost.values()) - 1):
+                self.lose(list(lost))
+
+    runner.rank.__class__ = Losing
+    scores = runner.run().scores
+    return runner.rank.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("size", "each", "codes"), [(3, 1, [0, 0, -9]), (5, 2, [0, None, -9, 0, 0])])
+def test_the_others_go_on_without_a_killed_deepspeed_worker(
+    size: int, each: int, codes: list[int | None], tmp_path: Path, tiny_data: Path
+) -> None:
+    engine, system = EngineConfig(kind="deepspeed", stage=1), SystemConfig(ranks_per_worker=each)
+    changes = {"clients": GOES_ON, "rounds": 3}
+    config = federation(str(tmp_path / "many"), str(tiny_data), engine=engine, system=system, **changes)
+    environ = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "kill:rank=2,round=1,phase=train,step=1"}
+    outcomes = start_ranks(surviving, size, config, environ=environ).join(300)
+    for rank, code in enumerate(codes):
+        wanted = (1, 7) if code is None else (code,)  # the other one of its worker leaves too
+        assert outcomes[rank].exit_code in wanted, outcomes[rank].error
+    found, lost = outcomes[0].result
+    assert set(lost.values()) == {2} and 0 < len(lost) < 3
+    agree(found, alone(federation(str(tmp_path / "one"), str(tiny_data), **changes), lost))

@@ -28,7 +28,9 @@ def test_only_locks_without_a_living_builder_are_stale(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     assert stale_locks(tmp_path) == [] == stale_locks(tmp_path / "nowhere")
     lock = tmp_path / "py311_cpu/deepspeed_shm_comm/lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, file_baton.__file__, str(lock)], stdout=subprocess.PIPE) as builder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, file_baton.__file__, str(lock)], stdout=subprocess.PIPE
+    ) as builder:
         assert builder.stdout is not None and builder.stdout.readline()
         (tmp_path / "utils/lock").touch()
         assert stale_locks(tmp_path) == [tmp_path / "utils/lock"]
