@@ -18,6 +18,7 @@ from fedtorch.checkpoint_files import (
     MANIFEST,
     FileEntry,
     Found,
+    check_present,
     checked,
     client_path,
     digest_file,
@@ -106,7 +107,7 @@ class Checkpoints:
         new = [self.folder / entry.path for files in entries.values() for entry in files if entry not in known]
         try:
             with writing(target, need, partial):
-                self._check_present(merged)
+                check_present(self.folder, merged)
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 write_folder(partial, round, server, merged, config, facts)
@@ -268,17 +269,6 @@ class Checkpoints:
             if (match := FOLDER.fullmatch(path.name)) and path.is_dir():
                 found[int(match[1])] = path
         return found
-
-    def _check_present(self, entries: Mapping[str, Sequence[FileEntry]]) -> None:
-        for client, entry in ((client, entry) for client, files in entries.items() for entry in files):
-            path = self.folder / entry.path
-            size = path.stat().st_size if path.exists() else None
-            if size != entry.bytes:
-                raise CheckpointError(
-                    f"the state of client `{client}` should be in {path} with {entry.bytes} bytes, the server finds "
-                    f"{'no such file' if size is None else f'{size} bytes'}; "
-                    "`run.dir` must lie on a file system that all ranks share"
-                )
 
     def _retire(self, round: int) -> None:
         kept: list[Found] = []

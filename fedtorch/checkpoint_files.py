@@ -256,3 +256,20 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return asdict(value)
     return value.item() if hasattr(value, "item") else str(value)
+
+
+def check_present(folder: Path, entries: Mapping[str, Sequence[FileEntry]]) -> None:
+    """Are the files of all clients in `folder`, with their sizes?
+
+    Raises:
+        CheckpointError: one is not; names the client, the file and both sizes.
+    """
+    for client, entry in ((client, entry) for client, files in entries.items() for entry in files):
+        path = folder / entry.path
+        size = path.stat().st_size if path.exists() else None
+        if size != entry.bytes:
+            raise CheckpointError(
+                f"the state of client `{client}` should be in {path} with {entry.bytes} bytes, the server finds "
+                f"{'no such file' if size is None else f'{size} bytes'}; "
+                "`run.dir` must lie on a file system that all ranks share"
+            )

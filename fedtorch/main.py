@@ -7,7 +7,6 @@ python -m fedtorch.main --config FILE            one process, same results
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import logging
 import os
@@ -30,12 +29,13 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
+from fedtorch.ending import end, last_words, of_last_attempt
 from fedtorch.engines import share_engine
-from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.errors import CheckpointError, FedtorchError, Interrupted, LostRankError
 from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
-from fedtorch.status import ended_with, resume_command, write_status
+from fedtorch.status import resume_command, write_status
 from fedtorch.stop import StopFlag
 from fedtorch.track import Tracker
 from fedtorch.weights import digest_of
@@ -67,7 +67,7 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         stacks = None if args.dry_run else _start_logging(config.folder, rank)
         stop.grace_s = config.system.shutdown_grace
         if not args.dry_run:
-            stop.last_words = partial(_last_words, config, [config.folder], rank, command)
+            stop.last_words = partial(last_words, config, [config.folder], rank, command)
         if is_pinned(config) and not args.dry_run:
             check_task(config)
             names = tuple(config.system.pinned)
@@ -89,7 +89,7 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         log.debug("the run ends", exc_info=error)
         if stop() and isinstance(error, LostRankError):  # it had the signal too, and could not wait for this rank
             error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
-        return _end(None if args.dry_run else config, _of_last_attempt(error), rank, command)
+        return end(None if args.dry_run else config, of_last_attempt(error), rank, command)
     except Exception as error:
         log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
         if rank == 0 and config is not None and not args.dry_run:
@@ -144,7 +144,7 @@ def _run_one(
     tracker = _open_folder(parts, comm, start, command) if comm.is_server else None
     setting = parts.setting(comm, checkpoints, stop=stop, tracker=tracker, facts=_lasting(parts))
     runner = Runner(setting)
-    stop.last_words = partial(_last_words, config, [first, config.folder], comm.rank, command, runner)
+    stop.last_words = partial(last_words, config, [first, config.folder], comm.rank, command, runner)
     try:
         result = runner.run(start)
         if comm.is_server and parts.algorithm.exchanged:
@@ -223,46 +223,6 @@ def _lasting(parts: Parts) -> dict[str, str]:
     facts = parts.facts()
     kept = {key: facts[key] for key in ("shared parameters", "private parameters", "data") if key in facts}
     return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(parts.engine.initial())})[:16]}
-
-
-def _of_last_attempt(error: FedtorchError) -> FedtorchError:
-    """A lost rank in torchrun's last attempt means that its restarts are used up; any other error is itself."""
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    if not isinstance(error, DeadlineError) or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < max(1, restarts):
-        return error
-    return RestartsError(f"{error}; this was the last of {restarts} restarts", ranks=error.ranks)
-
-
-def _last_words(config: Config, folders: Sequence[Path], rank: int, command: str, runner: Runner | None = None) -> None:
-    """Say why this rank leaves although it has not saved; what it was at is in its log.
-
-    folders: whose status.json is to say so, the server's job.
-    """
-    saved = 0 if runner is None else runner.saved
-    reason = (
-        f"stopped by a signal, and rank {rank} was still at work after system.shutdown_grace = "
-        f"{config.system.shutdown_grace} s; {saved} rounds are saved, and what came after them will be repeated"
-    )
-    for folder in dict.fromkeys(folders if rank == 0 else ()):
-        write_status(folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
-    log.error("%s", reason)
-    for handler in log.handlers:
-        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
-            faulthandler.dump_traceback(handler.stream)
-
-
-def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
-    if rank == 0 or not isinstance(error, Interrupted):
-        print(f"fedtorch: {error}", file=sys.stderr)
-    if config is None:
-        return error.exit_code
-    speaks = rank == 0 or (
-        # the server cannot, unless it had the time
-        isinstance(error, LostRankError) and 0 in error.ranks and ended_with(config.folder) != Interrupted.exit_code
-    )
-    if speaks:
-        write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
-    return error.exit_code
 
 
 def _start_logging(folder: Path, rank: int) -> IO[str]:

@@ -22,7 +22,8 @@ from fedtorch.models.gpt2 import RANDOM, GPT2Model
 from fedtorch.models.link import Peer
 from fedtorch.models.side import KvDtype, KvGrad, KvTransfer, Passing
 from fedtorch.models.t5 import save_pretrained
-from fedtorch.models.two_side import Losses, OneModel, Turn, TwoSide, collate_turns, collate_whole
+from fedtorch.models.turns import Turn, collate_turns, collate_whole, fit
+from fedtorch.models.two_side import Losses, OneModel, TwoSide
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Count, Prepared
 from fedtorch.train.engine import to_device
@@ -282,23 +283,3 @@ class Dialog(Prepared):
                     "`user` and `assistant`; prepare the data again"
                 )
         return [rows[i] for i in self.picked(client, split, len(rows))]
-
-
-def fit(turns: list[Turn], limit: int) -> list[Turn]:
-    """The dialog cut at its last whole turn within `limit` tokens, each turn with one separator.
-
-    If that leaves less than both sides, the turns up to the other side's first one are kept and the longest are cut.
-    """
-    used, kept = 0, 0
-    for _, ids in turns:
-        used += len(ids) + 1
-        if used > limit:
-            break
-        kept += 1
-    if len({side for side, _ in turns[:kept]}) == 2:
-        return turns[:kept]
-    both = next(i for i, (side, _) in enumerate(turns) if side != turns[0][0])
-    start = max(0, min(both - 1, both + 1 - limit // 2))
-    chosen = turns[start : both + 1]
-    each = limit // len(chosen) - 1
-    return [(side, ids[:each]) for side, ids in chosen]

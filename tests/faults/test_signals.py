@@ -84,8 +84,7 @@ def test_a_step_that_outlasts_the_grace_is_left_with_the_last_checkpoint_whole(
     status = Ended(tmp_path / "run").status
     assert (status["state"], status["code"], status["round"]) == ("interrupted", 75, 1)
     assert (
-        "system.shutdown_grace = 2.0 s; 1 rounds are saved, and what came after them will be repeated"
-        in (status["reason"])
+        "system.shutdown_grace = 2.0 s; 1 rounds are saved, and what came after will be repeated" in (status["reason"])
     )
     asleep = [log for log in (tmp_path / "run").glob("log.rank*.txt") if "in _happen" in log.read_text()]
     assert len(asleep) == 1  # its stack is in its log

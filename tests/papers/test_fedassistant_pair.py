@@ -40,7 +40,8 @@ from fedtorch.data.prepare_dialog import write_dialogs
 from fedtorch.errors import ConfigError, Interrupted
 from fedtorch.models.gpt2 import GPT2Model
 from fedtorch.models.side import Passing, Side
-from fedtorch.models.two_side import TwoSide, collate_turns
+from fedtorch.models.turns import collate_turns
+from fedtorch.models.two_side import TwoSide
 from fedtorch.runner import Runner
 from fedtorch.tasks.dialog import Dialog
 from fedtorch.track import Tracker

@@ -16,8 +16,9 @@ from fedtorch.errors import ConfigError, DataError
 from fedtorch.main import main
 from fedtorch.metrics.perplexity import perplexity, table
 from fedtorch.models.gpt2 import GPT2Model
+from fedtorch.models.turns import fit
 from fedtorch.models.two_side import TwoSide
-from fedtorch.tasks.dialog import Dialog, fit
+from fedtorch.tasks.dialog import Dialog
 from fedtorch.yaml_config import load
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -15,7 +15,8 @@ from fedtorch.errors import FedtorchError
 from fedtorch.models import two_side
 from fedtorch.models.link import Increment, Traffic, link_pair
 from fedtorch.models.side import KvGrad, Passing, Side
-from fedtorch.models.two_side import OneModel, TwoSide, collate_turns, collate_whole
+from fedtorch.models.turns import collate_turns, collate_whole
+from fedtorch.models.two_side import OneModel, TwoSide
 
 DIALOG = [(0, [3, 5, 7]), (1, [4, 9]), (0, [11, 2, 6, 8]), (1, [13, 1])]
 # ragged turns and lengths, both starting sides, one dialog of a single word a turn
