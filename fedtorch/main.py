@@ -87,7 +87,7 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         return 0
     except FedtorchError as error:
         log.debug("the run ends", exc_info=error)
-        if stop() and isinstance(error, LostRankError):  # it had the signal too, and could not wait for this rank
+        if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
             error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
         return end(None if args.dry_run else config, of_last_attempt(error), rank, command)
     except Exception as error:

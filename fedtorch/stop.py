@@ -14,6 +14,7 @@ from fedtorch.errors import Interrupted
 
 GRACE_S = 20.0  # torchrun and SLURM send SIGKILL 30 s after SIGTERM
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_APART_S = 0.5
 _LAST_WORDS_S = 4.0  # for each: the disk may hang too
 
 
@@ -50,6 +51,12 @@ class StopFlag:
         finally:
             signal.set_wakeup_fd(-1)
             os.close(writer)
+
+    @property
+    def is_due(self) -> bool:
+        """Is the grace over, but for what ranks hear the same signal apart? Others then leave because of it too."""
+        left = self._time_left()
+        return left is not None and left < _APART_S
 
     def _watch(self, reader: int) -> None:
         while True:

@@ -49,8 +49,11 @@ class RankProcess:
 
         def hand_over() -> None:
             if stop.signal == requeue and callable(handler):
-                handler(requeue, None)
-                time.sleep(3.0)  # of ranks other than 0, whose code may end the job before 0 has put it back
+                try:
+                    handler(requeue, None)
+                except SystemExit as error:  # rank 0 has put the job back
+                    os._exit(error.code if isinstance(error.code, int) else 1)
+                time.sleep(3.0)  # another rank's code may end the job before that
 
         stop.hand_over = hand_over  # where saving takes longer than system.shutdown_grace
         code = main(self.arguments, stop)
