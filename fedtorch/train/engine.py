@@ -238,7 +238,7 @@ class Engine:
         return loss.detach()
 
     def free(self) -> None:
-        """Give back what an interrupted step has left in memory."""
+        """Give back what a client that failed has left in memory; all ranks of the worker call it."""
         self.clear_gradients()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

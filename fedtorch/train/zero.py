@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import FedtorchError, PreflightError
+from fedtorch.train.extensions import warn_of_stale_locks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +47,7 @@ def is_installed() -> bool:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The deepspeed module, kept from compiling anything.
+    """The deepspeed module, kept from compiling anything; warns of locks on which it could hang.
 
     At its first start it would compile a communication op for inference (47 s, needs g++), and a process killed
     meanwhile leaves a lock on which every later start hangs without a word.
@@ -56,6 +57,7 @@ def import_deepspeed(device: torch.device) -> Any:
     if device.index is not None:  # what it takes for the device, also where more ranks than GPUs count on
         os.environ["LOCAL_RANK"] = str(device.index)
     os.environ.setdefault("LOCAL_RANK", "0")
+    warn_of_stale_locks()
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -153,4 +155,6 @@ def exchanging(worker: WorkerGroup | None) -> Iterator[None]:
         if worker is None or worker.size == 1:
             raise
         worker.close()
-        raise FedtorchError(f"a rank failed inside an exchange of its worker ({type(error).__name__})") from error
+        kind = type(error).__name__
+        advice = "; lower client.batch_size or raise engine.stage" if "OutOfMemory" in kind else ""
+        raise FedtorchError(f"a rank failed inside an exchange of its worker ({kind}){advice}") from error
