@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from fedtorch.config_system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
 from fedtorch.config_training import ClientConfig, Count, EngineConfig, Positive, ServerConfig, Whole
@@ -50,12 +52,20 @@ class ClientsConfig:
     without its clients, where the launcher lets the others live (srun, launchers.local), if `min` clients are left."""
     max_update_norm: Positive | None = None
     """Updates with a larger L2 norm are treated as failed; null: no limit."""
+    max_norm_to_median: Annotated[float, Field(gt=1)] | None = None
+    """Updates whose L2 norm is more than so many times the median of the round's are treated as failed, where at least
+    3 clients send one that is not zero; null: no limit."""
 
     def __post_init__(self) -> None:
         if self.per_round != "all" and self.min > self.per_round:
             raise ConfigError(
                 f"clients.min is {self.min} but clients.per_round is {self.per_round}, so no round could count; "
                 f"set clients.min to at most {self.per_round}"
+            )
+        if self.max_norm_to_median is not None and self.per_round in (1, 2):
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but clients.per_round is {self.per_round}, and a median of fewer "
+                "than 3 norms tells nothing; set clients.per_round to at least 3, or use clients.max_update_norm"
             )
         if self.per_round == "all" and self.sampling == "size_proportional":
             raise ConfigError(
@@ -187,6 +197,11 @@ class Config:
                 "paradigm is centralized, where one client owns all data, but system.placement is pinned, where no "
                 "rank has all data; set system.placement to balanced"
             )
+        if self.paradigm != "federated" and self.clients.max_norm_to_median is not None:
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but paradigm is {self.paradigm}, where no updates of several "
+                "clients are compared; set it to null"
+            )
         if self.paradigm == "local" and self.eval.also_received:
             raise ConfigError(
                 "eval.also_received is true but paradigm is local, where nothing is received; set eval.also_received "
@@ -221,6 +236,11 @@ class Config:
                     f"per_client.{name} is set but the task `{self.task_name}` has no client `{name}`; "
                     + (f"did you mean `{near[0]}`?" if near else f"its clients are {', '.join(list(names)[:10])}")
                 )
+        if self.clients.max_norm_to_median is not None and len(names) < 3:
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but the task `{self.task_name}` has {len(names)} clients, and a "
+                "median of fewer than 3 norms tells nothing; use clients.max_update_norm"
+            )
         for key in ("per_round", "min"):
             value = getattr(self.clients, key)
             if value != "all" and value > len(names) and (self.paradigm == "federated" or key == "min"):

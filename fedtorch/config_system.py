@@ -72,6 +72,9 @@ class SystemConfig:
     """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
     timeout: Positive = 600.0
     """Seconds without a sign of life from a rank before the run ends with its name."""
+    shutdown_grace: Annotated[float, Field(gt=0, lt=30)] | None = 20.0
+    """Seconds after a signal in which the state must be saved. Then a rank leaves at once, with the last checkpoint as
+    it is; below the 30 after which torchrun and SLURM kill. null: as long as it takes."""
     placement: Literal["balanced", "pinned"] = "balanced"
     """balanced: every rank can read every client, and clients are shared out by their work; pinned: a client's files
     are where `pinned` says, and only its sizes are known elsewhere."""
@@ -88,8 +91,9 @@ class SystemConfig:
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
     oom_retry: bool = True
-    """A client that runs out of memory is tried once more, with micro-batches in halves: the same mean gradient, but
-    for dropout; false: it counts as failed at once."""
+    """A client that runs out of memory is tried once more, by all ranks of its worker, with micro-batches in halves:
+    the same mean gradient, but for dropout; false: it counts as failed at once. Not inside DeepSpeed's own exchanges
+    between ranks, where it ends the run."""
     update_memory_mb: Count = 1024
     """Memory per rank for updates that wait to be sent."""
     state_memory_mb: Count = 2048

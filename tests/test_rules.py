@@ -24,6 +24,7 @@ LEVELS: list[tuple[str, ...]] = [
         "rank",
         "placement",
         "evaluate",
+        "best",
         "judging",
         "saving",
         "checkpoint",

@@ -86,6 +86,11 @@ class FedAssistant(FedAvg):
         """Gradients are sent in place of steps."""
         return ("torch",)
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """With `payload: gradient` there is no step to be left out when fp16 overflows."""
+        return ("fp32", "bf16") if self.payload == "gradient" else super().precisions
+
     def check(self, hp: LocalTraining) -> None:
         """A gradient is that of one step.
 
