@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _MAY_MIX = {"aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::_index_put_impl_"}
 _libraries: list[torch.library.Library] = []
-_memory: dict[int, Tensor] = {}  # by the address of a pretended storage, which views that torch makes by itself share
+_memory: dict[int, Tensor] = {}  # the numbers by the address of the pretended storage
 
 
 class Pretended(Tensor):
@@ -29,6 +29,7 @@ class Pretended(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     held: Tensor
+    storage_in_use: torch.UntypedStorage
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
@@ -54,6 +55,7 @@ def install() -> torch.device:
     for op, kernel in (  # what the CPU does in other operations
         ("convolution_overrideable", torch.ops.aten.convolution.default),
         ("convolution_backward_overrideable", _convolution_backward),
+        ("native_dropout", _dropout),
         ("_thnn_fused_lstm_cell", _lstm_cell),
         ("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward),
     ):
@@ -62,23 +64,27 @@ def install() -> torch.device:
     torch.inference_mode.__enter__ = _enter_inference  # type: ignore[method-assign]
     torch.inference_mode.__exit__ = _exit_inference  # type: ignore[method-assign,assignment]
     _libraries.extend((every, few))
+    torch.__future__.set_swap_module_params_on_conversion(True)  # else `Module.to` would part tied weights
     return torch.device(NAME, 0)
 
 
-def _pretend(real: Tensor) -> Tensor:
-    tensor = torch._C._acc.create_empty_tensor(real.shape, real.dtype)  # type: ignore[attr-defined]
-    if tensor.stride() != real.stride():
+def _pretend(held: Tensor) -> Tensor:
+    """A tensor of the device with these numbers."""
+    tensor = torch._C._acc.create_empty_tensor(held.shape, held.dtype)  # type: ignore[attr-defined]
+    if tensor.stride() != held.stride():
         realias = torch.ops.aten._reshape_alias.default
-        tensor = realias.redispatch(_CPU_KEYS, tensor, real.shape, real.stride())
+        tensor = realias.redispatch(_CPU_KEYS, tensor, held.shape, held.stride())
     tensor.__class__ = Pretended
-    tensor.held = _memory[tensor.untyped_storage()._cdata] = real.detach()
+    storage = tensor.untyped_storage()
+    tensor.held = _memory[storage._cdata] = held.detach()
+    tensor.storage_in_use = storage  # torch adds gradients in place where it believes that nobody else has the storage
     return tensor
 
 
 def _real(value: Any) -> Any:
     if isinstance(value, Pretended):
         return value.held
-    if isinstance(value, Tensor) and value.device.type == NAME:
+    if isinstance(value, Tensor) and value.device.type == NAME:  # autograd saves copies of what is not numbers
         known = _memory[value.untyped_storage()._cdata]
         return known.as_strided(value.shape, value.stride(), known.storage_offset() + value.storage_offset())
     return _CPU if isinstance(value, torch.device) else value
@@ -91,6 +97,14 @@ def _run_as(kernel: Any, *args: Any) -> Any:
 
 def _convolution_backward(grad: Tensor, inputs: Tensor, weight: Tensor, *how: Any) -> Any:
     return torch.ops.aten.convolution_backward(grad, inputs, weight, [len(weight)], *how)
+
+
+def _dropout(inputs: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """The CPU's random numbers; (result, what was kept)."""
+    if not train:
+        return inputs.clone(), torch.ones_like(inputs, dtype=torch.bool)
+    noise = torch.empty_like(inputs).bernoulli_(1 - p)
+    return inputs * (noise / (1 - p)), noise.bool()
 
 
 def _lstm_cell(inputs: Tensor, hidden: Tensor, cell: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
