@@ -7,13 +7,14 @@ import inspect
 import string
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtorch import config as config_module
+from fedtorch import config, config_system, config_training
 from fedtorch.config import ClientConfig, Config, ServerConfig
 from fedtorch.errors import ConfigError
 from fedtorch.yaml_config import MASK, NO_EFFECT, difference, digest, load, to_dict, to_yaml
@@ -387,8 +388,9 @@ def test_the_keys_without_effect_exist() -> None:
         assert section in data and (not key or key in data[section])
 
 
-def test_every_field_has_a_line_of_explanation() -> None:
-    tree = ast.parse(inspect.getsource(config_module))
+@pytest.mark.parametrize("module", [config, config_system, config_training])
+def test_every_field_has_a_line_of_explanation(module: ModuleType) -> None:
+    tree = ast.parse(inspect.getsource(module))
     for cls in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
         assert ast.get_docstring(cls)
         for node, after in zip(cls.body, [*cls.body[1:], None], strict=True):
@@ -438,3 +440,10 @@ def test_merging_changes_neither_side() -> None:
     lower, upper = {"a": {"b": 1, "c": [1]}}, {"a": {"c": [2]}, "d": None}
     assert merge(lower, upper) == {"a": {"b": 1, "c": [2]}, "d": None}
     assert (lower, upper) == ({"a": {"b": 1, "c": [1]}}, {"a": {"c": [2]}, "d": None})
+
+
+def test_nccl_needs_gpus_and_a_group_that_stays() -> None:
+    nccl = "system.backend=nccl"
+    assert loaded("", nccl).system.backend == "nccl"
+    assert "moves what is on GPUs, but system.device is cpu" in message("", nccl, "system.device=cpu")
+    assert "system.backend is nccl but clients.on_loss is continue" in message("", nccl, "clients.on_loss=continue")
