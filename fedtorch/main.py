@@ -20,8 +20,9 @@ from typing import IO
 import torch
 
 from fedtorch import yaml_config
-from fedtorch.build import Parts, build
+from fedtorch.build import Parts, build, device
 from fedtorch.checkpoint import Checkpoints
+from fedtorch.comm.backend import say_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
@@ -115,8 +116,13 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
 def _join(config: Config, names: Sequence[str], *, num_ranks: int, stacks: IO[str] | None) -> Communicator:
     if num_ranks == 1:
         return LocalCommunicator(names)
-    goes_on, system = config.clients.on_loss == "continue", config.system
-    return DistributedCommunicator.join(names, system.timeout, system.exchange, stacks, goes_on=goes_on)
+    system = config.system
+    own = device(system.device)
+    say_if_shared(own)
+    goes_on = config.clients.on_loss == "continue"
+    return DistributedCommunicator.join(
+        names, system.timeout, system.exchange, stacks, goes_on=goes_on, backend=system.backend, device=own
+    )
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:

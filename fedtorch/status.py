@@ -70,9 +70,8 @@ def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> 
 
 
 def masked(override: str) -> str:
-    """`key=value`, with the value hidden where the key ends like a secret's."""
-    key = override.partition("=")[0]
-    return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override
+    """`key=value`, also in the midst of a shell's line, with what follows hidden where the key ends like a secret's."""
+    return re.sub(r"(token|key|secret|password)=.*", r"\1=<masked>", override, flags=re.IGNORECASE | re.DOTALL)
 
 
 def _state(code: int | None) -> str:

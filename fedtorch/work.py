@@ -177,7 +177,7 @@ class Work:
         received = rank.shared  # one that is judged with a model of its own has that in its state already
         is_judged = setting.algorithm.judged_weights(received, job.state) is received
         if rank.config.eval.point == "trained" and report.steps and is_judged:
-            job.state.tensors["trained"] = setting.engine.flat.detach().cpu().clone()
+            job.state.tensors["trained"] = setting.engine.snapshot()
             job.state.numbers["trained/round"] = rank.round
         if update.grad is not None:
             self._take_over(update.grad, version)

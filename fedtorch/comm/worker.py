@@ -38,6 +38,7 @@ class WorkerGroup:
 
     It is torch's *default* group, of these ranks alone, so that a library that trains on the whole world (DeepSpeed)
     trains on this worker. rank: place in the worker; 0 leads. size: its ranks. ranks: their numbers in the job.
+    backend: of the default group, as torch names it; the operations here are on CPU tensors, so over gloo.
 
     1. Every operation begins with a row of integers from each rank. Ranks that do not do the same thing find out
        before anything is sent.
@@ -53,6 +54,7 @@ class WorkerGroup:
         if dist.is_initialized():
             raise PreflightError("torch's default group exists already; a process can be in one worker only")
         self.ranks, self.rank, self.size = tuple(ranks), list(ranks).index(own), len(ranks)
+        self.backend = backend
         self._on_error = on_error
         self._sequence = 0
         self._is_open = True
