@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import fedtorch
-from fedtorch.chat_model import load_side, open_run, passing_of
+from fedtorch.chat_model import computing, load_side, open_run, passing_of
 from fedtorch.data.bpe import load_bpe
 from fedtorch.errors import ConfigError, FedtorchError
 from fedtorch.models.side import Passing, Side
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = load_side(run, args.holder, "user")
         vocabulary = load_bpe(run.folder / "model" / "user")
         wire = Wire(sys.stdout, args.show_wire)
-        with _assistant(args, int(vocabulary.eos_token_id)) as sock:
+        with _assistant(args, int(vocabulary.eos_token_id)) as sock, computing(run):
             user = UserSide(model, vocabulary, SocketLink(sock, wire), passing_of(run), args.reply == "keys")
             talk(user, _typed(), sys.stdout)
         wire.sum_up()

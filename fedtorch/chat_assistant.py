@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedtorch.chat_model import load_side, open_run, passing_of
+from fedtorch.chat_model import computing, load_side, open_run, passing_of
 from fedtorch.errors import FedtorchError
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.socket_link import SocketLink
@@ -72,16 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with socket.socket(fileno=args.socket) as sock:
             run = open_run(args.run, args.holder)
-            answer(
-                load_side(run, args.holder, "assistant"),
-                SocketLink(sock),
-                passing_of(run),
-                separator=args.separator,
-                max_new=args.max_new,
-                temperature=args.temperature,
-                seed=args.seed,
-                sends_keys=args.reply == "keys",
-            )
+            model = load_side(run, args.holder, "assistant")
+            with computing(run):
+                answer(
+                    model,
+                    SocketLink(sock),
+                    passing_of(run),
+                    separator=args.separator,
+                    max_new=args.max_new,
+                    temperature=args.temperature,
+                    seed=args.seed,
+                    sends_keys=args.reply == "keys",
+                )
     except FedtorchError as error:
         print(f"fedtorch: the assistant side: {error}", file=sys.stderr)
         return error.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from fedtorch.checkpoint import Checkpoints
 from fedtorch.errors import CheckpointError, ConfigError
 from fedtorch.models.side import Passing
 from fedtorch.runs import Run, read_run
+from fedtorch.train.precision import autocast, has_fp16
 from fedtorch.weights import Layout, Partition
 
 SideName = Literal["user", "assistant"]
@@ -81,6 +83,12 @@ def passing_of(run: Run) -> Passing:
     """How keys and values passed in training."""
     names = ("kv_grad", "kv_transfer", "kv_dtype")
     return Passing(**{name: value for name in names if (value := run.setting(f"task.{name}")) is not None})
+
+
+def computing(run: Run) -> AbstractContextManager[Any]:
+    """The models of the run are asked inside it: the run's precision, or fp32 where this CPU does not have it."""
+    precision, cpu = str(run.setting("engine.precision") or "fp32"), torch.device("cpu")
+    return autocast("fp32" if precision == "fp16" and not has_fp16(cpu) else precision, cpu)
 
 
 def _state(run: Run, holder: str) -> Mapping[str, Tensor | Any]:

@@ -171,16 +171,18 @@ class ClientConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`engine`: what trains a client's model; everything but `kind` is for DeepSpeed."""
+    """`engine`: what trains a client's model; everything but `kind`, `precision` and its scale is for DeepSpeed."""
 
     kind: Literal["torch", "deepspeed"] = "torch"
     """torch: one whole model per rank; deepspeed: ZeRO over the ranks of a worker."""
     stage: Annotated[int, Field(ge=0, le=3)] = 0
     """What the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also parameters."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of parameters and activations; masters and optimiser state stay fp32, and so does what is exchanged."""
+    """Of forward passes, in training and in judging. torch: autocast over fp32 parameters and gradients; deepspeed:
+    16-bit parameters and activations over fp32 masters. Optimiser state and what is exchanged stay fp32."""
     initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
-    """Of fp16: the loss is multiplied by 2 to this power at a client's start, by less after an overflow."""
+    """Of fp16: the loss is multiplied by 2 to this power at a client's start. A step whose gradients overflow is left
+    out, though its learning rate is used up, and halves the factor; 1000 steps without one double it."""
     offload_optimizer: bool = False
     """Keep optimiser state and masters in the host's memory, and take the steps there."""
     offload_parameters: bool = False
@@ -191,13 +193,15 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.kind == "torch":
             for known in fields(self):
-                if (value := getattr(self, known.name)) != known.default:
+                used = known.name in ("precision", "initial_scale_power")
+                if (value := getattr(self, known.name)) != known.default and not used:
                     raise ConfigError(
                         f"engine.{known.name} is {str(value).lower()} but engine.kind is torch, which does not use it; "
                         f"remove engine.{known.name} or set engine.kind to deepspeed"
                     )
+        is_cast = self.kind == "deepspeed" and self.precision != "fp32"
         needs = {
-            "precision": (self.precision != "fp32", 1, "fp32 masters begin there; on one rank it splits nothing"),
+            "precision": (is_cast, 1, "fp32 masters begin there; on one rank it splits nothing"),
             "offload_optimizer": (self.offload_optimizer, 1, "on one rank it splits nothing"),
             "offload_parameters": (self.offload_parameters, 3, "the others keep whole parameters on the device"),
         }

@@ -58,7 +58,10 @@ def _memory(parts: Parts) -> str:
         config.system.update_memory_mb << 20, engine.shared.size * planes * width * len(parts.clients)
     )
     server = engine.shared.size * planes * (8 + 2 * width)
-    rows = [("weights", model), ("gradients and optimiser", training), ("updates", exchange), ("server only", server)]
+    rows = [("weights", model), ("gradients and optimiser", training)]
+    if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
+        rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
+    rows += [("updates", exchange), ("server only", server)]
     if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table
         rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)

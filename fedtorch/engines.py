@@ -15,6 +15,7 @@ from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.divided import Division
 from fedtorch.train.engine import Engine
+from fedtorch.train.precision import has_fp16
 from fedtorch.train.zero import checkpointable, is_installed
 from fedtorch.weights import Partition
 
@@ -24,12 +25,20 @@ log = logging.getLogger(__name__)
 def check_engine(
     config: Config, algorithm: Algorithm, task: Task, settings: Collection[ClientConfig], *, ranks_per_worker: int
 ) -> None:
-    """Refuse what DeepSpeed cannot do. settings: every distinct one that a client trains with.
+    """Refuse what an engine cannot do. settings: every distinct one that a client trains with.
 
     Raises:
         ConfigError: names the keys.
     """
     engine = config.engine
+    if engine.precision not in algorithm.precisions:
+        raise ConfigError(
+            f"engine.precision is {engine.precision} but algorithm.name is {config.algorithm_name}, which with these "
+            "settings takes gradients that no loss scale follows; set engine.precision to bf16 or fp32"
+        )
+    on_cpu = config.system.device == "cpu" or not torch.cuda.is_available()
+    if engine.precision == "fp16" and not has_fp16(torch.device("cpu" if on_cpu else "cuda")):
+        raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
     if engine.kind == "torch":
         return
     if not is_installed():
@@ -65,9 +74,6 @@ def check_engine(
             f"partition.private is set and the task `{config.task_name}` draws each client's private start from the "
             "whole model, but engine.stage is 3; set engine.stage to at most 2"
         )
-    on_cpu = config.system.device == "cpu" or not torch.cuda.is_available()
-    if engine.precision == "fp16" and on_cpu and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
 
 
 def make_engine(
@@ -90,7 +96,9 @@ def make_engine(
             )
     try:
         if engine.kind == "torch" or not trains:
-            return Engine(module, partition, device)
+            # beside DeepSpeed's workers, a server that only serves computes nothing
+            precision = engine.precision if engine.kind == "torch" else "fp32"
+            return Engine(module, partition, device, precision=precision, scale_power=engine.initial_scale_power)
         return DeepSpeedEngine(
             module,
             partition,

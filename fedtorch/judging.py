@@ -25,7 +25,8 @@ def judge(
     each: grows by the single examples' scores of `task.single_metrics()`, NaN where an example does not count.
     """
     engine.module.eval()
-    predictions = task.predict(engine.module, examples, batch_size)
+    with engine.autocast():
+        predictions = task.predict(engine.module, examples, batch_size)
     scores = task.score(examples, predictions)
     if each is not None:
         single = set(task.single_metrics())
@@ -42,7 +43,8 @@ def _loss(task: Task, engine: Engine, examples: Sequence[Any], batch_size: int) 
     total, terms = 0.0, 0
     for start in range(0, len(examples), batch_size):
         batch = task.collate([examples[i] for i in range(start, min(start + batch_size, len(examples)))], False)
-        loss, count = task.loss(engine.module, to_device(batch, engine.device))
+        with engine.autocast():
+            loss, count = task.loss(engine.module, to_device(batch, engine.device))
         total, terms = total + float(loss), terms + int(count)
     return total, terms
 

@@ -42,6 +42,15 @@ def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, 
         logger.warning("could not write %s: %s", path, error)
 
 
+def ended_with(run_dir: Path) -> int | None:
+    """The code in `run_dir`/status.json; None while the run is going on, or if there is no such file."""
+    try:
+        code = json.loads((run_dir / NAME).read_text())["code"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return code if isinstance(code, int) else None
+
+
 def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> str:
     """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
     if told := os.environ.get("FEDTORCH_COMMAND"):

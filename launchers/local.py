@@ -219,6 +219,8 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _ended(code: int) -> str:
+    if code == -signal.SIGKILL:  # the launcher itself kills nothing that it then reports
+        return "SIGKILL (exit code -9, by hand or, if `dmesg` says so, for want of memory)"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 

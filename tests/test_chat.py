@@ -299,6 +299,30 @@ def test_a_chat_in_two_processes(
     assert f"wire: in all {', '.join(f'{way} {total} bytes' for way, total in sums.items())}" in out
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16|float32")])
+def test_a_chat_computes_as_its_run_did(
+    precision: str,
+    dtype: str,
+    run_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or in fp32, where this CPU has no fp16."""
+    shutil.copytree(run_dir, tmp_path / "run")
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    config["engine"] = {"precision": precision}
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr("subprocess.Popen", Forked)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nyes"))
+    assert main(["--run", str(tmp_path / "run"), "--holder", "pizza", "--show-wire", "--reply", "keys"]) == 0
+    out = capsys.readouterr().out
+    for way, turns in (("user -> assistant", (0, 2)), ("assistant -> user", (1, 3))):
+        for turn in turns:
+            assert re.search(rf"wire: {way}: keys and values, turn {turn}, ({dtype}) ", out)
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_an_assistant_that_ends_by_itself_ends_the_chat(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,15 @@ class Algorithm:
         return ("torch", "deepspeed")
 
     @property
+    def precisions(self) -> tuple[str, ...]:
+        """The values of `engine.precision` it works with.
+
+        One that takes gradients by itself, other than through `Engine.step`, has no loss scale and cannot use fp16.
+        One that runs the engine's module by itself does so inside `Engine.autocast`.
+        """
+        return ("fp32", "bf16", "fp16")
+
+    @property
     def trains_clients(self) -> bool:
         """Do clients take part? If not, a round is the server's training alone."""
         return True

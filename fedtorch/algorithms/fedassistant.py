@@ -86,6 +86,11 @@ class FedAssistant(FedAvg):
         """Gradients are sent in place of steps."""
         return ("torch",)
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """With `payload: gradient` there is no step to be left out when fp16 overflows."""
+        return ("fp32", "bf16") if self.payload == "gradient" else super().precisions
+
     def check(self, hp: LocalTraining) -> None:
         """A gradient is that of one step.
 
@@ -112,7 +117,7 @@ class FedAssistant(FedAvg):
             curve = job.train(job.received["weights"], before_step=_take_gradient(grad, job.hp.max_grad_norm))
         else:
             curve = job.train(job.received["weights"])
-            grad = job.received["weights"] - job.engine.flat.detach().cpu()
+            grad = job.engine.difference(job.received["weights"])
         if self.compressor is None:
             return Update(grad, self.report(job, curve))
         return self._compressed(job, grad, curve)

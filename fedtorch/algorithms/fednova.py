@@ -40,7 +40,7 @@ class FedNova(FedAvg):
         """As FedAvg; reports ‖a_i‖₁ as `normaliser`."""
         curve = job.train(job.received["weights"], before_step=self.correction(job))
         job.send_difference(job.received["weights"])
-        size = normaliser(len(curve), momentum=job.hp.momentum, alpha=job.hp.lr * self.mu)
+        size = normaliser(curve.taken, momentum=job.hp.momentum, alpha=job.hp.lr * self.mu)
         return Update(job.outgoing["weights"], self.report(job, curve, normaliser=size))
 
     def correction(self, job: ClientJob) -> GradientHook | None:

@@ -88,6 +88,11 @@ class MetaWeighting(FewFedWeight):
     """annotated rows of the real step: those that the weights were measured on (the text), or the pseudo rows' own
     gold answers (as printed)"""
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The derivatives that make the weights have no loss scale."""
+        return ("fp32", "bf16")
+
     def client_update(self, job: ClientJob) -> Update:
         """Label, train the personal model on weighted pairs of rows, send its difference from the received one."""
         personal = job.state.tensors.get("personal", job.initial)

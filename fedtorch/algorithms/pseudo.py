@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -102,28 +103,32 @@ def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tenso
     def beat() -> None:
         job.on_step(0)
 
-    def load(weights: Tensor) -> nn.Module:
+    @contextmanager
+    def loaded(weights: Tensor) -> Iterator[nn.Module]:
         job.engine.load(weights, job.private)
-        return job.engine.module.eval()
+        with job.engine.autocast():
+            yield job.engine.module.eval()
 
-    labels = task.label(
-        load(labeller),
-        examples,
-        batch_size=how.batch_size,
-        top_k=how.top_k,
-        temperature=how.temperature,
-        on_batch=beat,
-    )
-    if energy_from is not None:
-        labels = task.judge_labels(
-            load(energy_from),
+    with loaded(labeller) as model:
+        labels = task.label(
+            model,
             examples,
-            labels,
             batch_size=how.batch_size,
             top_k=how.top_k,
             temperature=how.temperature,
             on_batch=beat,
         )
+    if energy_from is not None:
+        with loaded(energy_from) as model:
+            labels = task.judge_labels(
+                model,
+                examples,
+                labels,
+                batch_size=how.batch_size,
+                top_k=how.top_k,
+                temperature=how.temperature,
+                on_batch=beat,
+            )
     weights, clamped = token_weights([label.energies for label in labels], how.token_weights, tau=how.tau)
     rows = [
         task.relabelled(example, label.tokens, weight)

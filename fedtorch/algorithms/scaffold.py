@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.errors import ConfigError
 from fedtorch.job import ClientJob
 from fedtorch.server import ServerState
-from fedtorch.train.engine import Engine, GradientHook, to_device
+from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.optim import LocalTraining
 from fedtorch.update import Report, Update
 from fedtorch.weights import Layout
@@ -42,6 +43,11 @@ class Scaffold(FedAvg):
         """Option I takes gradients outside a step."""
         return ("torch",) if self.option == "I" else super().engines
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The same of fp16: outside a step nobody takes the loss scale out."""
+        return ("fp32", "bf16") if self.option == "I" else super().precisions
+
     def check(self, hp: LocalTraining) -> None:
         """Refuses what the paper's formula does not cover, unless `force`."""
         plain = hp.optimizer == "sgd" and not hp.momentum and not hp.weight_decay and hp.schedule == "constant"
@@ -62,8 +68,8 @@ class Scaffold(FedAvg):
         job.send_difference(received)
         if fresh is None:
             # no step: nothing was measured, c_i stays
-            scale = 1.0 / (len(curve) * job.hp.lr) if len(curve) else 0.0
-            fresh = own - control + job.outgoing["weights"] * scale if len(curve) else own
+            scale = 1.0 / (curve.taken * job.hp.lr) if curve.taken else 0.0
+            fresh = own - control + job.outgoing["weights"] * scale if curve.taken else own
         torch.sub(own, fresh, out=job.outgoing["control"])
         job.state.tensors["control"] = fresh
         return Update(job.outgoing["weights"], self.report(job, curve))
@@ -72,7 +78,7 @@ class Scaffold(FedAvg):
         """Adds c − c_i to the gradient."""
         control = job.received["control"]
         shift = control - job.state.tensors.get("control", torch.zeros_like(control))
-        shifts = job.engine.shared_views(shift.to(job.engine.device))
+        shifts = job.engine.shared_views(job.engine.placed(shift))
 
         @torch.no_grad()
         def shift_gradients(engine: Engine) -> None:
@@ -102,11 +108,16 @@ def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
     engine.module.eval()
     for start in range(0, len(job.examples), size):
         part = [job.examples[i] for i in range(start, min(start + size, len(job.examples)))]
-        total_loss, count = job.task.loss(engine.module, to_device(job.task.collate(part, True), engine.device))
-        (total_loss / count * len(part) / len(job.examples)).backward()
+        engine.backward(partial(_share_of_mean, job, len(part)), job.task.collate(part, True))
         job.on_step(0)
     engine.collect_gradients()
     flat = engine.shared.empty()
     for view, gradient in zip(engine.shared_views(flat), engine.shared_gradients(), strict=True):
         view.copy_(gradient)
     return flat
+
+
+def _share_of_mean(job: ClientJob, size: int, module: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    """The loss of a batch of `size` examples, as its share in the mean over all the client's."""
+    total, count = job.task.loss(module, batch)
+    return total / count * size / len(job.examples), 1

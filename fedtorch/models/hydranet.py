@@ -46,8 +46,9 @@ class Decoder(nn.Module):
             queries = self.norm(queries + heard)
             pooled_BD, tokens_BTD = queries[:, 0], queries[:, 1:]
         tokens_BTD, pooled_BD = self.dropout(tokens_BTD), self.dropout(pooled_BD)
-        outputs = {name: head(pooled_BD) for name, head in self.heads.items()}
-        start_BT, end_BT = self.span(tokens_BTD).unbind(-1)
+        # in fp32 also where layers compute in 16 bits, which cannot hold MASKED or tell near probabilities apart
+        outputs = {name: head(pooled_BD).float() for name, head in self.heads.items()}
+        start_BT, end_BT = self.span(tokens_BTD).float().unbind(-1)
         return {**outputs, **masked(start_BT, end_BT, mask_BT)}
 
 

@@ -21,7 +21,8 @@ class Scorer(nn.Module):
         self.num_outputs = 2 if head == "two_class" else 1
 
     def shaped(self, output: Tensor) -> Tensor:
-        """The last layer's output, (batch, num_outputs), as `forward` returns it."""
+        """The last layer's output, (batch, num_outputs), as `forward` returns it: in fp32 at least."""
+        output = output.float() if output.dtype.itemsize < 4 else output
         return output if self.num_outputs == 2 else output.squeeze(-1)
 
     def scores(self, output: Tensor) -> Tensor:

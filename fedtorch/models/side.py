@@ -57,6 +57,12 @@ class Side:
         """`kv_grad`, or `detached` where no gradients are kept."""
         return self.passing.kv_grad if torch.is_grad_enabled() else "detached"
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of keys and values: the model's own, or what autocast computes in."""
+        kind = self.model.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.model.dtype
+
     def speak(self, turn: int, segment: dict[str, Tensor], rows_after: int, *, is_last: bool) -> Tensor:
         """Run the model over this side's own segment; send its keys and values to the other side.
 
@@ -95,7 +101,7 @@ class Side:
                 f"keys and values of turn {increment.turn} with shape {tuple(shape)} arrived; expected turn {turn} "
                 f"with {rows} rows and more than {known} tokens: the two sides do not walk through the same batch"
             )
-        kv = increment.data[..., known:, :].to(self.model.device, self.model.dtype)
+        kv = increment.data[..., known:, :].to(self.model.device, self.dtype)
         if self.mode == "through":
             kv = kv.clone().requires_grad_()
             self._heard[turn] = kv, mask

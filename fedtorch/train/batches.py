@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import torch
 
@@ -18,6 +19,13 @@ class StepPlan:
     micro_batches: tuple[tuple[int, ...], ...]
     divisor: int
     epoch: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A micro-batch in parts, of which one is in memory at a time; together they have the gradient of the whole."""
+
+    batches: tuple[Any, ...]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -15,19 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import FedtorchError
 from fedtorch.seeds import seed_for
+from fedtorch.train.batches import Parts
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
-from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
-from fedtorch.train.zero import (
-    Objective,
-    OptimizerState,
-    ZeroSettings,
-    ZeroTensors,
-    checkpointable,
-    import_deepspeed,
-    zero_config,
-)
+from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, renew, state_of
+from fedtorch.train.zero import ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
+from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 from fedtorch.weights import Partition
 
 log = logging.getLogger(__name__)
@@ -64,9 +60,15 @@ class DeepSpeedEngine(Engine):
         self._zero: Any = None  # the deepspeed engine
         self._tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
         self._failed = False
-        self._scaler: dict[str, Any] = {}
+        self._scaler: dict[str, Any] = {}  # fp16: the loss scale at the start
+        self._left_out = 0
         self._gradients: list[Tensor] | None = None
         self._unborn_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
+
+    def join(self, worker: WorkerGroup | None) -> None:
+        """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
+        check_worker(worker, self.device)
+        super().join(worker)
 
     # Weights
 
@@ -111,14 +113,8 @@ class DeepSpeedEngine(Engine):
             return
         whole = {**self.shared.view(self.flat), **self.private.view(self.flat_private)}
         whole |= self.frozen.view(self.initial_frozen)
-        held = {name: self._tensors.parameters[name].data for name in whole}
-        for name, value in whole.items():
-            self._tensors.parameters[name].data = value
-        try:
+        with self._tensors.replaced(whole):
             yield self.module
-        finally:
-            for name, value in held.items():
-                self._tensors.parameters[name].data = value
 
     # Training
 
@@ -136,10 +132,7 @@ class DeepSpeedEngine(Engine):
         """See Engine.start. Dropout differs between the ranks of a worker."""
         self.load(shared, private)
         optimizer = self._zero.basic_optimizer
-        reference = make_optimizer(self.trained_names, self.trained, hp)
-        for group, wanted in zip(optimizer.param_groups, reference.param_groups, strict=True):
-            group.update({key: value for key, value in wanted.items() if key != "params"})
-        forget(optimizer)
+        renew(optimizer, make_optimizer(self.trained_names, self.trained, hp))
         self._unborn_state = None
         if optimizer_state is not None and (optimizer_state[0] or optimizer_state[1]):
             if self._tensors is None:
@@ -150,8 +143,8 @@ class DeepSpeedEngine(Engine):
                 self._unborn_state = (optimizer_state, shared, private, seed)
         self._schedule = make_schedule(optimizer, hp, steps, taken)
         self._zero._config.gradient_clipping = self._zero.optimizer.clip_grad = hp.max_grad_norm or 0.0
-        if self._scaler:
-            vars(self._zero.optimizer.loss_scaler).update(self._scaler)
+        self._left_out = 0
+        self._renew_scale()
         self.module.train()
         self.clear_gradients()
         self._seed(seed)
@@ -163,31 +156,56 @@ class DeepSpeedEngine(Engine):
         assert self._schedule is not None, "start() comes first"
         self._failed = True
         if self._unborn_state is not None:
-            self._bear_state(loss_fn, batches[0])
+            self._bear_state(loss_fn, _parts(batches[0])[0])
         total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
         turns = ceil(len(batches) / size)
         for turn in range(turns):
-            self._zero.set_gradient_accumulation_boundary(turn == turns - 1)
-            mine = turn * size + rank
-            is_real = mine < len(batches)  # else without weight: every rank has to take part in every exchange
-            loss = self._forward(loss_fn, batches[mine if is_real else 0]) / divisor
-            total = total + loss.detach() * is_real
-            with self._exchanging():
-                self._zero.backward(loss * (size * is_real))  # DeepSpeed takes the mean over the ranks
-        with self._exchanging():
+            dealt = batches[turn * size : (turn + 1) * size]
+            # one that is not there has no weight: every rank has to take part in every exchange
+            parts = _parts(dealt[rank] if rank < len(dealt) else batches[0])
+            shares = self._shares(loss_fn, parts, max(len(_parts(each)) for each in dealt))
+            for number, share in enumerate(shares):
+                is_last = turn == turns - 1 and number == len(shares) - 1
+                self._zero.set_gradient_accumulation_boundary(is_last)
+                share = share if rank < len(dealt) else 0.0
+                loss = self._forward(loss_fn, parts[number % len(parts)]) / divisor * share
+                total = total + loss.detach()
+                with exchanging(self.worker):
+                    self._zero.backward(loss * size)  # DeepSpeed takes the mean over the ranks
+        with exchanging(self.worker):
             penalty = self._hooked(before_step) if before_step is not None else None
             self._zero.step()
             if size > 1:
                 dist.all_reduce(total)
-        if not self._zero.was_step_applied():
-            log.debug("a step was left out: gradients overflowed in %s", self.settings.precision)
+        self._left_out += not self._zero.was_step_applied()
         self._schedule.step()
         self._failed = False
         return total, torch.zeros_like(total) if penalty is None else penalty
 
+    def _shares(self, loss_fn: LossFunction, parts: Sequence[Any], turns: int) -> list[float]:
+        """What each part of a micro-batch counts in it; 0 in further turns, which another rank needs for its own."""
+        if turns == 1:
+            return [1.0]
+        device = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(device):
+            counts = [self._forward(partial(_counted, loss_fn), parts[turn % len(parts)]) for turn in range(turns)]
+        whole = sum(float(count) for count in counts[: len(parts)])
+        return [float(count) / whole if turn < len(parts) else 0.0 for turn, count in enumerate(counts)]
+
+    def free(self) -> None:
+        """See Engine.free. The next `load` builds all anew, on every rank of the worker or on none."""
+        if self.worker is not None:
+            self._failed = self.worker.any(self._failed)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Not here: DeepSpeed ties a gradient to its step."""
         raise FedtorchError("engine.kind deepspeed has no gradients outside a step; set engine.kind to torch")
+
+    def left_out(self) -> int:
+        """See Engine.left_out."""
+        return self._left_out
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""
@@ -224,24 +242,12 @@ class DeepSpeedEngine(Engine):
 
     def _forward(self, loss_fn: LossFunction, batch: Any) -> Tensor:
         if self.settings.stage == 3:  # parameters are gathered on the way
-            with self._exchanging():
+            with exchanging(self.worker):
                 return self._zero(loss_fn, to_device(batch, self.device))
         loss: Tensor = self._zero(loss_fn, to_device(batch, self.device))
         if self.worker is not None:
             self.worker.any(False)  # a rank whose forward pass failed is not there, which raises PeerError
         return loss
-
-    @contextmanager
-    def _exchanging(self) -> Iterator[None]:
-        """An error in here leaves the other ranks of the worker where they cannot be told."""
-        try:
-            yield
-        except Exception as error:
-            if self._size == 1:
-                raise
-            if self.worker is not None:
-                self.worker.close()
-            raise FedtorchError(f"a rank failed inside an exchange of its worker ({type(error).__name__})") from error
 
     def _bear_state(self, loss_fn: LossFunction, batch: Any) -> None:
         """Put back an optimiser state before the engine's first step, which is taken once without effect.
@@ -252,15 +258,14 @@ class DeepSpeedEngine(Engine):
         state, shared, private, seed = self._unborn_state
         self._zero.set_gradient_accumulation_boundary(True)
         loss = self._forward(loss_fn, batch)
-        with self._exchanging():
+        with exchanging(self.worker):
             self._zero.backward(loss)
             self._zero.step()
         self._failed, self._unborn_state = False, None
         self.load(shared, private)
         forget(self._zero.basic_optimizer)
         self._tensors.put_state(state)
-        if self._scaler:
-            vars(self._zero.optimizer.loss_scaler).update(self._scaler)
+        self._renew_scale()
         self._failed = True
         self._seed(seed)
 
@@ -277,6 +282,11 @@ class DeepSpeedEngine(Engine):
         self._gradients = None
         return penalty
 
+    def _renew_scale(self) -> None:
+        """fp16's loss scale, as it was before any step."""
+        if self._scaler:
+            vars(self._zero.optimizer.loss_scaler).update(self._scaler)
+
     def _seed(self, seed: int) -> None:
         rank = dist.get_rank()
         torch.manual_seed(seed_for(seed, "rank of a worker", rank) if rank else seed)
@@ -290,16 +300,10 @@ class DeepSpeedEngine(Engine):
         world = dist.get_world_size() if dist.is_initialized() else 0
         if world != self._size:  # a larger one would train all its clients as one
             raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
-        if self.settings.activation_checkpointing:
-            for model in checkpointable(self.module):
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         size = sum(parameter.numel() for parameter in self.trained)
-        self._zero, *_ = self._deepspeed.initialize(
-            model=Objective(self.module),
-            optimizer=make_optimizer(self.trained_names, self.trained, self._hp),
-            config=zero_config(self.settings, size, pin=self.device.type == "cuda"),
-            dist_init_required=False,
-        )
+        optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
+        pin = self.device.type == "cuda"
+        self._zero = initialize(self._deepspeed, self.module, optimizer, self.settings, size=size, pin=pin)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
             parameters, rank = dict(self.module.named_parameters()), dist.get_rank()
@@ -319,3 +323,13 @@ class DeepSpeedEngine(Engine):
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)
         super().adopt_initial()
+
+
+def _parts(batch: Any) -> tuple[Any, ...]:
+    return batch.batches if isinstance(batch, Parts) else (batch,)
+
+
+def _counted(loss_fn: LossFunction, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+    """What a loss counts, as a loss."""
+    loss_sum, count = loss_fn(module, batch)
+    return torch.zeros((), device=loss_sum.device) + count, 1

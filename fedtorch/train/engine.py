@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.train.batches import Parts
 from fedtorch.train.divided import Division, clip_divided, collect_shared
-from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, state_of
+from fedtorch.train.optim import LocalTraining, Optimizers, forget, load_state, make_schedule, state_of
+from fedtorch.train.precision import Precision
+from fedtorch.train.shuttle import Shuttle
 from fedtorch.weights import Layout, Partition
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
 GradientHook = Callable[["Engine"], "Tensor | None"]
-
-# Settings that live in the optimiser object itself; clients that differ only in lr share one optimiser.
-_BUILT_IN = (
-    "optimizer",
-    "momentum",
-    "weight_decay",
-    "no_decay",
-    "betas",
-    "eps",
-    "adafactor_eps",
-    "clip_threshold",
-    "decay_rate",
-    "scale_parameter",
-    "relative_step",
-)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A micro-batch in parts, of which one is in memory at a time; together they have the gradient of the whole."""
-
-    batches: tuple[Any, ...]
 
 
 class Engine:
@@ -49,10 +29,22 @@ class Engine:
     `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
     worker: the ranks that train the same clients together, after `join`; None: this one is alone. division: which of
     them computes which parameters; None: every rank computes all.
+
+    precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
+    scale_power: of fp16's loss scale, see `LossScale`.
     """
 
-    def __init__(self, module: nn.Module, partition: Partition, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        partition: Partition,
+        device: torch.device,
+        *,
+        precision: str = "fp32",
+        scale_power: int = 12,
+    ) -> None:
         self.module, self.device = module.to(device), device
+        self._precision = Precision(precision, device, scale_power)
         parameters = dict(module.named_parameters())
         shared, private, frozen = partition.split(parameters)
         self.shared = Layout.of({name: parameters[name] for name in shared})
@@ -73,12 +65,13 @@ class Engine:
         self._buffer_places = [
             (module.get_submodule(part), name, self._buffers[n]) for n, (part, _, name) in places.items()
         ]
-        self._optimizers: dict[tuple[Any, ...], torch.optim.Optimizer] = {}
+        self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
         self.worker: WorkerGroup | None = None
         self.division: Division | None = None
+        self._shuttle = Shuttle(device)
 
     def join(self, worker: WorkerGroup | None) -> None:
         """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
@@ -94,11 +87,33 @@ class Engine:
         """The present private weights, flat; may share memory with the module."""
         return self._flat_private
 
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        """A copy of the present shared weights, flat, on the CPU; in `out` if it is given."""
+        return self._shuttle.download(self.flat, out)
+
+    def snapshot_private(self) -> Tensor:
+        """The same of the private weights."""
+        return self._shuttle.download(self.flat_private)
+
+    @torch.no_grad()
+    def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
+        """`start` − the present shared weights, flat, on the CPU as `start` is; in `out` if it is given."""
+        flat = self.flat.detach()
+        trained = flat if flat.device == start.device else self._shuttle.download(flat, out)
+        return torch.sub(start, trained, out=out)
+
+    def placed(self, flat: Tensor) -> Tensor:
+        """The flat CPU vector on this engine's device; itself if that is the CPU."""
+        if self.device.type == "cpu":
+            return flat
+        self._shuttle.upload(flat, there := torch.empty_like(flat, device=self.device))
+        return there
+
     @torch.no_grad()
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
-        self.flat.copy_(shared)
-        self.flat_private.copy_(self.initial_private if private is None else private)
+        self._shuttle.upload(shared, self.flat)
+        self._shuttle.upload(self.initial_private if private is None else private, self.flat_private)
         for part, name, initial in self._buffer_places:
             getattr(part, name).copy_(initial)
 
@@ -107,13 +122,20 @@ class Engine:
         """The module with every parameter whole and in fp32, to be written to disk."""
         yield self.module
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Whoever runs the module, to train or to predict, does so in here: in the engine's precision.
+
+        Weights must not be loaded inside the block. Nothing happens with fp32.
+        """
+        return self._precision.autocast()
+
     def initial(self) -> list[Tensor]:
         """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""
         return [self.initial_shared, self.initial_private, self.initial_frozen, *self._buffers.values()]
 
     def adopt_initial(self) -> None:
         """Take what was received into `initial()` as this engine's start."""
-        self.flat_frozen.copy_(self.initial_frozen)
+        self._shuttle.upload(self.initial_frozen, self.flat_frozen)
         self.load(self.initial_shared)
 
     def start(
@@ -132,10 +154,7 @@ class Engine:
         taken: steps of the schedule that earlier rounds took.
         """
         self.load(shared, private)
-        key = tuple(getattr(hp, name) for name in _BUILT_IN)
-        if key not in self._optimizers:
-            self._optimizers[key] = make_optimizer(self.trained_names, self.trained, hp)
-        self._optimizer = self._optimizers[key]
+        self._optimizer = self._optimizers.of(hp)
         if optimizer_state is None:
             forget(self._optimizer)
         else:
@@ -143,6 +162,7 @@ class Engine:
         self._schedule = make_schedule(self._optimizer, hp, steps, taken)
         self._max_grad_norm = hp.max_grad_norm
         self.module.train()
+        self._precision.begin()
         self.clear_gradients()
         torch.manual_seed(seed)  # dropout; also seeds CUDA
 
@@ -152,33 +172,39 @@ class Engine:
         """One optimiser step over micro-batches; returns (loss, penalty), detached scalars on the device.
 
         loss: sum over micro-batches of (loss sum / count), divided by `divisor`. `before_step` may change the
-        gradients (FedProx, SCAFFOLD) and returns a penalty that was added to the objective, or None.
+        gradients (FedProx, SCAFFOLD) and returns a penalty that was added to the objective, or None. A step whose
+        gradients overflow in fp16 changes no weights, see `LossScale`; `left_out` counts them.
         """
         assert self._optimizer is not None and self._schedule is not None, "start() comes first"
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total = total + self.backward(loss_fn, batch, divisor)
         self.collect_gradients()
+        self._precision.take_out_scale(self._optimizer, self.worker if self.is_divided else None)
         penalty = before_step(self) if before_step is not None else None
         if self._max_grad_norm is not None:
             if self.is_divided:
                 clip_divided(self, self._max_grad_norm)
             else:
                 torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
-        self._optimizer.step()
+        self._precision.take_step(self._optimizer)
         self._schedule.step()
         self.clear_gradients()
         return total, torch.zeros_like(total) if penalty is None else penalty
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
-        """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached."""
+        """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached.
+
+        With fp16 gradients are times the loss scale, which `step` takes out.
+        """
         if isinstance(batch, Parts):
             return self._backward_in_parts(loss_fn, batch, divisor)
-        loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
-        loss = loss_sum / count / divisor
-        if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
-            loss.backward()
-        return loss.detach()
+        loss_sum, count = self._objective(loss_fn, batch)
+        return self._go_back(loss_sum / count / divisor)
+
+    def left_out(self) -> int:
+        """How many steps since `start` changed nothing because gradients overflowed; waits for the device."""
+        return self._precision.left_out()
 
     @property
     def is_divided(self) -> bool:
@@ -194,17 +220,25 @@ class Engine:
         """The same in parts; a first pass counts, as every part is divided by what all of them count."""
         device = [self.device] if self.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(device):
-            count = sum(loss_fn(self.module, to_device(batch, self.device))[1] for batch in parts.batches)
+            count = sum(self._objective(loss_fn, batch)[1] for batch in parts.batches)
         total = torch.zeros((), device=self.device)
         for batch in parts.batches:
-            loss = loss_fn(self.module, to_device(batch, self.device))[0] / count / divisor
-            if loss.requires_grad or self.division is None:
-                loss.backward()
-            total = total + loss.detach()
+            total = total + self._go_back(self._objective(loss_fn, batch)[0] / count / divisor)
         return total
 
+    def _objective(self, loss_fn: LossFunction, batch: Any) -> tuple[Tensor, Tensor | int]:
+        """(sum, count) of a batch's losses; the sum in fp32 at least."""
+        with self.autocast():
+            loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
+        return loss_sum.float() if loss_sum.dtype.itemsize < 4 else loss_sum, count
+
+    def _go_back(self, loss: Tensor) -> Tensor:
+        if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
+            self._precision.scaled(loss).backward()
+        return loss.detach()
+
     def free(self) -> None:
-        """Give back what an interrupted step has left in memory."""
+        """Give back what a client that failed has left in memory; all ranks of the worker call it."""
         self.clear_gradients()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -250,6 +284,8 @@ class Engine:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it (through dicts, lists, tuples) on `device`."""
     if isinstance(batch, Tensor):
+        if device.type == "cuda" and batch.device.type == "cpu":
+            batch = batch.pin_memory()  # else the host waits for the copy, whatever non_blocking says
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}

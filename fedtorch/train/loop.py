@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from fedtorch.train.engine import Engine, GradientHook, LossFunction
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,21 @@ class LossCurve:
     losses: the task's loss of each step (mean over its micro-batches of the mean loss, dropout on).
     penalties: what the algorithm added to the objective in that step (FedProx), else 0.
     epochs: the epoch of each step.
+    left_out: how many of the steps changed nothing because their gradients overflowed (fp16).
     """
 
     losses: tuple[float, ...] = ()
     penalties: tuple[float, ...] = ()
     epochs: tuple[int, ...] = ()
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.losses)
+
+    @property
+    def taken(self) -> int:
+        """The steps that changed the weights."""
+        return len(self) - self.left_out
 
     def objective(self, *, include_penalty: bool = True) -> list[float]:
         """The loss of each step, with or without the algorithm's penalty."""
@@ -70,4 +80,9 @@ def train(
             after_step(len(losses))
     if not losses:
         return LossCurve()
-    return LossCurve(tuple(torch.stack(losses).tolist()), tuple(torch.stack(penalties).tolist()), tuple(epochs))
+    left_out = engine.left_out()
+    if left_out:
+        level = logging.WARNING if left_out == len(losses) else logging.DEBUG
+        log.log(level, "%d of %d steps were left out: gradients overflowed in fp16", left_out, len(losses))
+    values, added = torch.stack(losses).tolist(), torch.stack(penalties).tolist()
+    return LossCurve(tuple(values), tuple(added), tuple(epochs), left_out)

@@ -67,6 +67,21 @@ class LocalTraining(Protocol):
 
 Groups = list[dict[str, Any]]
 
+# Settings that live in the optimiser object itself; clients that differ only in lr share one optimiser.
+_BUILT_IN = (
+    "optimizer",
+    "momentum",
+    "weight_decay",
+    "no_decay",
+    "betas",
+    "eps",
+    "adafactor_eps",
+    "clip_threshold",
+    "decay_rate",
+    "scale_parameter",
+    "relative_step",
+)
+
 
 def _sgd(groups: Groups, hp: LocalTraining) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=hp.lr, momentum=hp.momentum, weight_decay=hp.weight_decay)
@@ -114,6 +129,21 @@ def make_optimizer(
     return OPTIMIZERS[hp.optimizer]([group for group in (decaying, still) if group["params"]], hp)
 
 
+class Optimizers:
+    """Optimisers over the same parameters, made when they are first asked for."""
+
+    def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
+        self._names, self._parameters = names, parameters
+        self._made: dict[tuple[Any, ...], torch.optim.Optimizer] = {}
+
+    def of(self, hp: LocalTraining) -> torch.optim.Optimizer:
+        """The one for these settings, in the state that its last user left."""
+        key = tuple(getattr(hp, name) for name in _BUILT_IN)
+        if key not in self._made:
+            self._made[key] = make_optimizer(self._names, self._parameters, hp)
+        return self._made[key]
+
+
 def forget(optimizer: torch.optim.Optimizer) -> None:
     """Bring an optimiser back to the state of a fresh one, without giving up its memory.
 
@@ -125,6 +155,13 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
                 value.zero_()
             elif isinstance(value, int | float):
                 state[key] = type(value)(0)
+
+
+def renew(optimizer: torch.optim.Optimizer, wanted: torch.optim.Optimizer) -> None:
+    """The same with the settings of `wanted`, another optimiser of the same kind over the same groups."""
+    for group, other in zip(optimizer.param_groups, wanted.param_groups, strict=True):
+        group.update({key: value for key, value in other.items() if key != "params"})
+    forget(optimizer)
 
 
 def state_of(

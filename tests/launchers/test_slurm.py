@@ -311,6 +311,30 @@ def test_only_submitits_signal_requeues(
     assert received == ([signal.SIGUSR2] if handled else [])
 
 
+@pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM])
+def test_where_saving_takes_too_long_submitit_is_told_before_the_rank_leaves(
+    by: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+
+    def run(arguments: tuple[str, ...], stop: StopFlag) -> int:
+        stop.signal = by
+        assert stop.hand_over is not None
+        stop.hand_over()
+        return 0
+
+    monkeypatch.setattr("fedtorch.main.main", run)
+    monkeypatch.setenv("FEDTORCH_COMMAND", "")
+    monkeypatch.setattr(rank_process, "_join_as_rank", lambda: signal.SIGUSR2)
+    monkeypatch.setattr(rank_process.time, "sleep", lambda seconds: None)
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
+    try:
+        RankProcess(())()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert received == ([signal.SIGUSR2] if by == signal.SIGUSR2 else [])
+
+
 def digest(run: Path) -> str:
     found: str = json.loads((run / "results.json").read_text())["digest"]
     return found
@@ -335,6 +359,32 @@ def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, t
     assert process.returncode == 0, output
     log = "".join(path.read_text() for path in (run / "slurm").glob("*_0_log.*"))
     assert "Requeued job" in log and "resuming after round" in log
+    alone = tmp_path / "alone"
+    assert slurm.main([*arguments, f"run.dir={alone}", "--executor", "debug"]) == 0
+    assert digest(run) == digest(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_the_local_executor_requeues_a_job_that_cannot_save_in_time(config: Path, tmp_path: Path) -> None:
+    """A rank sleeps in the second round; all leave after the grace, are requeued and end with the same bits."""
+    arguments = ["--config", str(config), "--set", "rounds=3", "system.shutdown_grace=2"]
+    command = [sys.executable, "-m", "launchers.slurm", *arguments, "--executor", "local", "--tasks-per-node", "3"]
+    faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "sleep:phase=train,rank=1,round=1,seconds=15"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **faults})
+    run = tmp_path / "run"
+    asleep = run / "log.rank1.txt"
+    while process.poll() is None and not (asleep.exists() and "injected" in asleep.read_text()):
+        time.sleep(0.05)
+    (job_file,) = (run / "slurm").glob("*_submitted.pkl")
+    number = job_file.name.split("_")[0]
+    for child in Path(f"/proc/{number}/task/{number}/children").read_text().split():
+        os.kill(int(child), signal.SIGUSR2)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    log = "".join(path.read_text() for path in (run / "slurm").glob("*_0_log.*"))
+    assert "system.shutdown_grace = 2.0 s; 1 rounds are saved" in log
+    assert "Requeued job" in log and "resuming after round 1 " in log
     alone = tmp_path / "alone"
     assert slurm.main([*arguments, f"run.dir={alone}", "--executor", "debug"]) == 0
     assert digest(run) == digest(alone)

@@ -31,6 +31,7 @@ from fedtorch.config import (
     CheckpointConfig,
     ClientConfig,
     Config,
+    EngineConfig,
     EvalConfig,
     PartitionConfig,
     ServerConfig,
@@ -39,12 +40,13 @@ from fedtorch.config import (
 from fedtorch.data.prepare_dialog import write_dialogs
 from fedtorch.errors import ConfigError, Interrupted
 from fedtorch.models.gpt2 import GPT2Model
-from fedtorch.models.side import Passing
+from fedtorch.models.side import Passing, Side
 from fedtorch.models.turns import collate_turns
 from fedtorch.models.two_side import TwoSide
 from fedtorch.runner import Runner
 from fedtorch.tasks.dialog import Dialog
 from fedtorch.track import Tracker
+from fedtorch.train.precision import autocast, has_fp16
 from fedtorch.weights import digest_of
 
 BATCH = [
@@ -53,7 +55,8 @@ BATCH = [
     [(0, [1]), (1, [1])],
     [(0, [4, 4, 4, 4, 4, 4]), (1, [9]), (0, [8, 7])],
 ]
-MODES = [(grad, way) for grad in ("detached", "own", "through") for way in ("increment", "full")]
+MODES = [(grad, way, "fp32") for grad in ("detached", "own", "through") for way in ("increment", "full")]
+MODES += [("own", "full", "bf16"), ("through", "increment", "bf16")]
 
 
 def model_of(kv_grad: Any, kv_transfer: Any) -> TwoSide:
@@ -65,12 +68,13 @@ def model_of(kv_grad: Any, kv_transfer: Any) -> TwoSide:
     return TwoSide(GPT2LMHeadModel(config), GPT2LMHeadModel(config), Passing(kv_grad, kv_transfer))
 
 
-def step(model: TwoSide) -> dict[str, Any]:
+def step(model: TwoSide, precision: str) -> dict[str, Any]:
     """Losses of a batch with dropout, digests of each side's gradients, what crossed."""
     model.train()
     torch.manual_seed(5)
     batch = collate_turns(BATCH, 0)
-    found = model(batch["groups"], batch["size"])
+    with autocast(precision, torch.device("cpu")):
+        found = model(batch["groups"], batch["size"])
     (found.sums.sum() / sum(found.tokens)).backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     traffic = model.take_traffic()
@@ -106,10 +110,10 @@ def sides() -> tuple[list[dict[str, Any]], list[Any]]:
         worker = comm.join_worker((0, 1))
         seen = watched()
         results = []
-        for mode in MODES:
+        for *mode, precision in MODES:
             model = model_of(*mode)
             model.join(worker)
-            results.append(step(model))
+            results.append(step(model, precision))
         return results, [
             (how, str(t.dtype), t.numel(), t.tolist() if how == "gather" else t.unique().numel()) for how, t in seen
         ]
@@ -118,7 +122,7 @@ def sides() -> tuple[list[dict[str, Any]], list[Any]]:
 def test_two_ranks_give_the_bits_of_one_process_and_only_numbers_cross() -> None:
     (assistant, sent), (user, heard) = run_ranks(sides, 2)
     for mode, of_assistant, of_user in zip(MODES, assistant, user, strict=True):
-        alone = step(model_of(*mode))
+        alone = step(model_of(*mode[:2]), mode[2])
         for key in ("sums", "rows", "tokens", "bytes"):
             assert of_assistant[key] == of_user[key] == alone[key], (mode, key)
         assert of_assistant["assistant"] == alone["assistant"] and of_user["user"] == alone["user"], mode
@@ -127,7 +131,7 @@ def test_two_ranks_give_the_bits_of_one_process_and_only_numbers_cross() -> None
         assert of_user["physical"] == alone["bytes"][1] + alone["bytes"][2] and alone["physical"] == 0
     for how, dtype, count, values in (*sent, *heard):
         if how == "send":  # keys, values and their gradients, or a mask of zeros and ones
-            assert dtype == "torch.float32" or (dtype == "torch.uint8" and values <= 2)
+            assert dtype in ("torch.float32", "torch.bfloat16") or (dtype == "torch.uint8" and values <= 2)
         else:  # a row of sizes and counters, or the sums of losses of four dialogs
             assert (dtype, count) in (("torch.int64", 9), ("torch.float64", 1 + len(BATCH)))
     rows = [values for how, dtype, _, values in (*sent, *heard) if dtype == "torch.int64" and how == "gather"]
@@ -172,6 +176,14 @@ CASES: dict[str, dict[str, Any]] = {
     "local": {
         "algorithm": Local(), "paradigm": "local", "client": DELTA, "server": ServerConfig(), "partition": PRIVATE,
         "eval": EvalConfig(every=2, final_split="test_all"),
+    },
+    "bf16": {
+        "algorithm": TOP, "partition": PRIVATE, "task": {"kv_grad": "through"},
+        "engine": EngineConfig(precision="bf16"),
+    },
+    "fp16": {  # with a scale at which some first steps overflow
+        "algorithm": FedAvg(), "client": DELTA, "server": ServerConfig(), "task": {"kv_grad": "through"},
+        "partition": PRIVATE, "engine": EngineConfig(precision="fp16", initial_scale_power=18), "rounds": 2,
     },
 }  # fmt: skip
 PAIRS = SystemConfig(ranks_per_worker=2)
@@ -222,8 +234,9 @@ def bytes_of(folder: Path) -> list[tuple[float, float, float]]:
     [
         ("feda", "feda_both", "feda_freeze", "feda_top"),
         pytest.param(("both_top_own", "fedavg_both", "scaffold", "local"), marks=pytest.mark.slow),
+        pytest.param(("bf16", *(["fp16"] if has_fp16(torch.device("cpu")) else [])), marks=pytest.mark.slow),
     ],
-    ids=["paper", "others"],
+    ids=["paper", "others", "mixed precision"],
 )
 def test_a_server_and_two_pairs_give_the_bits_of_one_process(names: Sequence[str], data: str, tmp_path: Path) -> None:
     server, *others = run_ranks(all_cases, 5, str(tmp_path / "many"), data, names, timeout=300)
@@ -283,6 +296,40 @@ def test_a_run_of_one_process_goes_on_in_pairs(data: str, tmp_path: Path) -> Non
     expected = outcome(config_of("feda", tmp_path / "whole", data))
     found = Checkpoints(tmp_path / "whole/feda/checkpoints", keep=2).at(2)
     assert run_ranks(resumed, 3, str(tmp_path / "whole"), data, "feda", found.round, timeout=200)[0] == expected
+
+
+def starved(folder: str, data: str, name: str, where: Sequence[int]) -> tuple[str, list[str]]:
+    """In the second round the ranks `where` run out of memory in the middle of `ride`'s first forward pass."""
+    with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
+        each = runner(config_of(name, folder, data), comm)
+        deliver, write, calls = each.work._deliver, Side._run, [0]
+
+        def delivering(client: Any, parts: int) -> Any:
+            calls[0] = 1 if (client.name, each.rank.round, parts) == ("ride", 1, 1) and comm.rank in where else 0
+            return deliver(client, parts)
+
+        def writing(side: Side, *args: Any, **kwargs: Any) -> Any:
+            calls[0] += calls[0] > 0
+            if calls[0] == 3:
+                raise torch.OutOfMemoryError("injected")
+            return write(side, *args, **kwargs)
+
+        each.work._deliver, Side._run = delivering, writing  # type: ignore[method-assign]
+        digest = each.run().digest
+        return digest, [report.status for report in each.rank.server.accepted]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["feda_both", pytest.param("feda_top", marks=pytest.mark.slow)])
+def test_a_pair_of_which_one_is_out_of_memory_tries_again_together(
+    name: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, statuses = run_ranks(starved, 5, str(tmp_path / "many"), data, name, (2, 4), timeout=200)[0]
+    assert statuses == ["ok"] * 3
+    plain = outcome(config_of(name, tmp_path / "plain", data))[0]
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", "oom:client=ride,round=1")
+    assert found == outcome(config_of(name, tmp_path / "one", data))[0] != plain
 
 
 def leaving(folder: str, data: str) -> Any:

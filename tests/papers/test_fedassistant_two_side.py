@@ -11,12 +11,16 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from fedtorch.config import ClientConfig
 from fedtorch.errors import FedtorchError
 from fedtorch.models import two_side
 from fedtorch.models.link import Increment, Traffic, link_pair
 from fedtorch.models.side import KvGrad, Passing, Side
 from fedtorch.models.turns import collate_turns, collate_whole
 from fedtorch.models.two_side import OneModel, TwoSide
+from fedtorch.train.engine import Engine
+from fedtorch.train.precision import has_fp16
+from fedtorch.weights import Partition
 
 DIALOG = [(0, [3, 5, 7]), (1, [4, 9]), (0, [11, 2, 6, 8]), (1, [13, 1])]
 # ragged turns and lengths, both starting sides, one dialog of a single word a turn
@@ -221,6 +225,34 @@ def test_fewer_bits_on_the_wire(dtype: Any, item_bytes: int, tolerance: float) -
     exact = losses(pair(), [DIALOG]).sums
     assert 0 < (found.sums - exact).abs().max() < tolerance
     assert norm(model.assistant) / 15 == pytest.approx(EXPECTED["through"][1], rel=tolerance)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
+@pytest.mark.parametrize("kv_grad", GRADS)
+def test_keys_values_and_gradients_in_16_bits_stay_close(kv_grad: KvGrad, precision: str, tolerance: float) -> None:
+    """The loss scale of fp16 goes over the link with the gradients, and out of them at the end."""
+    if precision == "fp16" and not has_fp16(torch.device("cpu")):
+        pytest.skip("this CPU has no fp16")
+    found = {}
+    for kind in ("fp32", precision):
+        engine = Engine(pair(kv_grad=kv_grad).float(), Partition(), torch.device("cpu"), precision=kind)
+        engine.start(engine.initial_shared, None, ClientConfig(optimizer="sgd", lr=1.0), steps=1, seed=0)
+        with engine.autocast():
+            seen = losses(engine.module, BATCH)
+        traffic = engine.module.take_traffic()
+
+        def loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+            made = model(batch["groups"], batch["size"])
+            return made.sums.sum(), sum(made.tokens)
+
+        engine.step(loss, [collate_turns(BATCH, 0)], 1)
+        found[kind] = engine.flat - engine.initial_shared, seen.sums, traffic.data_bytes
+        back = engine.module.take_traffic().data_bytes - found[kind][2]
+        assert back == (found[kind][2] if kv_grad == "through" else 0)
+    (exact, sums, sent), (mixed, near, sent_mixed) = found["fp32"], found[precision]
+    assert 2 * sent_mixed == sent
+    assert torch.allclose(sums, near, rtol=tolerance) and not torch.equal(sums, near)
+    assert 0 < (mixed - exact).norm() < tolerance * exact.norm()
 
 
 class Watched:

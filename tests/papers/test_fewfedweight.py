@@ -19,7 +19,7 @@ from fedtorch.algorithms.fewfedweight import FewFedWeight, SiloAugmented
 from fedtorch.algorithms.metaweighting import MetaWeighting, meta_weights
 from fedtorch.algorithms.token_weights import token_weights
 from fedtorch.client import ClientState
-from fedtorch.config import ClientConfig, EvalConfig
+from fedtorch.config import ClientConfig, EngineConfig, EvalConfig
 from fedtorch.data.synthetic.gym import prepare
 from fedtorch.errors import ConfigError
 from fedtorch.models.encoder_decoder import EncoderDecoder
@@ -212,6 +212,22 @@ def test_meta_weighting_trains_an_encoder_decoder(name: str, changes: Any, gym: 
     assert report.steps == 2 and report.extra["rows"] == 20  # 10 pairs, of which 8 make a step
     assert any(report.extra["used"] > 0 for report in found.values()) == (changes != {"meta_rule": "printed"})
     assert report.extra["pseudo_loss"] > 0 < report.extra["annotated_loss"]
+
+
+@pytest.mark.parametrize(
+    "algorithm", [MetaWeighting(), FewFedWeight(energy_from="client")], ids=lambda a: type(a).__name__
+)
+def test_labels_weights_and_training_in_bf16_stay_close_to_fp32(algorithm: Any, gym: Path, tmp_path: Path) -> None:
+    """The answers may differ from the first near-tie on, so only what all of them share is compared."""
+    found = {
+        kind: run(tmp_path / kind, small(gym), algorithm, rounds=1, engine=EngineConfig(precision=kind)).result
+        for kind in ("fp32", "bf16")
+    }
+    for name, report in found["bf16"].reports.items():
+        exact = found["fp32"].reports[name]
+        assert report.extra["annotated_loss"] == pytest.approx(exact.extra["annotated_loss"], rel=0.02)
+        assert report.extra["rows"] == exact.extra["rows"]
+    assert found["bf16"].digest != found["fp32"].digest
 
 
 # Ditto ---------------------------------------------------------------------------------------------------------------

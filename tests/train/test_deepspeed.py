@@ -16,7 +16,7 @@ pytest.importorskip("deepspeed")
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.config import ClientConfig
 from fedtorch.train.deepspeed import DeepSpeedEngine
-from fedtorch.train.engine import Engine
+from fedtorch.train.engine import Engine, Parts
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.weights import Partition
 
@@ -213,6 +213,35 @@ def test_fp16_stays_close_to_fp32(zero: Zero) -> None:
     assert apart(found, expected) < 0.35 * moved(plain, expected)
 
 
+@pytest.mark.parametrize("zero", some([Zero(2, "fp16"), Zero(3, "fp16")], Zero(2, "fp16")))
+def test_an_overflow_in_fp16_means_what_it_means_to_the_plain_engine(zero: Zero) -> None:
+    if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        pytest.skip("this CPU has no fp16")
+
+    def explosive(model: nn.Module, batch: tuple[dict[str, Tensor], float]) -> tuple[Tensor, int]:
+        return model(**batch[0]).loss.float() * 36 * batch[1], 36
+
+    hp = replace(ADAMW, schedule="linear")
+    plan = [Step([(batch(i), factor)], 1, 0) for i, factor in enumerate((1.0, 1e36, 1.0))]
+    for engine in (zero_engine(zero, hp=hp), Engine(t5(), Partition(), CPU, precision="fp16")):
+        engine.start(engine.initial_shared, None, hp, steps=3, seed=0)
+        weights, rates = [engine.flat.detach().clone()], []
+        for step in plan:
+            assert engine._schedule is not None
+            rates.append(engine._schedule.get_last_lr()[0])
+            train(engine, [step], explosive)
+            weights.append(engine.flat.detach().clone())
+        are_equal = [torch.equal(one, other) for one, other in zip(weights, weights[1:])]
+        assert are_equal == [False, True, False] and engine.left_out() == 1
+        assert rates == pytest.approx([hp.lr, hp.lr * 2 / 3, hp.lr / 3])  # a step that was left out counts
+        scaler = engine._zero.optimizer.loss_scaler if isinstance(engine, DeepSpeedEngine) else engine._precision.scale
+        scale = (lambda s: s.cur_scale) if isinstance(engine, DeepSpeedEngine) else (lambda s: s.get_scale())
+        assert scale(scaler) == 2.0**11
+        engine.start(engine.initial_shared, None, hp, steps=3, seed=0)
+        scaler = scaler if isinstance(engine, DeepSpeedEngine) else engine._precision.scale
+        assert scale(scaler) == 2.0**12 and engine.left_out() == 0
+
+
 @pytest.mark.parametrize("zero", some([Zero(2), Zero(3), Zero(3, "bf16")], Zero(3)))
 @pytest.mark.parametrize("model", [t5, gpt2], ids=lambda model: model.__name__)
 def test_activation_checkpointing_changes_nothing_but_memory(zero: Zero, model: Callable[[], nn.Module]) -> None:
@@ -276,3 +305,30 @@ def test_a_client_that_fails_inside_a_step_leaves_nothing_behind(zero: Zero) -> 
         return engine.flat.detach().clone()
 
     assert torch.equal(run(zero_engine(zero), False), run(zero_engine(zero), True))
+
+
+@pytest.mark.parametrize("zero", some([*STAGES, Zero(3, "bf16")], Zero(2)))
+def test_micro_batches_in_parts_give_the_step_of_the_whole(zero: Zero) -> None:
+    """Parts of unequal counts, and one micro-batch that could not be cut."""
+
+    def halves(whole: dict[str, Tensor]) -> Parts:
+        return Parts(tuple({key: value[rows] for key, value in whole.items()} for rows in (slice(1), slice(1, None))))
+
+    def weighed(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+        count = batch["labels"].numel()
+        return module(**batch).loss * count, count
+
+    def run(cut: bool) -> tuple[Tensor, tuple[float, ...]]:
+        engine = zero_engine(zero)
+        engine.start(engine.initial_shared, None, ADAMW, steps=3, seed=5)
+        wanted = [
+            Step([halves(step.batches[0]), *step.batches[1:]], step.divisor, step.epoch) if cut else step
+            for step in steps(50)
+        ]
+        curve = train(engine, wanted, weighed)
+        return engine.flat.detach().clone(), curve.losses
+
+    (whole, losses), (parts, again) = run(False), run(True)
+    close = {"rtol": 0.0, "atol": 2e-3} if zero.precision == "bf16" else {"rtol": 1e-4, "atol": 2e-5}
+    assert again == pytest.approx(losses, rel=2e-2 if zero.precision == "bf16" else 1e-5)
+    assert torch.allclose(whole, parts, **close)
