@@ -263,12 +263,14 @@ def check_data(task: Task, placement: Placement, topology: Topology, rank: int) 
 
 
 def device(choice: str) -> torch.device:
-    """The device of this rank: GPU number LOCAL_RANK modulo the GPUs there are, or the CPU."""
+    """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo the GPUs there are, or the CPU."""
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("system.device is cuda but torch finds no GPU; set it to auto or cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(own)  # libraries that name no device mean the present one
+    return own
 
 
 def code_digest(*classes: type) -> str:

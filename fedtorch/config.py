@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedtorch.config_system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
 from fedtorch.config_training import ClientConfig, Count, EngineConfig, Positive, ServerConfig, Whole
 from fedtorch.errors import ConfigError
 
@@ -31,26 +32,6 @@ __all__ = [
     "SystemConfig",
     "TrackConfig",
 ]
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """`run`: what the run is called, where it is kept, and its seed."""
-
-    name: str = "run"
-    """Name of the run; the config file's name without `.yaml` when the file does not give one."""
-    dir: str | None = None
-    """Run folder, with everything the run writes; null: `runs/<name>`."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """All randomness is derived from this number."""
-    published: str | None = None
-    """Row of a paper's table that reports show beside this run, as `lorar/fedopt_lorar`; null: the one of its name."""
-
-    def __post_init__(self) -> None:
-        if self.name in ("", ".", "..") or any(c in self.name for c in "/\\\0") or len(self.name) > 200:
-            raise ConfigError(
-                f"run.name is {self.name[:40]!r} but it names a folder; use 1 to 200 characters other than / and \\"
-            )
 
 
 @dataclass(frozen=True)
@@ -71,12 +52,20 @@ class ClientsConfig:
     without its clients, where the launcher lets the others live (srun, launchers.local), if `min` clients are left."""
     max_update_norm: Positive | None = None
     """Updates with a larger L2 norm are treated as failed; null: no limit."""
+    max_norm_to_median: Annotated[float, Field(gt=1)] | None = None
+    """Updates whose L2 norm is more than so many times the median of the round's are treated as failed, where at least
+    3 clients send one that is not zero; null: no limit."""
 
     def __post_init__(self) -> None:
         if self.per_round != "all" and self.min > self.per_round:
             raise ConfigError(
                 f"clients.min is {self.min} but clients.per_round is {self.per_round}, so no round could count; "
                 f"set clients.min to at most {self.per_round}"
+            )
+        if self.max_norm_to_median is not None and self.per_round in (1, 2):
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but clients.per_round is {self.per_round}, and a median of fewer "
+                "than 3 norms tells nothing; set clients.per_round to at least 3, or use clients.max_update_norm"
             )
         if self.per_round == "all" and self.sampling == "size_proportional":
             raise ConfigError(
@@ -141,73 +130,6 @@ class EvalConfig:
             raise ConfigError("eval.best is per_client but eval.every is 0 (no evaluations); set eval.every to 1")
 
 
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """`checkpoint`: how often the state is saved for a resume."""
-
-    every: Count = 1
-    """Rounds between checkpoints; one is also written at the end and on a signal."""
-    keep: Count = 2
-    """Checkpoints kept, the newest ones; the best model is kept apart."""
-    save_retries: Whole = 3
-    """Rounds in a row in which saving may fail (disk full) before the run ends."""
-
-
-@dataclass(frozen=True)
-class TrackConfig:
-    """`track`: what is shown and logged while the run goes on."""
-
-    tensorboard: bool = True
-    """Write event files, one folder per client."""
-    step_curves: bool = True
-    """Log every client's training loss over its steps."""
-    progress: Literal["auto", "bar", "lines", "off"] = "auto"
-    """On the terminal: a bar, one line per round, or nothing; auto: a bar on a terminal, else lines."""
-    client_limit: Whole = 50
-    """With more clients than this: quantiles and the worst ten in place of one curve per client."""
-
-
-@dataclass(frozen=True)
-class SystemConfig:
-    """`system`: how the work is done; `device` and `threads` can change the last bits of the result."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
-    threads: Count = 1
-    """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
-    timeout: Positive = 600.0
-    """Seconds without a sign of life from a rank before the run ends with its name."""
-    placement: Literal["balanced", "pinned"] = "balanced"
-    """balanced: every rank can read every client, and clients are shared out by their work; pinned: a client's files
-    are where `pinned` says, and only its sizes are known elsewhere."""
-    pinned: dict[str, Whole] = field(default_factory=dict)
-    """With `placement: pinned`: every client -> the rank, or machine, that has its files. Their order here counts as
-    the clients' order."""
-    pinned_to: Literal["rank", "node"] = "rank"
-    """What the numbers in `pinned` are; a node's clients are shared out among its ranks."""
-    server_works: Literal["auto"] | bool = "auto"
-    """Does rank 0 train clients too; auto: only when it is the only rank."""
-    ranks_per_worker: Count = 1
-    """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
-    train. Alone in one process a rank does the work of all of them, whatever stands here."""
-    exchange: Literal["auto", "reduce", "send"] = "auto"
-    """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
-    oom_retry: bool = True
-    """A client that runs out of memory is tried once more, with micro-batches in halves: the same mean gradient, but
-    for dropout; false: it counts as failed at once."""
-    update_memory_mb: Count = 1024
-    """Memory per rank for updates that wait to be sent."""
-    state_memory_mb: Count = 2048
-    """Memory per rank for the states of its clients; more is kept on disk."""
-
-    def __post_init__(self) -> None:
-        if (self.placement == "pinned") != bool(self.pinned):
-            raise ConfigError(
-                f"system.placement is {self.placement} but system.pinned has {len(self.pinned)} clients; set both: "
-                "`placement: pinned` and the rank of every client, such as `pinned: {north: 1, south: 2}`"
-            )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run. Read one with `fedtorch.yaml_config.load`."""
@@ -250,6 +172,11 @@ class Config:
     """Not a key of the file: the `name` under `algorithm`."""
 
     def __post_init__(self) -> None:
+        if self.system.backend == "nccl" and self.clients.on_loss == "continue":
+            raise ConfigError(
+                "system.backend is nccl but clients.on_loss is continue, and an NCCL group cannot be formed anew "
+                "around a rank that is lost; set system.backend to auto or clients.on_loss to restart"
+            )
         if self.paradigm == "centralized" and self.per_client:
             raise ConfigError(
                 f"per_client has entries ({', '.join(list(self.per_client)[:3])}) but paradigm is centralized, which "
@@ -269,6 +196,11 @@ class Config:
             raise ConfigError(
                 "paradigm is centralized, where one client owns all data, but system.placement is pinned, where no "
                 "rank has all data; set system.placement to balanced"
+            )
+        if self.paradigm != "federated" and self.clients.max_norm_to_median is not None:
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but paradigm is {self.paradigm}, where no updates of several "
+                "clients are compared; set it to null"
             )
         if self.paradigm == "local" and self.eval.also_received:
             raise ConfigError(
@@ -304,6 +236,11 @@ class Config:
                     f"per_client.{name} is set but the task `{self.task_name}` has no client `{name}`; "
                     + (f"did you mean `{near[0]}`?" if near else f"its clients are {', '.join(list(names)[:10])}")
                 )
+        if self.clients.max_norm_to_median is not None and len(names) < 3:
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but the task `{self.task_name}` has {len(names)} clients, and a "
+                "median of fewer than 3 norms tells nothing; use clients.max_update_norm"
+            )
         for key in ("per_round", "min"):
             value = getattr(self.clients, key)
             if value != "all" and value > len(names) and (self.paradigm == "federated" or key == "min"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 # Rounds in a row without `clients.min` usable updates after which a run is given up: what failed will fail again.
 QUORUM_PATIENCE = 3
 LOST = "failed:Lost"
+LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one decides
 
 
 @dataclass
@@ -84,8 +86,8 @@ def conclude(rank: Rank, decision: Decision) -> None:
             )
     if decision.verdict == "NonFiniteError":
         raise NonFiniteError(
-            f"round {rank.round + 1}: a client failed, sent NaN or infinity, or exceeded clients.max_update_norm, "
-            "and clients.on_failure is stop; the log names it"
+            f"round {rank.round + 1}: a client failed, sent NaN or infinity, or an update above a limit of "
+            "`clients`, and clients.on_failure is stop; the log names it"
         )
     if decision.verdict == "QuorumError":
         raise QuorumError(
@@ -103,10 +105,17 @@ def with_lost(rank: Rank, reports: Sequence[Report], cohort: Sequence[tuple[Clie
     return [found[name] for name in rank.comm.names if name in found]
 
 
-def sift(reports: Sequence[Report], max_norm: float | None) -> tuple[list[Report], list[tuple[Report, str]]]:
-    """(accepted reports, refused ones with the reason), each in the given order."""
+def sift(
+    reports: Sequence[Report], max_norm: float | None, max_ratio: float | None = None
+) -> tuple[list[Report], list[tuple[Report, str]]]:
+    """(accepted reports, refused ones with the reason), each in the given order.
+
+    max_ratio: of a norm to the median of all finite ones that are not zero, if they are `LEAST_FOR_MEDIAN`.
+    """
     accepted: list[Report] = []
     refused: list[tuple[Report, str]] = []
+    norms = [report.norm for report in reports if report.is_ok and report.norm > 0]
+    middle = median(norms) if max_ratio is not None and len(norms) >= LEAST_FOR_MEDIAN else None
     for report in reports:
         if report.status != "ok":
             refused.append((report, report.status))
@@ -114,6 +123,9 @@ def sift(reports: Sequence[Report], max_norm: float | None) -> tuple[list[Report
             refused.append((report, "its update or its loss is not finite"))
         elif max_norm is not None and report.norm > max_norm:
             refused.append((report, f"its update's norm {report.norm:.3g} is above clients.max_update_norm {max_norm}"))
+        elif middle is not None and max_ratio is not None and report.norm > max_ratio * middle:
+            limit = f"clients.max_norm_to_median {max_ratio:g} times the round's median {middle:.3g}"
+            refused.append((report, f"its update's norm {report.norm:.3g} is above {limit}"))
         else:
             accepted.append(report)
     return accepted, refused
@@ -127,7 +139,7 @@ def as_shown(decision: Decision) -> list[Report]:
 
 def _decide(rank: Rank, reports: list[Report]) -> Decision:
     config = rank.config.clients
-    accepted, refused = sift(reports, config.max_update_norm)
+    accepted, refused = sift(reports, config.max_update_norm, config.max_norm_to_median)
     usable = sum(int(report.extra.get("draws", 1)) for report in accepted)
     void_rounds = 0 if usable >= config.min else int(rank.server.numbers.get("void_rounds", 0)) + 1
     has_failed = any(report.status != LOST for report, _ in refused)

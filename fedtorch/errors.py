@@ -72,6 +72,10 @@ class RestartsError(LostRankError):
 class PeerError(RuntimeError):
     """Another rank of this worker failed at the client that they train together; its error is in its own log."""
 
+    def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.out_of_memory = out_of_memory
+
 
 class Interrupted(FedtorchError, RuntimeError):
     """A signal asked the run to stop; everything computed is saved and the run can be resumed."""

@@ -186,7 +186,7 @@ class Evaluation:
         for number, part in enumerate(setting.task.judged_parts(examples, size * BATCHES_PER_BEAT)):
             result = added(result, judge(setting.task, setting.engine, part, size, each))
             rank.comm.heartbeat(phase="evaluate", round=rank.round, client=name, step=number)
-            if self._is_alone and setting.stop():
+            if rank.is_stopped():
                 raise Stopped
         return result
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from fedtorch.client import Client, ClientState
@@ -154,11 +153,11 @@ class ClientJob:
     def keep_private(self) -> None:
         """Put the engine's private weights into the client's state."""
         if self.engine.private.size:
-            self.state.tensors["private"] = self.engine.flat_private.detach().cpu().clone()
+            self.state.tensors["private"] = self.engine.snapshot_private()
 
     def send_difference(self, received: Tensor) -> None:
         """Put `received` − trained weights into `outgoing["weights"]`: the pseudo-gradient."""
-        torch.sub(received, self.engine.flat.detach().to(received.device), out=self.outgoing["weights"])
+        self.engine.difference(received, self.outgoing["weights"])
 
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""

@@ -13,14 +13,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import torch
 
 from fedtorch import yaml_config
-from fedtorch.build import Parts, build
+from fedtorch.build import Parts, build, device
 from fedtorch.checkpoint import Checkpoints
+from fedtorch.comm.backend import say_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
@@ -28,8 +30,9 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config import Config
 from fedtorch.console import TerminalHandler
 from fedtorch.dry_run import describe
+from fedtorch.ending import end, last_words, of_last_attempt
 from fedtorch.engines import share_engine
-from fedtorch.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.errors import CheckpointError, FedtorchError, Interrupted, LostRankError
 from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.results import table
 from fedtorch.runner import Result, Runner
@@ -63,6 +66,9 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         config = yaml_config.load(args.config, args.set)
         torch.set_num_threads(config.system.threads)
         stacks = None if args.dry_run else _start_logging(config.folder, rank)
+        stop.grace_s = config.system.shutdown_grace
+        if not args.dry_run:
+            stop.last_words = partial(last_words, config, [config.folder], rank, command)
         if is_pinned(config) and not args.dry_run:
             check_task(config)
             names = tuple(config.system.pinned)
@@ -82,7 +88,9 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         return 0
     except FedtorchError as error:
         log.debug("the run ends", exc_info=error)
-        return _end(None if args.dry_run else config, _of_last_attempt(error), rank, command)
+        if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
+            error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
+        return end(None if args.dry_run else config, of_last_attempt(error), rank, command)
     except Exception as error:
         log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
         if rank == 0 and config is not None and not args.dry_run:
@@ -108,8 +116,13 @@ def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
 def _join(config: Config, names: Sequence[str], *, num_ranks: int, stacks: IO[str] | None) -> Communicator:
     if num_ranks == 1:
         return LocalCommunicator(names)
-    goes_on, system = config.clients.on_loss == "continue", config.system
-    return DistributedCommunicator.join(names, system.timeout, system.exchange, stacks, goes_on=goes_on)
+    system = config.system
+    own = device(system.device)
+    say_if_shared(own)
+    goes_on = config.clients.on_loss == "continue"
+    return DistributedCommunicator.join(
+        names, system.timeout, system.exchange, stacks, goes_on=goes_on, backend=system.backend, device=own
+    )
 
 
 def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopFlag, command: str) -> None:
@@ -120,14 +133,14 @@ def _run_all(runs: Sequence[Parts], comm: Communicator, resume: str, stop: StopF
     for parts in runs:
         # a checkpoint given by path is the first run's
         mode = resume if parts is runs[0] or resume in ("auto", "never", "force") else "auto"
-        done.append((parts, *_run_one(parts, comm, mode, stop, command)))
+        done.append((parts, *_run_one(parts, comm, mode, stop, command, runs[0].config.folder)))
     _, _, tracker = done[0]
     if tracker is not None:
         tracker.show()
 
 
 def _run_one(
-    parts: Parts, comm: Communicator, resume: str, stop: StopFlag, command: str
+    parts: Parts, comm: Communicator, resume: str, stop: StopFlag, command: str, first: Path
 ) -> tuple[Result, Tracker | None]:
     config = parts.config
     checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
@@ -136,8 +149,10 @@ def _run_one(
         parts.show_remarks()  # a resumed run has them in its log already
     tracker = _open_folder(parts, comm, start, command) if comm.is_server else None
     setting = parts.setting(comm, checkpoints, stop=stop, tracker=tracker, facts=_lasting(parts))
+    runner = Runner(setting)
+    stop.last_words = partial(last_words, config, [first, config.folder], comm.rank, command, runner)
     try:
-        result = Runner(setting).run(start)
+        result = runner.run(start)
         if comm.is_server and parts.algorithm.exchanged:
             _save_model(parts)
     finally:
@@ -147,6 +162,7 @@ def _run_one(
         tracker.result(table(parts, result))
         lost = list(result.lost)
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
+        stop.last_words = None
         write_status(config.folder, code=0, reason=reason, command=command, round=result.rounds)
     return result, tracker
 
@@ -213,23 +229,6 @@ def _lasting(parts: Parts) -> dict[str, str]:
     facts = parts.facts()
     kept = {key: facts[key] for key in ("shared parameters", "private parameters", "data") if key in facts}
     return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(parts.engine.initial())})[:16]}
-
-
-def _of_last_attempt(error: FedtorchError) -> FedtorchError:
-    """A lost rank in torchrun's last attempt means that its restarts are used up; any other error is itself."""
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    if not isinstance(error, DeadlineError) or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < max(1, restarts):
-        return error
-    return RestartsError(f"{error}; this was the last of {restarts} restarts", ranks=error.ranks)
-
-
-def _end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
-    if rank == 0 or not isinstance(error, Interrupted):
-        print(f"fedtorch: {error}", file=sys.stderr)
-    speaks = rank == 0 or (isinstance(error, LostRankError) and 0 in error.ranks)  # the server cannot
-    if speaks and config is not None:
-        write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
-    return error.exit_code
 
 
 def _start_logging(folder: Path, rank: int) -> IO[str]:

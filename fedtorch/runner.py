@@ -66,12 +66,12 @@ class Runner:
             FedtorchError: see `errors`.
         """
         rank, config = self.rank, self.setting.config
+        self.saved = resume or 0
         self._share_initial_weights()
         if resume is not None:
             restore(rank, resume)
             if rank.has_messages:
                 replicas.share_state(rank)
-        self.saved = rank.round
         rank.comm.may_lose()  # until here nothing was computed that a restart would lose
         rank.note_losses()  # in an earlier run of this job
         try:
@@ -83,6 +83,7 @@ class Runner:
         except Stopped:
             if rank.round > self.saved:
                 save(rank, is_last=True)
+                self.saved = rank.round
             raise Interrupted(
                 f"stopped by a signal; {rank.round} rounds are saved, the one under way will be repeated"
             ) from None

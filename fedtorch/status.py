@@ -42,6 +42,15 @@ def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, 
         logger.warning("could not write %s: %s", path, error)
 
 
+def ended_with(run_dir: Path) -> int | None:
+    """The code in `run_dir`/status.json; None while the run is going on, or if there is no such file."""
+    try:
+        code = json.loads((run_dir / NAME).read_text())["code"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return code if isinstance(code, int) else None
+
+
 def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> str:
     """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
     if told := os.environ.get("FEDTORCH_COMMAND"):
@@ -61,9 +70,8 @@ def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> 
 
 
 def masked(override: str) -> str:
-    """`key=value`, with the value hidden where the key ends like a secret's."""
-    key = override.partition("=")[0]
-    return f"{key}=<masked>" if re.search(r"(token|key|secret|password)$", key, re.IGNORECASE) else override
+    """`key=value`, also in the midst of a shell's line, with what follows hidden where the key ends like a secret's."""
+    return re.sub(r"(token|key|secret|password)=.*", r"\1=<masked>", override, flags=re.IGNORECASE | re.DOTALL)
 
 
 def _state(code: int | None) -> str:

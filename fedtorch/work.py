@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedtorch.client import Client
 from fedtorch.comm.wire import report_problem
+from fedtorch.comm.worker import Verdict
 from fedtorch.errors import DataError, FedtorchError, PeerError
 from fedtorch.evaluate import CACHED_CLIENTS
 from fedtorch.job import ClientJob
@@ -99,34 +100,40 @@ class Work:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
         rank = self.rank
         report = self._train(client, draws)
-        # ranks that train a client together would have to do so together
-        can_retry = rank.config.system.oom_retry and rank.setting.topology.ranks_per_worker == 1
-        if report.status != OUT_OF_MEMORY or not can_retry or rank.config.client_for(client.name).batch_size < 2:
+        can_retry = rank.config.system.oom_retry and rank.config.client_for(client.name).batch_size > 1
+        if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
-        rank.setting.engine.free()
         log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
         return self._train(client, draws, parts=2)
 
     def _train(self, client: Client, draws: int, parts: int = 1) -> Report:
         """One client's round: its report; its update and new state wait for the server's decision.
 
-        All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError.
+        All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError, and only where
+        all that failed ran out of memory is it that on all of them.
         """
         started = time.monotonic()
-        worker, report, failure = self.rank.setting.worker, Report(client.name), ""
+        worker, report, failure, of_a_peer = self.rank.setting.worker, Report(client.name), "", False
         try:
             report = self._deliver(client, parts)
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
             if isinstance(error, Stopped | FedtorchError) and not isinstance(error, DataError):
                 raise
             kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
-            failure = OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
+            failure, of_a_peer = f"failed:{kind}", isinstance(error, PeerError)
+            if is_out_of_memory(error):
+                failure = OUT_OF_MEMORY
             log.warning("client %s failed in round %d: %s", client.name, self.rank.round + 1, kind)
             log.debug("client %s, round %d", client.name, self.rank.round + 1, exc_info=error)
-        of_a_peer = f"failed:{PeerError.__name__}"
-        if worker is not None and failure != of_a_peer and worker.settle(bool(failure)):
-            failure = failure or of_a_peer
+        if worker is not None and not of_a_peer:
+            own = Verdict.OUT_OF_MEMORY if failure == OUT_OF_MEMORY else Verdict(bool(failure))
+            verdict = worker.settle(own)
+            if verdict is Verdict.OUT_OF_MEMORY:
+                failure = OUT_OF_MEMORY
+            elif verdict is Verdict.FAILED and failure in ("", OUT_OF_MEMORY):
+                failure = f"failed:{PeerError.__name__}"
         if failure:
+            self.rank.setting.engine.free()
             return Report(client.name, status=failure, seconds=time.monotonic() - started)
         extra = {**report.extra, "draws": draws} if draws > 1 else report.extra
         return replace(report, extra=extra, seconds=time.monotonic() - started)
@@ -170,7 +177,7 @@ class Work:
         received = rank.shared  # one that is judged with a model of its own has that in its state already
         is_judged = setting.algorithm.judged_weights(received, job.state) is received
         if rank.config.eval.point == "trained" and report.steps and is_judged:
-            job.state.tensors["trained"] = setting.engine.flat.detach().cpu().clone()
+            job.state.tensors["trained"] = setting.engine.snapshot()
             job.state.numbers["trained/round"] = rank.round
         if update.grad is not None:
             self._take_over(update.grad, version)
@@ -208,5 +215,7 @@ class Work:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Of the device or of the host, for which torch has no class of its own."""
+    """Of the device or of the host, for which torch has no class of its own; on this rank or on one of its worker."""
+    if isinstance(error, PeerError):
+        return error.out_of_memory
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -32,7 +32,9 @@ NO_EFFECT = (
     "track",  # logging takes no part in training
     "compare",  # another run, with its own digest
     "system.timeout",  # when to give up
+    "system.shutdown_grace",
     "system.server_works",  # results do not depend on which rank trains a client,
+    "system.backend",
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",

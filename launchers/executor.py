@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedtorch.errors import ConfigError
+from fedtorch.status import masked
 from launchers.resources import Resources
 
 # The batch script after srun. $code: the largest exit status of a rank. A job that is being cancelled, or was requeued
-# by its rank 0, is no longer RUNNING. Rank 0 leaves a result where it went on to the end without the lost rank.
+# by its rank 0, is no longer RUNNING. Rank 0 leaves a result where it went on to the end without the lost rank: done.
 _AFTER = """code=$?
 # SLURM_JOB_ID would not do: the last job of an array has the number of the whole array
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 cd {folder}
+[ "$code" -ne 0 ] && head -c 40 "$job"_0_result.pkl 2> /dev/null | grep -aq success && exit 0
 # 7: a rank was silent, and the others ended; 137: it was killed, by srun in the end or for its memory
 if [ "$code" -eq 7 ] || [ "$code" -eq 137 ]; then
-  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ] && [ ! -e "$job"_0_result.pkl ]; then
+  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then
     echo "$code" >> "$job".hangs
     if [ "$(wc -l < "$job".hangs)" -le {most} ]; then
       echo "a rank hung or was killed ($code); the job is requeued"
@@ -39,17 +44,13 @@ def make_executor(
     Raises:
         ConfigError: submitit or SLURM's commands are missing.
     """
-    try:
-        import submitit
-    except ImportError as error:
-        raise ConfigError("submitit is not installed; run: pip install 'fedtorch-nlp[slurm]'") from error
+    submitit = _submitit()
     if resources.executor == "slurm" and (missing := [c for c in ("sbatch", "srun") if shutil.which(c) is None]):
         raise ConfigError(
             f"{' and '.join(missing)} not found on this machine, so no job can be submitted from here; log in to a "
             f"machine of the cluster, or take --executor local"
         )
-    if "%" in str(folder):
-        raise ConfigError(f"run folder {folder.parent}: SLURM reads % in a path as a pattern; set run.dir without it")
+    _check_folder(folder)
     if resources.executor == "debug":
         return submitit.DebugExecutor(folder)
     if resources.executor == "local":
@@ -62,6 +63,44 @@ def make_executor(
         )
         return local
     slurm = submitit.SlurmExecutor(folder, max_num_timeout=resources.max_timeouts)
+    settings = _settings(resources, folder, name, goes_on)
+    if at_once is not None:
+        settings["array_parallelism"] = at_once
+    slurm.update_parameters(**settings)
+    return slurm
+
+
+def batch_script(resources: Resources, folder: Path, *, name: str, goes_on: bool = False) -> str:
+    """What sbatch would be given for one job, secrets masked; also on a machine without SLURM.
+
+    Raises:
+        ConfigError: submitit is missing.
+    """
+    _submitit()
+    from submitit.slurm.slurm import _make_sbatch_string  # what its executor calls (1.5), which wants SLURM to be there
+
+    _check_folder(folder)
+    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    shown = replace(resources, setup=tuple(map(masked, resources.setup)), sbatch=tuple(map(masked, resources.sbatch)))
+    text: str = _make_sbatch_string(command, folder, **_settings(shown, folder, name, goes_on))
+    return text
+
+
+def _submitit() -> ModuleType:
+    try:
+        import submitit
+    except ImportError as error:
+        raise ConfigError("submitit is not installed; run: pip install 'fedtorch-nlp[slurm]'") from error
+    module: ModuleType = submitit
+    return module
+
+
+def _check_folder(folder: Path) -> None:
+    if "%" in str(folder):
+        raise ConfigError(f"run folder {folder.parent}: SLURM reads % in a path as a pattern; set run.dir without it")
+
+
+def _settings(resources: Resources, folder: Path, name: str, goes_on: bool) -> dict[str, Any]:
     after = _AFTER.format(folder=shlex.quote(str(folder)), most=resources.max_hangs)
     settings = {
         "job_name": name,
@@ -72,14 +111,12 @@ def make_executor(
         "partition": resources.partition,
         "time": resources.time_min,
         "signal_delay_s": resources.grace_s,
-        "array_parallelism": at_once,
         "setup": list(resources.setup) or None,
         "teardown": after.splitlines(),
         "srun_args": _srun(resources, goes_on),
         "additional_parameters": {"requeue": True, **resources.extra()},
     }
-    slurm.update_parameters(**{key: value for key, value in settings.items() if value is not None})
-    return slurm
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _srun(resources: Resources, goes_on: bool) -> list[str]:

@@ -38,6 +38,7 @@ from fedtorch.status import masked, write_status
 from launchers.pool import SAVE_S, hold
 from launchers.submit import Request
 
+MAX_RESTARTS = 3
 GRACE_S = 10.0
 """For the others to end by themselves, which tells more, before they are killed."""
 _SETUP = (ConfigError.exit_code, DataError.exit_code, PreflightError.exit_code)
@@ -213,10 +214,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(args: argparse.Namespace) -> str:
     words = ["python", "-m", "launchers.local", "--config", *map(str, args.config), "--ranks", str(args.ranks)]
+    words += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
     return shlex.join([*words, *(["--set", *map(masked, args.set)] if args.set else [])])
 
 
 def _ended(code: int) -> str:
+    if code == -signal.SIGKILL:  # the launcher itself kills nothing that it then reports
+        return "SIGKILL (exit code -9, by hand or, if `dmesg` says so, for want of memory)"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
@@ -231,7 +235,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="as fedtorch.main takes")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="the server and N - 1 workers")
-    parser.add_argument("--max-restarts", type=int, default=3, metavar="N", help="of all ranks together (%(default)s)")
+    parser.add_argument(
+        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of all ranks (%(default)s)"
+    )
     # not `never`, nor a path: every restart would begin there again
     parser.add_argument("--resume", choices=("auto", "force"), default="auto", help="see fedtorch.main")
     return parser

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,16 @@ class RankProcess:
         os.environ["FEDTORCH_COMMAND"] = self.command
         handler = signal.getsignal(requeue)
         stop = StopFlag()
+
+        def hand_over() -> None:
+            if stop.signal == requeue and callable(handler):
+                try:
+                    handler(requeue, None)
+                except SystemExit as error:  # rank 0 has put the job back
+                    os._exit(error.code if isinstance(error.code, int) else 1)
+                time.sleep(3.0)  # another rank's code may end the job before that
+
+        stop.hand_over = hand_over  # where saving takes longer than system.shutdown_grace
         code = main(self.arguments, stop)
         # None: another rank was told; the signal on its way to this one is submitit's
         if code == Interrupted.exit_code and stop.signal in (requeue, None) and callable(handler):

@@ -11,6 +11,7 @@ comes to its time limit, or is preempted, saves, is requeued and resumes after i
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import shlex
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from fedtorch import main as fedtorch_main
 from fedtorch.config import Config
 from fedtorch.errors import ConfigError, FedtorchError
+from launchers.executor import batch_script
 from launchers.resources import EXECUTORS, Resources, add_options, resources_of
 from launchers.submit import Request, in_queue, job_of, note_job, status_text, submit, wait_for
 
@@ -35,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = request.load()
         _check_ranks(config, resources)
         if args.dry_run:
-            print(f"would ask for {resources.describe()}", flush=True)
+            print(f"would ask for {resources.describe()}\n", flush=True)
+            if resources.executor == "slurm":
+                folder, goes_on = (config.folder / "slurm").resolve(), config.clients.on_loss == "continue"
+                print(batch_script(resources, folder, name=config.run.name, goes_on=goes_on), end="\n\n", flush=True)
             return fedtorch_main.main([*request.arguments(), "--dry-run", "--ranks", str(resources.ranks)])
         return _run(request, config, resources)
     except FedtorchError as error:
@@ -62,7 +67,17 @@ def _run(request: Request, config: Config, resources: Resources) -> int:
     print(f"job {job.job_id}: {resources.describe()}")
     print(f"logs:    {folder / f'{job.job_id}_<rank>_log.out'} and .err, {config.folder / 'log.rank<rank>.txt'}")
     print(f"status:  python -m launchers.sweep status {shlex.quote(str(config.folder))}", flush=True)
-    return wait_for(job, config.folder, before=before) if resources.executor == "local" else 0
+    if resources.executor == "slurm":
+        return 0
+    code = wait_for(job, config.folder, before=before)
+    text = status_text(config.folder)
+    told = (
+        "its ranks ended without a word; see their logs"
+        if text is None or text == before
+        else json.loads(text)["reason"]
+    )
+    print(f"ended:   {told} (exit code {code})")
+    return code
 
 
 def _check_ranks(config: Config, resources: Resources) -> None:
@@ -87,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     # not `never`, nor a path: a requeued job would begin there again each time
     parser.add_argument("--resume", choices=("auto", "force"), default="auto", help="see fedtorch.main")
     parser.add_argument("--executor", choices=EXECUTORS, default="slurm")
-    parser.add_argument("--dry-run", action="store_true", help="check, show what would be asked for and the placement")
+    parser.add_argument("--dry-run", action="store_true", help="check, show the batch script and the placement")
     add_options(parser)
     return parser
 

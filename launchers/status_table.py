@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,8 @@ def read_row(run_dir: Path, queue: set[str] | None = None) -> Row:
         if job in queue:
             state = "requeued" if state in ("failed", "interrupted") else state
         elif state in ("running", "waiting"):
-            state, reason = "died", f"job {job} ended without a word; see its log in the folder slurm"
+            begun = "; see its log in the folder slurm" if state == "running" else " before it began: cancelled?"
+            state, reason = "died", f"job {job} ended without a word{begun}"
     written = [p.stat().st_mtime for name in ("status.json", records.NAME) if (p := run_dir / name).is_file()]
     age = max(0.0, time.time() - max(written)) if written else None
     try:
@@ -104,17 +106,20 @@ def _queue() -> set[str] | None:
 
 
 def show(folder: Path, console: Console | None = None) -> None:
-    """Print the table, one line per run, and the sums."""
-    rows = read_rows(folder)
-    table = Table(title=f"{folder}: {summary(rows)}", title_justify="left", box=box.SIMPLE)
+    """Print the sums, and the table, one line per run (into a file or pipe 160 letters wide)."""
+    rows, console = read_rows(folder), console or Console(width=None if sys.stdout.isatty() else 160)
+    console.print(f"{folder}: {summary(rows)}", soft_wrap=True, markup=False, highlight=False)
+    table = Table(box=box.SIMPLE)
     for heading, justify in (("run", "left"), ("state", "left"), ("round", "right"), ("score", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     table.add_column("last sign", justify="right")
-    table.add_column("why", overflow="fold")
+    if any(row.reason for row in rows):
+        table.add_column("why", overflow="fold")
     for row in rows:
         rounds = f"{row.round}/{row.rounds}" if row.rounds else "-"
-        table.add_row(row.name, row.state, rounds, _score(row), _age(row.age_s), row.reason)
-    (console or Console()).print(table)
+        cells = [row.name, row.state, rounds, _score(row), _age(row.age_s), row.reason]
+        table.add_row(*cells[: len(table.columns)])
+    console.print(table)
 
 
 def summary(rows: list[Row]) -> str:

@@ -341,4 +341,5 @@ def test_the_command_that_resumes_hides_secrets() -> None:
     from fedtorch.status import masked
 
     assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
+    assert masked("export A=1 HF_TOKEN=hunter2") == "export A=1 HF_TOKEN=<masked>"
     assert masked("client.lr=0.1") == "client.lr=0.1"

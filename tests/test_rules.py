@@ -24,6 +24,7 @@ LEVELS: list[tuple[str, ...]] = [
         "rank",
         "placement",
         "evaluate",
+        "best",
         "judging",
         "saving",
         "checkpoint",
@@ -37,11 +38,11 @@ LEVELS: list[tuple[str, ...]] = [
     ("weights", "update", "seeds", "errors", "compression", "payload", "selection", "faults"),
 ]
 # Values and dataclasses without behaviour of their own, which every level may read
-FREE = {"config", "config_training", "yaml_config"}
+FREE = {"config", "config_system", "config_training", "yaml_config"}
 NEVER = {
-    "algorithms": {"comm", "runner", "config", "config_training", "yaml_config", "rank", "evaluate"},
+    "algorithms": {"comm", "runner", "config", "config_system", "config_training", "yaml_config", "rank", "evaluate"},
     "tasks": {"comm", "algorithms"},
-    "comm": {"algorithms", "tasks", "train", "job", "config", "config_training"},
+    "comm": {"algorithms", "tasks", "train", "job", "config", "config_system", "config_training"},
     "models": {"tasks", "algorithms", "comm", "train"},
 }
 

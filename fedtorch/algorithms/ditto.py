@@ -44,7 +44,7 @@ class Ditto(FedAvg):
             epochs=self.personal_epochs,
             hp=hp,
         )
-        job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
+        job.state.tensors["personal"] = job.engine.snapshot()
         if self.form == "full":
             return super().client_update(job)
         job.send_difference(received)

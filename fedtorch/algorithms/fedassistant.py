@@ -117,7 +117,7 @@ class FedAssistant(FedAvg):
             curve = job.train(job.received["weights"], before_step=_take_gradient(grad, job.hp.max_grad_norm))
         else:
             curve = job.train(job.received["weights"])
-            grad = job.received["weights"] - job.engine.flat.detach().cpu()
+            grad = job.engine.difference(job.received["weights"])
         if self.compressor is None:
             return Update(grad, self.report(job, curve))
         return self._compressed(job, grad, curve)

@@ -121,7 +121,7 @@ class FedParsing(Algorithm):
         """E epochs on the labelled share, from w_avg (eq. 3), in round 0 from the start."""
         assert job is not None  # check_task
         curve = job.train(server.weights)
-        server.weights.copy_(job.engine.flat.detach())
+        job.engine.snapshot(server.weights)
         if len(curve):
             log.info("server: loss %.4f -> %.4f in %d steps", curve.losses[0], curve.losses[-1], len(curve))
 

@@ -32,7 +32,7 @@ def proximal(engine: Engine, centre: Tensor, strength: float) -> GradientHook | 
     """
     if strength == 0:
         return None
-    anchors = engine.shared_views(centre.to(engine.device))
+    anchors = engine.shared_views(engine.placed(centre))
 
     @torch.no_grad()
     def pull(engine: Engine) -> Tensor:

@@ -100,7 +100,7 @@ class FewFedWeight(FedAvg):
 
     def deliver(self, job: ClientJob, report: Report) -> Update:
         """Keep the engine's weights as the personal model, and send them as a difference."""
-        job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
+        job.state.tensors["personal"] = job.engine.snapshot()
         job.send_difference(job.received["weights"])
         grad = job.outgoing["weights"]
         size = float(grad.numel() * grad.element_size())
@@ -148,7 +148,7 @@ class SiloAugmented(FewFedWeight):
 
     def deliver(self, job: ClientJob, report: Report) -> Update:
         """Keep the model; nothing is sent."""
-        job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
+        job.state.tensors["personal"] = job.engine.snapshot()
         job.state.numbers["unjudged"] = 1  # the next evaluation counts for this client
         return Update(None, report)
 

@@ -27,7 +27,7 @@ class Local(FedAvg):
         if job.state.numbers.get("stopped"):
             return Update(None, self.report(job, LossCurve()))
         curve = job.train(job.state.tensors.get("personal", job.initial))
-        job.state.tensors["personal"] = job.engine.flat.detach().cpu().clone()
+        job.state.tensors["personal"] = job.engine.snapshot()
         job.state.numbers["unjudged"] = 1  # the next evaluation counts for this client
         return Update(None, self.report(job, curve))
 

@@ -78,7 +78,7 @@ class Scaffold(FedAvg):
         """Adds c − c_i to the gradient."""
         control = job.received["control"]
         shift = control - job.state.tensors.get("control", torch.zeros_like(control))
-        shifts = job.engine.shared_views(shift.to(job.engine.device))
+        shifts = job.engine.shared_views(job.engine.placed(shift))
 
         @torch.no_grad()
         def shift_gradients(engine: Engine) -> None:

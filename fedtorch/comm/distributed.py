@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn
@@ -13,24 +12,25 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.holder import Holder
 from fedtorch.comm.lifeline import Lifeline
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.messages import count_replicated, exchange_all
+from fedtorch.comm.parting import Parting
 from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
-from fedtorch.comm.wire import MAX_BYTES, Message, decode_all, encode
+from fedtorch.comm.transport import Staging
+from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import DeadlineError, FedtorchError, LostError, PreflightError
+from fedtorch.errors import DeadlineError, LostError, PreflightError
 from fedtorch.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 3.0  # after a failed collective: for the living to say that they are; their sockets close within 0.1 s
-_FAREWELL_S = 10.0  # to wait for the others before the last sockets close
 _PATIENCE = 5  # collectives in a row that may fail though nobody is lost
 
 
@@ -38,32 +38,35 @@ class DistributedCommunicator(Communicator):
     """One rank of a job that torchrun, srun or a test has started; made by `join`.
 
     The group of the federation is an object of its own, beside torch's default group, and created at the first
-    collective, after `preflight`. Thread: all methods are for the thread that joined.
+    collective, after `preflight`, which decides on the backend of payloads (gloo without it). Thread: all methods are
+    for the thread that joined.
     """
 
     def __init__(
         self,
         names: Sequence[str],
+        joined: tuple[Store, int, int, bool],
         *,
-        store: Store,
-        rank: int,
-        size: int,
-        hosts_store: bool,
         exchange: Exchange,
-        stacks: IO[str] | None = None,
-        lifeline: Lifeline | None = None,
+        stacks: IO[str] | None,
+        lifeline: Lifeline | None,
+        backend: Choice,
+        device: torch.device | None,
     ) -> None:
         super().__init__(names)
-        self.rank, self.size = rank, size
+        store, self.rank, self.size, hosts_store = joined
         self._exchange: Exchange = exchange
-        self._store, self._hosts_store = store, hosts_store
-        self._liveness = Liveness(store, rank, size, store.timeout_s, stacks, lifeline)
+        self._store, self._backend = store, backend
+        self._device = torch.device("cpu") if device is None else device
+        self.staging: Staging | None = None
+        self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, stacks, lifeline)
         self._rendezvous = Rendezvous(store, self._liveness)
+        self._parting = Parting(store, self._liveness, self._rendezvous, hosts_store=hosts_store, drop=self._drop)
         self._group = Group(store, self._liveness, self._blame)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
-        self._is_closed = False
-        self._may_lose = False
+        self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
+        self._is_closed = self._may_lose = False
         self._groups, self._failures = 1, 0
         self._liveness.beat()
         self.faults("init")
@@ -77,12 +80,15 @@ class DistributedCommunicator(Communicator):
         stacks: IO[str] | None = None,
         *,
         goes_on: bool = False,
+        backend: Choice = "auto",
+        device: torch.device | None = None,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
-        goes_on: after `may_lose`, go on without workers that are lost.
+        goes_on: after `may_lose`, go on without workers that are lost, which NCCL cannot.
+        backend: of payloads. device: this rank's own; None: the CPU.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
@@ -91,20 +97,31 @@ class DistributedCommunicator(Communicator):
         lifeline = Lifeline.open(store, rank, os.environ["MASTER_ADDR"]) if goes_on and size > 1 else None
         return cls(
             names,
-            store=store,
-            rank=rank,
-            size=size,
-            hosts_store=hosts_store,
+            (store, rank, size, hosts_store),
             exchange=exchange,
             stacks=stacks,
             lifeline=lifeline,
+            backend="gloo" if goes_on else backend,
+            device=device,
         )
 
     def preflight(self, facts: Mapping[str, str]) -> None:
-        """See the base class; through the store, before any process group exists."""
+        """See the base class; through the store, before any process group exists.
+
+        Raises:
+            PreflightError: also where NCCL is wanted and a rank has no GPU of its own.
+        """
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
-        self._rendezvous.preflight(facts)
+        verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._device).note(), self._backend)
+        self._shared = frozenset(verdict["shared"])
+        if verdict["backend"] == "nccl":
+            self.stage(Staging("nccl", self._device, pin=True))
+
+    def stage(self, staging: Staging) -> None:
+        """From now on payloads travel like this; all ranks call it alike, before the first one is sent."""
+        self.staging = staging
+        self._group.stage(staging)
 
     def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
         """See the base class; through the store, no collective is under way meanwhile."""
@@ -143,6 +160,7 @@ class DistributedCommunicator(Communicator):
             self._group.drop()
             members = sorted([self.rank, *self._liveness.others])
             self._group = Group(self._store, self._liveness, self._blame, members=members, generation=self._groups)
+            self._group.stage(self.staging)
             self._groups += 1
 
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
@@ -167,17 +185,11 @@ class DistributedCommunicator(Communicator):
         """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""
         data = self._encode(messages, round)
         sizes = self._group.agree(Op.GATHER, round=round, num_bytes=len(data))
+        sizes = [bounded(size, rank) for rank, size in zip(self._group.members, sizes, strict=False)]
+        buffers = dict(zip(self._group.members, self._group.collect(to_tensor(data), sizes), strict=False))
         if not self.is_server:
-            if data:
-                self._group.wait(self._group.start_send(_to_tensor(data)))
-                self.meter.count("up", "gather", physical=len(data))
+            self.meter.count("up", "gather", physical=len(data))
             return []
-        buffers = {0: _to_tensor(data)}
-        for rank, size in zip(self._group.members[1:], sizes[1:], strict=True):
-            buffers[rank] = torch.zeros(_bounded(size, rank), dtype=torch.uint8)
-        works = [self._group.start_receive(buffer, rank) for rank, buffer in buffers.items() if rank and len(buffer)]
-        for work in works:
-            self._group.wait(work)
         found = [(rank, message) for rank, buffer in buffers.items() for message in self._decode(buffer, round)]
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
@@ -189,10 +201,10 @@ class DistributedCommunicator(Communicator):
         """See the base class."""
         data = self._encode(messages if self.is_server else (), round)
         servers = self._group.agree(Op.SHARE, round=round, num_bytes=len(data))
-        num_bytes = _bounded(servers[0], 0)
-        buffer = _to_tensor(data) if self.is_server else torch.zeros(num_bytes, dtype=torch.uint8)
+        num_bytes = bounded(servers[0], 0)
+        buffer = to_tensor(data) if self.is_server else torch.zeros(num_bytes, dtype=torch.uint8)
         if num_bytes:
-            self._group.broadcast(buffer)
+            self._group.tell(buffer)
         self.meter.count(
             "down",
             "share",
@@ -240,7 +252,9 @@ class DistributedCommunicator(Communicator):
             return None
         if self._worker is None:
             self._liveness.beat(phase="join worker")
-            self._worker = WorkerGroup(self._store, ranks, self.rank, lambda text: self._blame(text, ranks))
+            has_gpus = self._shared is not None and not self._shared & set(ranks)
+            backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
+            self._worker = WorkerGroup(self._store, ranks, self.rank, lambda text: self._blame(text, ranks), backend)
         if self._worker.ranks != tuple(ranks):
             raise PreflightError(
                 f"rank {self.rank} is in a worker of ranks {self._worker.ranks} and cannot join {tuple(ranks)}; "
@@ -250,26 +264,9 @@ class DistributedCommunicator(Communicator):
 
     def close(self) -> None:
         """See the base class; waits at most 10 s for the others before the sockets close."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._liveness.rest()
-        everyone = {rank: f"bye/{rank}" for rank in (self.rank, *self._liveness.others)}
-        try:
-            self._store.set(everyone[self.rank], "")
-            if not self._group.is_broken:
-                self._rendezvous.wait(everyone, limit_s=_FAREWELL_S)
-            self._drop()
-            # The host of the store leaves last: it is needed until everyone has read the others' goodbye.
-            gone = {rank: f"gone/{rank}" for rank in self._liveness.others if rank}
-            if self.rank:
-                self._store.set(f"gone/{self.rank}", "")
-            elif self._hosts_store:
-                self._rendezvous.wait(gone, limit_s=_FAREWELL_S)
-        except DeadlineError:
-            self._drop()  # somebody has left already, which is what closing is for
-        if self._liveness.lifeline is not None:
-            self._liveness.lifeline.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._parting.say_goodbye(is_broken=self._group.is_broken)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -278,26 +275,15 @@ class DistributedCommunicator(Communicator):
             self.close()
             return
         self._is_closed = True
-        self._drop()
-        try:
-            self._liveness.beat(left=kind.__name__)
-            self._liveness.rest()
-            if self._hosts_store:  # so that the others can read why
-                self._rendezvous.linger({r: f"gone/{r}" for r in self._liveness.others}, _GRACE_S)
-            else:
-                self._store.set(f"gone/{self.rank}", "")
-        except FedtorchError:
-            pass  # the error that ends this rank is on its way already
-        if self._liveness.lifeline is not None:
-            self._liveness.lifeline.close()
+        self._parting.leave(kind.__name__)
 
     def _encode(self, messages: Sequence[Message], round: int) -> bytes:
-        # agree() counts one further before it compares
-        return b"".join(encode(m, round=round, sequence=self._group.sequence + 1) for m in messages)
+        sequence = self._group.sequence + 1  # agree() counts before it compares
+        return b"".join(encode(message, round=round, sequence=sequence) for message in messages)
 
     def _decode(self, buffer: Tensor, round: int) -> list[Message]:
-        data = buffer.numpy().tobytes()
-        return decode_all(data, round=round, sequence=self._group.sequence, num_clients=len(self.names))
+        data, count = buffer.numpy().tobytes(), len(self.names)
+        return decode_all(data, round=round, sequence=self._group.sequence, num_clients=count)
 
     def _drop(self) -> None:
         """Close all sockets."""
@@ -306,40 +292,7 @@ class DistributedCommunicator(Communicator):
             self._worker.close()
 
     def _blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
-        """Find out who is to blame for a failed collective of the ranks `among`, all by default, and raise.
-
-        Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
-        dead, stopped, or still somewhere else. Where the loss of a rank is not the end, `settle` finds out.
-        """
+        """See `Parting.blame`; where the loss of a rank is not the end, `settle` finds out instead."""
         if self._may_lose and among is None:
             raise LostError(f"a collective failed ({text})")
-        give_up_at = time.monotonic() + _GRACE_S
-        self._drop()
-
-        def of_these(ranks: Sequence[int]) -> list[int]:
-            return [rank for rank in ranks if among is None or rank in among]
-
-        try:
-            self._liveness.beat(failed=True)
-            while (suspects := of_these(self._liveness.unheard())) and time.monotonic() < give_up_at:
-                if of_these(self._liveness.left(first=True)) or len(self._liveness.dead(suspects)) == len(suspects):
-                    break
-                time.sleep(0.05)
-        except DeadlineError as error:
-            raise DeadlineError(f"{error}; the collective ended with: {text}") from None
-        culprits = of_these(self._liveness.left(first=True)) or suspects
-        names = "; ".join(self._liveness.describe(rank) for rank in culprits)
-        names = names or "every rank is alive, but a connection broke"
-        raise DeadlineError(f"{names} (gloo: {text})", ranks=tuple(culprits))
-
-
-def _to_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
-
-
-def _bounded(num_bytes: int, rank: int) -> int:
-    """A length that another rank announced, if memory for it may be taken."""
-    limit = 16 * MAX_BYTES
-    if not 0 <= num_bytes <= limit:
-        raise PreflightError(f"rank {rank} announces {num_bytes} bytes of messages; the limit is {limit}")
-    return num_bytes
+        self._parting.blame(text, among)

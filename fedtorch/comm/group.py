@@ -1,4 +1,4 @@
-"""The federation's gloo group: collectives that are agreed on before anything is sent, and errors that name a rank.
+"""The federation's group: collectives that are agreed on before anything is sent, and errors that name a rank.
 
 gloo reads a message of another length or dtype as garbage with exit code 0, or aborts the process (*measured*, torch
 2.13). So every operation begins with a row of integers from each rank, compared by the server, and its verdict.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.store import Store
+from fedtorch.comm.transport import Backend, Direct, Moving, Staged, Staging, Transport, make_group
 from fedtorch.errors import FedtorchError, PreflightError
 
 _MAGIC = 0x6665_6474_6F72_6368  # "fedtorch"
@@ -49,9 +49,12 @@ class Transfer:
 class Group:
     """Collectives over ranks of the job on CPU tensors; created at the first use, unusable after the first error.
 
+    Numbers (what is agreed on, announced, reported) go over gloo; payloads (weights, updates, sums) too, or by a group
+    of their own.
+
     members: the ranks that take part, the server first; None: all. Ranks are named by their number in the job.
     generation: how many groups this job had before, equal on all members.
-    on_error: called with gloo's text after a failed operation, must raise an error that says who is to blame.
+    on_error: called with the text of what failed, must raise an error that says who is to blame.
     At that time the group is already dropped: that closes its sockets, which frees ranks that wait for this one.
     """
 
@@ -71,8 +74,14 @@ class Group:
         self.sequence = 0
         self.is_broken = False
         self._store, self._liveness, self._on_error = store, liveness, on_error
+        self._staging: Staging | None = None
         self._transfers: set[Transfer] = set()
-        self._inner: Any = None  # a ProcessGroupGloo; its collectives are missing in torch 2.13's type stubs
+        self._numbers: Direct | None = None
+        self._payload: Transport | None = None
+
+    def stage(self, staging: Staging | None) -> None:
+        """How payloads travel, None: over gloo as they are; said before the first one, by all members alike."""
+        self._staging = staging
 
     def agree(
         self,
@@ -103,37 +112,53 @@ class Group:
         if self.rank == 0:
             verdict[:_WIDTH] = mine
             verdict[_WIDTH:] = torch.tensor(_difference(rows))
-        self.broadcast(verdict)
+        self.tell(verdict)
         servers, (rank, place, theirs) = verdict[:_WIDTH].tolist(), verdict[_WIDTH:].tolist()
         if rank >= 0:
             self.drop()
             raise PreflightError(_describe(self.members[rank], place, theirs, servers))
+        if self._payload is None:
+            self._guard(self._connect_payload)
         return [row[-1] for row in (rows if self.rank == 0 else [servers])]
 
+    def tell(self, numbers: Tensor) -> None:
+        """Copy the server's numbers into all others'; their count and dtype must be known."""
+        self.wait(self._start(lambda: self._over_gloo().broadcast(numbers)))
+
+    def collect(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """On the server every member's `data`, bytes of numbers; elsewhere []. sizes: on the server, of all members."""
+        if self.rank:
+            if len(data):
+                self.wait(self._start(lambda: self._over_gloo().send(data, 0)))
+            return []
+        buffers = [data, *(torch.zeros(size, dtype=torch.uint8) for size in sizes[1:])]
+
+        def receive(place: int) -> Transfer:
+            return self._start(lambda: self._over_gloo().receive(buffers[place], place))
+
+        for transfer in [receive(place) for place, buffer in enumerate(buffers) if place and len(buffer)]:
+            self.wait(transfer)
+        return buffers
+
     def broadcast(self, tensor: Tensor) -> None:
-        """Copy the server's tensor into all others; its length and dtype must be agreed on."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        self.wait(self._start(lambda group: group.broadcast([tensor], options)))
+        """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on."""
+        self.wait(self._start(lambda: self._moves.broadcast(tensor)))
 
     def all_gather(self, everyone: list[Tensor], mine: Tensor) -> None:
         """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on."""
-        self.wait(self._start(lambda group: group.allgather([everyone], [mine])))
+        self.wait(self._start(lambda: self._moves.all_gather(everyone, mine)))
 
     def start_reduce(self, tensor: Tensor) -> Transfer:
         """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""
-        options = dist.ReduceOptions()
-        options.rootRank = 0
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
-        return self._start(lambda group: group.reduce([tensor], options))
+        return self._start(lambda: self._moves.reduce(tensor))
 
     def start_send(self, tensor: Tensor) -> Transfer:
-        """Begin to send to the server."""
-        return self._start(lambda group: group.send([tensor], 0, 0))
+        """Begin to send a payload to the server."""
+        return self._start(lambda: self._moves.send(tensor, 0))
 
     def start_receive(self, tensor: Tensor, rank: int) -> Transfer:
         """Begin to receive what `rank` sends next; in the order of these calls."""
-        return self._start(lambda group: group.recv([tensor], self.members.index(rank), 0))
+        return self._start(lambda: self._moves.receive(tensor, self.members.index(rank)))
 
     def wait(self, transfer: Transfer) -> None:
         """Wait for something that was started."""
@@ -147,34 +172,66 @@ class Group:
         for transfer in self._transfers:
             transfer.work = None
         self._transfers.clear()
-        self._inner = None
+        for transport in (self._payload, self._numbers):
+            if transport is not None:
+                transport.drop()
+        self._payload = self._numbers = None
 
     def _gather_rows(self, mine: Tensor) -> list[list[int]]:
-        options = dist.GatherOptions()
-        options.rootRank = 0
-        received = [[torch.zeros_like(mine) for _ in range(self.size)]] if self.rank == 0 else []
-        self.wait(self._start(lambda group: group.gather(received, [mine], options)))
-        return [row.tolist() for row in received[0]] if received else []
+        received = [torch.zeros_like(mine) for _ in range(self.size)] if self.rank == 0 else []
+        self.wait(self._start(lambda: self._over_gloo().gather(received, mine)))
+        return [row.tolist() for row in received]
 
-    def _start(self, start: Callable[[Any], dist.Work]) -> Transfer:
+    @property
+    def _moves(self) -> Transport:
+        assert self._payload is not None, "payloads move once all ranks have agreed on them"
+        return self._payload
+
+    def _start(self, start: Callable[[], Moving]) -> Transfer:
         if self.is_broken:
             raise FedtorchError("this communicator has failed or was closed; it cannot be used any more")
         transfer = Transfer()
 
         def begin() -> None:
-            transfer.work = start(self._connected())
+            transfer.work = start()
 
         self._guard(begin)
         self._transfers.add(transfer)
         return transfer
 
-    def _connected(self) -> Any:
-        if self._inner is None:
-            name = f"federation{self._generation or ''}"  # a broken group's addresses must not be found again
-            store = dist.PrefixStore(name, self._store.inner)
-            limit = timedelta(seconds=self._liveness.timeout_s)
-            self._inner = dist.ProcessGroupGloo(store, self.members.index(self.rank), self.size, limit)
-        return self._inner
+    def _over_gloo(self) -> Direct:
+        if self._numbers is None:
+            self._numbers = Direct(self._connect("gloo", f"federation{self._generation or ''}", self._store.inner))
+        return self._numbers
+
+    def _connect_payload(self) -> None:
+        """All ranks come here together: gloo connects each of them to all others."""
+        staging, self._payload = self._staging, self._over_gloo()
+        if staging is None:
+            return
+        # A connection of its own: threads of NCCL use the store too, and one may wait in it.
+        store = self._store.inner.clone()  # type: ignore[attr-defined]
+        group = self._connect(staging.backend, f"federation{self._generation or ''}/payload", store)
+        watch = self._watch if staging.backend == "nccl" else None
+        limit_s = self._liveness.timeout_s
+        self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=limit_s, watch=watch)
+
+    def _connect(self, backend: Backend, name: str, store: dist.Store) -> Any:
+        # by generation: a broken group's addresses must not be found again
+        prefixed = dist.PrefixStore(name, store)
+        return make_group(backend, prefixed, self.members.index(self.rank), self.size, self._liveness.timeout_s)
+
+    def _watch(self) -> None:
+        """While this rank waits for a payload.
+
+        Raises:
+            RuntimeError: another member has left or is dead, or its collective has failed.
+        """
+        self._liveness.beat()
+        if lost := self._liveness.missing([rank for rank in self.members if rank != self.rank]):
+            raise RuntimeError(f"rank {lost[0]} is gone or silent, and a payload is under way")
+        if len(self._liveness.unheard()) < len(self._liveness.others):
+            raise RuntimeError("another rank's collective has failed, and a payload is under way")
 
     def _guard(self, action: Callable[[], object]) -> None:
         try:

@@ -42,23 +42,23 @@ class Holder:
 
     def announce(self, op: Op, terms: Sequence[Term] = (), exponent: int = 0) -> None:
         """On the server: say what comes next."""
-        self.group.broadcast(torch.tensor([op, self.round, len(terms), exponent], dtype=torch.int64))
+        self.group.tell(torch.tensor([op, self.round, len(terms), exponent], dtype=torch.int64))
         if terms:
             clients, ranks, weights = zip(*terms, strict=True)
             bits = torch.tensor(weights, dtype=torch.float64).view(torch.int64)
-            self.group.broadcast(torch.stack([torch.tensor(clients), torch.tensor(ranks), bits]))
+            self.group.tell(torch.stack([torch.tensor(clients), torch.tensor(ranks), bits]))
 
     def hear(self) -> tuple[Op, list[Term], SumScale]:
         """Elsewhere: what the server announced."""
         head = torch.zeros(4, dtype=torch.int64)
-        self.group.broadcast(head)
+        self.group.tell(head)
         op, round, count, exponent = head.tolist()
         if op not in list(Op) or round != self.round or count < 0:
             self.group.drop()
             raise PreflightError(f"the server announced {head.tolist()}; expected an operation of round {self.round}")
         table = torch.zeros(3, count, dtype=torch.int64)
         if count:
-            self.group.broadcast(table)
+            self.group.tell(table)
         weights = table[2].view(torch.float64).tolist()
         return Op(op), list(zip(table[0].tolist(), table[1].tolist(), weights, strict=True)), SumScale(exponent)
 

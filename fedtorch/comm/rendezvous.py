@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.store import Store
 from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
@@ -28,10 +29,13 @@ class Rendezvous:
         self._rank = liveness.rank
         self._meetings = 0
 
-    def preflight(self, facts: Mapping[str, str]) -> None:
-        """See Communicator.preflight."""
-        note = {"facts": dict(facts)}
-        self._meet(note, lambda notes: _compare({rank: note.get("facts", {}) for rank, note in notes.items()}))
+    def preflight(self, facts: Mapping[str, str], gpu: Mapping[str, str], backend: Choice) -> dict[str, Any]:
+        """See Communicator.preflight; the verdict on the GPUs that the ranks have, as `backend.choose` gives it."""
+
+        def judge(notes: Notes) -> dict[str, Any]:
+            return _compare({rank: note.get("facts", {}) for rank, note in notes.items()}) or choose(backend, notes)
+
+        return self._meet({"facts": dict(facts), **gpu}, judge)
 
     def arrive(
         self, phase: str, round: int, *, stop: bool = False, ok: bool = True, may_lose: bool = False

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 import xxhash
+from torch import Tensor
 
 from fedtorch.errors import PreflightError
 from fedtorch.update import Report
@@ -119,6 +121,19 @@ def _decode_at(
     content = _parse(payload, sender)
     lists = {key: tuple(map(float, values)) for key, values in content["lists"].items()}
     return Message(client, KINDS[kind], content["status"], content["numbers"], lists), body + length
+
+
+def to_tensor(data: bytes) -> Tensor:
+    """The bytes as a tensor of its own."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+
+
+def bounded(num_bytes: int, rank: int) -> int:
+    """A length that another rank announced, if memory for it may be taken."""
+    limit = 16 * MAX_BYTES
+    if not 0 <= num_bytes <= limit:
+        raise PreflightError(f"rank {rank} announces {num_bytes} bytes of messages; the limit is {limit}")
+    return num_bytes
 
 
 def _head(kind: int, round: int, sequence: int, client: int, payload: bytes) -> bytes:

@@ -27,11 +27,18 @@ class Step(IntEnum):
     ANY, SETTLE, NUMBERS, SEND, RECEIVE = range(1, 6)
 
 
+class Verdict(IntEnum):
+    """On a client's work. Of several ranks' the smallest counts that is not FINE."""
+
+    FINE, FAILED, OUT_OF_MEMORY = range(3)
+
+
 class WorkerGroup:
     """The ranks of a worker, which run the same clients in lock step; a process is in one worker at most.
 
     It is torch's *default* group, of these ranks alone, so that a library that trains on the whole world (DeepSpeed)
     trains on this worker. rank: place in the worker; 0 leads. size: its ranks. ranks: their numbers in the job.
+    backend: of the default group, as torch names it; the operations here are on CPU tensors, so over gloo.
 
     1. Every operation begins with a row of integers from each rank. Ranks that do not do the same thing find out
        before anything is sent.
@@ -47,6 +54,7 @@ class WorkerGroup:
         if dist.is_initialized():
             raise PreflightError("torch's default group exists already; a process can be in one worker only")
         self.ranks, self.rank, self.size = tuple(ranks), list(ranks).index(own), len(ranks)
+        self.backend = backend
         self._on_error = on_error
         self._sequence = 0
         self._is_open = True
@@ -69,9 +77,9 @@ class WorkerGroup:
         """
         return any(row[0] for row in self._agree(Step.ANY, int(flag)))
 
-    def settle(self, failed: bool) -> bool:
-        """At the end of a client's work: did any rank fail? Called by every rank that did not get a PeerError."""
-        return any(step == Step.SETTLE and row[0] for step, row in self._rows(Step.SETTLE, int(failed)))
+    def settle(self, own: Verdict) -> Verdict:
+        """At the end of a client's work: all ranks' verdict. Called by every rank that did not get a PeerError."""
+        return _common(self._rows(Step.SETTLE, own))
 
     def numbers(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's `values`, by rank; as many from each.
@@ -115,8 +123,11 @@ class WorkerGroup:
     def _agree(self, step: Step, *numbers: int) -> list[list[int]]:
         """Every rank's numbers, once all ranks are at the same step (or one sends what the other receives)."""
         rows = self._rows(step, *numbers)
-        if step != Step.SETTLE and any(other == Step.SETTLE and row[0] for other, row in rows):
-            raise PeerError("another rank of this worker failed at this client; its log has the reason")
+        if verdict := _common(rows):
+            raise PeerError(
+                "another rank of this worker failed at this client; its log has the reason",
+                out_of_memory=verdict is Verdict.OUT_OF_MEMORY,
+            )
         return [row for _, row in rows]
 
     def _rows(self, step: Step, *numbers: int) -> list[tuple[int, list[int]]]:
@@ -145,3 +156,8 @@ class WorkerGroup:
             text = str(error).splitlines()[0]  # not the exception: its traceback would keep the sockets open
         self.close()
         self._on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])
+
+
+def _common(rows: Sequence[tuple[int, list[int]]]) -> Verdict:
+    """What the ranks that settled have said together."""
+    return Verdict(min((row[0] for step, row in rows if step == Step.SETTLE and row[0]), default=Verdict.FINE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import FedtorchError
 from fedtorch.seeds import seed_for
+from fedtorch.train.batches import Parts
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, renew, state_of
-from fedtorch.train.zero import ZeroSettings, exchanging, import_deepspeed, initialize
+from fedtorch.train.zero import ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 from fedtorch.weights import Partition
 
@@ -61,6 +64,11 @@ class DeepSpeedEngine(Engine):
         self._left_out = 0
         self._gradients: list[Tensor] | None = None
         self._unborn_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
+
+    def join(self, worker: WorkerGroup | None) -> None:
+        """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
+        check_worker(worker, self.device)
+        super().join(worker)
 
     # Weights
 
@@ -148,17 +156,22 @@ class DeepSpeedEngine(Engine):
         assert self._schedule is not None, "start() comes first"
         self._failed = True
         if self._unborn_state is not None:
-            self._bear_state(loss_fn, batches[0])
+            self._bear_state(loss_fn, _parts(batches[0])[0])
         total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
         turns = ceil(len(batches) / size)
         for turn in range(turns):
-            self._zero.set_gradient_accumulation_boundary(turn == turns - 1)
-            mine = turn * size + rank
-            is_real = mine < len(batches)  # else without weight: every rank has to take part in every exchange
-            loss = self._forward(loss_fn, batches[mine if is_real else 0]) / divisor
-            total = total + loss.detach() * is_real
-            with exchanging(self.worker):
-                self._zero.backward(loss * (size * is_real))  # DeepSpeed takes the mean over the ranks
+            dealt = batches[turn * size : (turn + 1) * size]
+            # one that is not there has no weight: every rank has to take part in every exchange
+            parts = _parts(dealt[rank] if rank < len(dealt) else batches[0])
+            shares = self._shares(loss_fn, parts, max(len(_parts(each)) for each in dealt))
+            for number, share in enumerate(shares):
+                is_last = turn == turns - 1 and number == len(shares) - 1
+                self._zero.set_gradient_accumulation_boundary(is_last)
+                share = share if rank < len(dealt) else 0.0
+                loss = self._forward(loss_fn, parts[number % len(parts)]) / divisor * share
+                total = total + loss.detach()
+                with exchanging(self.worker):
+                    self._zero.backward(loss * size)  # DeepSpeed takes the mean over the ranks
         with exchanging(self.worker):
             penalty = self._hooked(before_step) if before_step is not None else None
             self._zero.step()
@@ -168,6 +181,23 @@ class DeepSpeedEngine(Engine):
         self._schedule.step()
         self._failed = False
         return total, torch.zeros_like(total) if penalty is None else penalty
+
+    def _shares(self, loss_fn: LossFunction, parts: Sequence[Any], turns: int) -> list[float]:
+        """What each part of a micro-batch counts in it; 0 in further turns, which another rank needs for its own."""
+        if turns == 1:
+            return [1.0]
+        device = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(device):
+            counts = [self._forward(partial(_counted, loss_fn), parts[turn % len(parts)]) for turn in range(turns)]
+        whole = sum(float(count) for count in counts[: len(parts)])
+        return [float(count) / whole if turn < len(parts) else 0.0 for turn, count in enumerate(counts)]
+
+    def free(self) -> None:
+        """See Engine.free. The next `load` builds all anew, on every rank of the worker or on none."""
+        if self.worker is not None:
+            self._failed = self.worker.any(self._failed)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Not here: DeepSpeed ties a gradient to its step."""
@@ -293,3 +323,13 @@ class DeepSpeedEngine(Engine):
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)
         super().adopt_initial()
+
+
+def _parts(batch: Any) -> tuple[Any, ...]:
+    return batch.batches if isinstance(batch, Parts) else (batch,)
+
+
+def _counted(loss_fn: LossFunction, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+    """What a loss counts, as a loss."""
+    loss_sum, count = loss_fn(module, batch)
+    return torch.zeros((), device=loss_sum.device) + count, 1

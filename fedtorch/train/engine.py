@@ -14,6 +14,7 @@ from fedtorch.train.batches import Parts
 from fedtorch.train.divided import Division, clip_divided, collect_shared
 from fedtorch.train.optim import LocalTraining, Optimizers, forget, load_state, make_schedule, state_of
 from fedtorch.train.precision import Precision
+from fedtorch.train.shuttle import Shuttle
 from fedtorch.weights import Layout, Partition
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
@@ -70,6 +71,7 @@ class Engine:
         self._max_grad_norm: float | None = None
         self.worker: WorkerGroup | None = None
         self.division: Division | None = None
+        self._shuttle = Shuttle(device)
 
     def join(self, worker: WorkerGroup | None) -> None:
         """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
@@ -85,11 +87,33 @@ class Engine:
         """The present private weights, flat; may share memory with the module."""
         return self._flat_private
 
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        """A copy of the present shared weights, flat, on the CPU; in `out` if it is given."""
+        return self._shuttle.download(self.flat, out)
+
+    def snapshot_private(self) -> Tensor:
+        """The same of the private weights."""
+        return self._shuttle.download(self.flat_private)
+
+    @torch.no_grad()
+    def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
+        """`start` − the present shared weights, flat, on the CPU as `start` is; in `out` if it is given."""
+        flat = self.flat.detach()
+        trained = flat if flat.device == start.device else self._shuttle.download(flat, out)
+        return torch.sub(start, trained, out=out)
+
+    def placed(self, flat: Tensor) -> Tensor:
+        """The flat CPU vector on this engine's device; itself if that is the CPU."""
+        if self.device.type == "cpu":
+            return flat
+        self._shuttle.upload(flat, there := torch.empty_like(flat, device=self.device))
+        return there
+
     @torch.no_grad()
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
-        self.flat.copy_(shared)
-        self.flat_private.copy_(self.initial_private if private is None else private)
+        self._shuttle.upload(shared, self.flat)
+        self._shuttle.upload(self.initial_private if private is None else private, self.flat_private)
         for part, name, initial in self._buffer_places:
             getattr(part, name).copy_(initial)
 
@@ -111,7 +135,7 @@ class Engine:
 
     def adopt_initial(self) -> None:
         """Take what was received into `initial()` as this engine's start."""
-        self.flat_frozen.copy_(self.initial_frozen)
+        self._shuttle.upload(self.initial_frozen, self.flat_frozen)
         self.load(self.initial_shared)
 
     def start(
@@ -214,7 +238,7 @@ class Engine:
         return loss.detach()
 
     def free(self) -> None:
-        """Give back what an interrupted step has left in memory."""
+        """Give back what a client that failed has left in memory; all ranks of the worker call it."""
         self.clear_gradients()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -260,6 +284,8 @@ class Engine:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it (through dicts, lists, tuples) on `device`."""
     if isinstance(batch, Tensor):
+        if device.type == "cuda" and batch.device.type == "cpu":
+            batch = batch.pin_memory()  # else the host waits for the copy, whatever non_blocking says
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}

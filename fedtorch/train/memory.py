@@ -8,7 +8,6 @@ from functools import cache
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from fedtorch.train.zero import ZeroSettings, import_deepspeed, is_installed
 
@@ -41,6 +40,8 @@ class States:
 @cache
 def known_sizes() -> Mapping[str, Size]:
     """Models that people ask about, from their published shapes; nothing is downloaded or allocated."""
+    from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration  # takes 4 s
+
     with torch.device("meta"):
         models = {
             "T5-base": T5ForConditionalGeneration(T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)),

@@ -11,14 +11,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import FedtorchError
+from fedtorch.errors import FedtorchError, PreflightError
+from fedtorch.train.extensions import warn_of_stale_locks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ZeroSettings(Protocol):
@@ -44,20 +47,37 @@ def is_installed() -> bool:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The deepspeed module, kept from compiling anything.
+    """The deepspeed module, kept from compiling anything; warns of locks on which it could hang.
 
     At its first start it would compile a communication op for inference (47 s, needs g++), and a process killed
     meanwhile leaves a lock on which every later start hangs without a word.
     """
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("LOCAL_RANK", "0")  # its device index
+    if device.index is not None:  # what it takes for the device, also where more ranks than GPUs count on
+        os.environ["LOCAL_RANK"] = str(device.index)
+    os.environ.setdefault("LOCAL_RANK", "0")
+    warn_of_stale_locks()
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)  # its calls
     return deepspeed
+
+
+def check_worker(worker: WorkerGroup | None, device: torch.device) -> None:
+    """Can the ranks of a worker exchange what is on this device?
+
+    Raises:
+        PreflightError: ranks share a GPU, which NCCL refuses.
+    """
+    if worker is not None and device.type == "cuda" and "nccl" not in worker.backend:
+        raise PreflightError(
+            f"engine.kind is deepspeed and system.ranks_per_worker is {worker.size}, but the ranks {worker.ranks} of a "
+            "worker have no GPU each, or torch has no NCCL; start at most as many ranks on a node as it has GPUs, or "
+            "set system.ranks_per_worker to 1"
+        )
 
 
 def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, Any]:
@@ -87,6 +107,8 @@ def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, An
 
 def checkpointable(module: nn.Module) -> list[PreTrainedModel]:
     """The outermost models inside `module` that can forget activations and compute them again."""
+    from transformers import PreTrainedModel  # takes 4 s, of every rank's start
+
     if isinstance(module, PreTrainedModel):
         return [module] if module.supports_gradient_checkpointing else []
     return [found for child in module.children() for found in checkpointable(child)]
@@ -133,4 +155,6 @@ def exchanging(worker: WorkerGroup | None) -> Iterator[None]:
         if worker is None or worker.size == 1:
             raise
         worker.close()
-        raise FedtorchError(f"a rank failed inside an exchange of its worker ({type(error).__name__})") from error
+        kind = type(error).__name__
+        advice = "; lower client.batch_size or raise engine.stage" if "OutOfMemory" in kind else ""
+        raise FedtorchError(f"a rank failed inside an exchange of its worker ({kind}){advice}") from error

@@ -14,13 +14,25 @@ from harness import make_config, make_runner
 from ranks import expect_exit, start_ranks
 from toy import Quadratic
 
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.build import build
 from fedtorch.checkpoint import Checkpoints
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.holder import Holder
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, PartitionConfig
+from fedtorch.comm.worker import WorkerGroup
+from fedtorch.compression import TopK
+from fedtorch.config import (
+    CheckpointConfig,
+    ClientConfig,
+    ClientsConfig,
+    Config,
+    EvalConfig,
+    PartitionConfig,
+    ServerConfig,
+    SystemConfig,
+)
 from fedtorch.errors import QuorumError
 from fedtorch.job import ClientJob
 from fedtorch.placement import place
@@ -46,9 +58,9 @@ def config(folder: Path | str, **changes: Any) -> Config:
     return make_config(Path(folder), TASK, **settings)
 
 
-def victims(setting: Config) -> list[str]:
+def victims(setting: Config, size: int = SIZE) -> list[str]:
     """The clients at home on the rank that dies."""
-    parts = build(setting, num_ranks=SIZE, rank=1)
+    parts = build(setting, num_ranks=size, rank=1)
     homes = place(setting, parts.task, parts.training, parts.clients, parts.topology).homes
     names = [name for name, worker in homes.items() if VICTIM in parts.topology.workers[worker]]
     assert 1 <= len(names) < len(CLIENTS) - 3
@@ -120,6 +132,12 @@ def arm(phase: str) -> None:
         after(Holder, "agree", lambda self, op, terms: self.round == ROUND)
     elif phase == "aggregate":
         after(comm, "aggregate", lambda self, *args, round: round == ROUND)
+    elif phase == "exchange":
+        before(comm, "exchange_all", lambda self, *args, round: round == ROUND)
+    elif phase == "exchanged":
+        after(comm, "exchange_all", lambda self, *args, round: round == ROUND)
+    elif phase == "step":
+        before(WorkerGroup, "any", nth(12, lambda *args: True))
     elif phase == "scores":
         before(comm, "gather", lambda self, messages, round: round == ROUND + 1 and messages[0].kind == "score")
 
@@ -133,10 +151,10 @@ def as_rank(folder: str, phase: str, changes: dict[str, Any]) -> tuple[Result, f
         return make_runner(config(folder, **changes), comm).run(), comm.lost
 
 
-def alone(folder: Path, at: tuple[str, int, bool], **changes: Any) -> Result:
+def alone(folder: Path, at: tuple[str, int, bool], size: int = SIZE, **changes: Any) -> Result:
     """In one process the same clients are lost at that meeting: (phase, rounds done, is a round under way)."""
     setting = config(folder, **changes)
-    runner, gone = make_runner(setting), victims(setting)
+    runner, gone = make_runner(setting), victims(setting, size)
 
     class Losing(Rank):
         def arrive(self, phase: str, *, may_stop: bool = True) -> None:
@@ -186,6 +204,47 @@ def test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process(
     assert found is not None and found.round == 4
     resumed = make_runner(config(tmp_path / "run", rounds=5)).run(4)
     assert resumed.rounds == 5 and not resumed.lost and set(resumed.scores) == set(CLIENTS)
+
+
+COMPRESSED = FedAssistant(payload="delta", compression="topk", topk=TopK(ratio=0.2), exchange="replicated")
+STAR = replace(COMPRESSED, exchange="star")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "phase", "at"),
+    [
+        (COMPRESSED, "exchange", FAILS),
+        (COMPRESSED, "exchanged", COUNTS),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(COMPRESSED, "train", FAILS), (STAR, "payload", FAILS), (STAR, "weights", COUNTS)]
+        ),
+    ],
+    ids=lambda value: getattr(value, "exchange", value) if not isinstance(value, tuple) else value[0],
+)
+def test_where_messages_travel_the_rest_goes_on_as_in_one_process(
+    algorithm: FedAssistant, phase: str, at: tuple[str, int, bool], tmp_path: Path
+) -> None:
+    changes = {"algorithm": algorithm, "server": ServerConfig(optimizer="adam", lr=0.1)}
+    expected = alone(tmp_path / "alone", at, **changes)
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, changes).join(timeout=90)
+    assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0], [o.error for o in outcomes]
+    result = outcomes[0].result[0]
+    assert result.lost == expected.lost and set(result.lost.values()) == {ROUND + 1}
+    assert result.digest == expected.digest and result.scores == expected.scores
+
+
+@pytest.mark.parametrize("phase", ["step", pytest.param("report", marks=pytest.mark.slow)])
+def test_a_worker_of_two_ranks_is_lost_with_either_of_them(phase: str, tmp_path: Path) -> None:
+    changes = {"system": SystemConfig(ranks_per_worker=2)}
+    outcomes = start_ranks(as_rank, 5, str(tmp_path / "run"), phase, changes).join(timeout=90)
+    assert [o.exit_code for o in outcomes] == [0, 7, -signal.SIGKILL, 0, 0], [o.error for o in outcomes]
+    assert "DeadlineError" in outcomes[1].error
+    result = outcomes[0].result[0]
+    (done,) = set(result.lost.values())
+    expected = alone(tmp_path / "alone", ("gather", done - 1, True), 5, **changes)
+    assert result.lost == expected.lost and result.rounds == 4
+    assert result.digest == expected.digest and result.scores == expected.scores
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,11 @@ from harness import make_config, make_runner
 from supervisor import Ended, supervise, toy_config
 from toy import Quadratic
 
-from fedtorch.config import ClientConfig, SystemConfig
+from fedtorch.config import ClientConfig, ClientsConfig, SystemConfig
+from fedtorch.decision import sift
+from fedtorch.errors import ConfigError
 from fedtorch.main import main
+from fedtorch.update import Report
 
 CLIENTS = ("a", "b", "c", "d")
 
@@ -41,6 +44,54 @@ def test_one_clients_bad_update_is_left_out_and_named(kind: str, client: str, ru
     assert code == 0
     assert re.search(f"round 2: client {client} is left out: .*{reason}", ended.log(0))
     assert ended.log(0).count("is left out") == 1
+
+
+def test_an_update_far_above_the_rounds_median_counts_as_failed_on_any_number_of_ranks(
+    run: Any, tmp_path: Path
+) -> None:
+    limit, where = "clients.max_norm_to_median=20", "client=c,round=1"
+    code, exploded = run(f"explode:{where}", limit)
+    assert code == 0
+    assert re.search(r"round 2: client c is left out: .* 20 times the round's median", exploded.log(0))
+    assert exploded.log(0).count("is left out") == 1
+    digest = exploded.digest
+    _, failed = run(f"raise:{where}", limit, f"run.dir={tmp_path / 'failed'}")
+    assert Ended(tmp_path / "failed").digest == digest
+    _, whole = run("", limit, f"run.dir={tmp_path / 'whole'}")
+    assert Ended(tmp_path / "whole").digest != digest and "is left out" not in Ended(tmp_path / "whole").log(0)
+    shared = supervise(
+        toy_config(tmp_path / "ranks", clients="{per_round: all}"), faults=f"explode:{where}", sets=(limit,)
+    )
+    assert shared.codes == [[0, 0, 0]] and shared.digest == digest
+
+
+def test_a_median_needs_three_norms_that_are_not_zero() -> None:
+    def left(*norms: float) -> list[float]:
+        reports = [Report(f"c{i}", norm=norm, max_abs=norm) for i, norm in enumerate(norms)]
+        return [report.norm for report in sift(reports, None, 10)[0]]
+
+    assert left(1, 50) == [1, 50] and left(0, 0, 1, 50) == [0, 0, 1, 50]
+    assert left(1, 2, 50) == [1, 2]
+    assert left(1, 2, 20) == [1, 2, 20]
+    assert left(0, 0, 0, 1, 2, 50) == [0, 0, 0, 1, 2]
+    assert left(1, 2, float("nan"), 50) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["clients.max_norm_to_median=1"], "clients.max_norm_to_median"),
+        (["clients.max_norm_to_median=5", "clients.per_round=2"], "clients.per_round is 2"),
+        (["clients.max_norm_to_median=5", "clients.per_round=all", "paradigm=local"], "paradigm is local"),
+    ],
+)
+def test_a_median_limit_that_could_never_work_is_refused(
+    sets: list[str], message: str, tmp_path: Path, capsys: Any
+) -> None:
+    assert main(["--config", str(toy_config(tmp_path)), "--set", *sets]) == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="max_norm_to_median is set but the task `.*` has 2 clients"):
+        make_runner(make_config(tmp_path, FLAT, clients=ClientsConfig(max_norm_to_median=5)))
 
 
 @pytest.mark.parametrize("kind", ["nan", "explode"])

@@ -23,6 +23,7 @@ from fedtorch.algorithms.local import Local
 from fedtorch.build import build
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.worker import Verdict
 from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, SystemConfig
 from fedtorch.dry_run import describe
 from fedtorch.errors import ConfigError, Interrupted, PeerError, PreflightError
@@ -165,6 +166,47 @@ def test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker(
         assert set(failed.values()) == {"ok"}
 
 
+@dataclass(frozen=True)
+class Tight(Quadratic):
+    """Has no memory for more than two rows of client c1 at a time, on the ranks `where`."""
+
+    where: tuple[int, ...] = ()
+
+    def load(self, client: str, split: str) -> Any:
+        return [(*row, float(client == "c1" and split == "train")) for row in super().load(client, split)]
+
+    def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+        if batch[0, 2] and len(batch) > 2 and int(os.environ.get("RANK", self.where[0])) in self.where:
+            raise torch.OutOfMemoryError("injected")
+        return super().loss(model, batch[:, :2])
+
+    def predict(self, model: nn.Module, examples: Any, batch_size: int) -> list[float]:
+        return super().predict(model, [row[:2] for row in examples], batch_size)
+
+
+def tight(folder: str, where: tuple[int, ...], retry: bool) -> Any:
+    task = Tight(clients=CLIENTS, start=(0.0, 0.5), noise=0.7, double=False, where=where)
+    config = make_config(Path(folder), task, client=CLIENT, system=replace(PAIRS, oom_retry=retry))
+    if "RANK" not in os.environ:
+        return outcome(config)[0]
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        runner = make_runner(config, comm)
+        digest = runner.run().digest
+        return digest, [report.client for report in runner.rank.server.accepted]
+
+
+@pytest.mark.parametrize(
+    ("where", "retry"), [((2, 4), True), ((2, 4), False), pytest.param((1, 2, 3, 4), True, marks=pytest.mark.slow)]
+)
+def test_ranks_of_a_worker_try_a_client_again_together_when_one_is_out_of_memory(
+    where: tuple[int, ...], retry: bool, tmp_path: Path
+) -> None:
+    expected = tight(str(tmp_path / "one"), (0,), retry)
+    (digest, accepted), *_ = run_ranks(tight, 5, str(tmp_path / "many"), where, retry)
+    assert digest == expected
+    assert ("c1" in accepted) is retry and len(accepted) == len(CLIENTS) - (not retry)
+
+
 @pytest.mark.parametrize("by", ["kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_rank_that_dies_or_hangs_in_a_step_ends_the_run_with_its_name(by: str, tmp_path: Path) -> None:
     outcomes = expect_exit(fragile, 5, str(tmp_path), (2, 4), by, 6.0, timeout=120)
@@ -189,12 +231,14 @@ def operations() -> list[Any]:
             found.append((tensor.tolist(), about))
         try:
             if group.leads:
-                assert group.settle(failed=True)
+                assert group.settle(Verdict.FAILED) is Verdict.FAILED
             else:
                 group.receive()
         except PeerError:
             found.append("peer")
-        found += [group.settle(failed=False), group.settle(failed=group.leads)]
+        found += [group.settle(Verdict.FINE), group.settle(Verdict(group.leads))]
+        memory = Verdict.OUT_OF_MEMORY
+        found += [group.settle(memory), group.settle(Verdict.FAILED if group.leads else memory)]
         try:
             found.append(group.any(False) if group.leads else group.numbers([1.0]))
         except PreflightError as error:
@@ -206,7 +250,8 @@ def test_what_ranks_of_a_worker_agree_on() -> None:
     leader, other = run_ranks(operations, 2)
     assert leader[:3] == other[:3] == [True, False, [[0.1, 0.0], [0.1, 1.0]]]
     assert other[3] == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [7, 8, 9, 0])
-    assert leader[3:5] == [False, True] and other[4:7] == ["peer", False, True]
+    assert leader[3:7] == [Verdict.FINE, Verdict.FAILED, Verdict.OUT_OF_MEMORY, Verdict.FAILED]
+    assert other[4] == "peer" and other[5:9] == leader[3:7]
     assert "do not run the same steps" in leader[-1] and "do not run the same steps" in other[-1]
 
 

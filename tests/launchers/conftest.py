@@ -9,7 +9,7 @@ from pathlib import Path
 
 import private_slurm
 import pytest
-from test_main import TINY
+from supervisor import toy_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,12 @@ def slurm_variables() -> Iterator[dict[str, str]]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     with tempfile.TemporaryDirectory(prefix="sl") as folder, private_slurm.cluster(Path(folder) / "c") as found:
         path = f"{Path(sys.executable).parent}:{found['PATH']}"
-        yield {"SLURM_CONF": found["SLURM_CONF"], "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        yield {
+            "SLURM_CONF": found["SLURM_CONF"],
+            "PATH": path,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "OMP_NUM_THREADS": "1",
+        }
 
 
 @pytest.fixture
@@ -35,8 +40,8 @@ def real_slurm(slurm_variables: dict[str, str], tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.fixture
-def config(tmp_path: Path, tiny_data: Path) -> Path:
-    """Three clients; the run folder is `run` beside the file."""
-    path = tmp_path / "tiny.yaml"
-    path.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
-    return path
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four clients, rounds of 0.3 s with rank 1 and of an instant in one process; the run is in `run` beside it."""
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", "sleep:phase=payload,rank=1,seconds=0.3")
+    return toy_config(tmp_path)

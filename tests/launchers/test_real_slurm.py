@@ -147,6 +147,7 @@ def test_a_batch_file_that_is_cancelled_saves_and_stays_cancelled(
     assert shown(number)["JobState"] == "CANCELLED" and notes.read_text().count("saved") == 2
 
 
+@pytest.mark.slow
 def test_of_an_array_only_the_job_that_was_told_to_stop_is_requeued(
     real_slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

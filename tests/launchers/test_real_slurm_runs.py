@@ -16,12 +16,12 @@ from launchers import slurm, sweep
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def submit(how: str, config: Path, rounds: int, *more: str) -> str:
-    """Two ranks, by the launcher or by a batch file; the job's number."""
+def submit(how: str, config: Path, rounds: int, *more: str, ranks: int = 2) -> str:
+    """By the launcher or by a batch file; the job's number."""
     sets = ["--set", f"rounds={rounds}", *more]
     if how == "batch file":
-        return sbatch("--ntasks-per-node=2", ROOT / "slurm" / "cpu.sbatch", "--config", config, *sets)
-    assert slurm.main(["--config", str(config), "--tasks-per-node", "2", "--time", "10", *sets]) == 0
+        return sbatch(f"--ntasks-per-node={ranks}", ROOT / "slurm" / "cpu.sbatch", "--config", config, *sets)
+    assert slurm.main(["--config", str(config), "--tasks-per-node", f"{ranks}", "--time", "10", *sets]) == 0
     return (config.parent / "run" / "slurm_job").read_text().strip()
 
 
@@ -62,6 +62,25 @@ def test_a_rank_that_hangs_and_is_killed_costs_no_round(how: str, real_slurm: Pa
     assert int(shown(number)["Restarts"]) == 1
 
 
+@pytest.mark.parametrize("how", ["launcher", "batch file"])
+def test_the_others_go_on_without_a_rank_that_is_killed(
+    how: str, real_slurm: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run in one process in which the lost rank's clients fail from that round on."""
+    sets = ["clients.on_loss=continue", "clients.per_round=all", "client.optimizer_state=reset", "eval.every=0"]
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", "kill:rank=1,phase=train,round=1")
+    number, run = submit(how, config, 3, *sets, ranks=3), real_slurm / "run"
+    wait_for(run, "done", "failed")
+    until(lambda: not queued(number), "the job does not end")
+    assert shown(number)["JobState"] == "COMPLETED" and shown(number)["Restarts"] == "0"
+    lost = json.loads((run / "results.json").read_text())["lost"]
+    assert lost and set(lost.values()) == {2} and f"done without {len(lost)} lost" in status(run)["reason"]
+    fails = [f"raise:client={client},round={done}" for client in lost for done in (1, 2)]
+    monkeypatch.setenv("FEDTORCH_FAULTS", ";".join(fails))
+    assert digest(run) == alone(config, "rounds=3", *sets)
+
+
 def ranks_of(number: str, rank: int) -> list[int]:
     """Processes that are this rank of this job."""
     found = []
@@ -84,9 +103,9 @@ def test_a_sweep_is_one_array_and_its_second_call_has_nothing_to_do(
     arguments = ["run", "--config", str(config), "--seeds", "0", "1", "--dir", str(out), "--executor", "slurm"]
     arguments += ["--tasks-per-node", "2", "--time", "10", "--set", "rounds=1"]
     assert sweep.main(arguments) == 0
-    assert "tiny,seed=1" in capsys.readouterr().out
+    assert "toy,seed=1" in capsys.readouterr().out
     for seed in (0, 1):
-        wait_for(out / f"tiny,seed={seed}", "done", "failed")
+        wait_for(out / f"toy,seed={seed}", "done", "failed")
     assert sweep.main(["status", str(out)]) == 0
     assert "2 done" in capsys.readouterr().out
     assert sweep.main(arguments) == 0
@@ -104,4 +123,4 @@ def test_two_nodes_give_the_bits_of_one_process(how: str, real_slurm: Path, conf
         sbatch("--ntasks-per-node=1", "--gpus-per-node=1", path, "--config", config)
     wait_for(real_slurm / "run", "done", "failed")
     assert json.loads((real_slurm / "run" / "env.json").read_text())["ranks"] == 2
-    assert digest(real_slurm / "run") == alone(config, "rounds=2")
+    assert digest(real_slurm / "run") == alone(config)

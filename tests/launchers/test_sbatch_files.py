@@ -101,6 +101,15 @@ def test_a_job_that_hangs_a_fourth_time_is_not_requeued(tmp_path: Path) -> None:
     assert (tmp_path / "fake" / "scontrol.calls").read_text().count("requeue 4242") == 3
 
 
+def test_a_run_that_was_finished_without_a_lost_rank_is_done(tmp_path: Path) -> None:
+    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
+    (tmp_path / "fake" / "python").write_text("#!/bin/bash\n[ $RANK = 0 ] || kill -9 $$\n")
+    (tmp_path / "runs").mkdir()
+    command = ["bash", ROOT / "slurm" / "cpu.sbatch", "--config", "a.yaml"]
+    assert subprocess.run(command, env=environ, cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "fake" / "scontrol.calls").exists() and not list((tmp_path / "runs").iterdir())
+
+
 def test_the_command_that_continues_names_the_users_own_batch_file(tmp_path: Path) -> None:
     words = ["--config", "a b.yaml", "--set", "rounds=3"]
     environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=1)

@@ -160,6 +160,7 @@ def test_what_slurm_is_asked_for(config: Path, cluster: Path, capsys: pytest.Cap
 
 
 def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(config: Path, cluster: Path) -> None:
+    dump = pytest.importorskip("submitit.core.utils").cloudpickle_dump
     setup = ["module load cuda", "source my_env/bin/activate"]
     assert slurm.main(["--config", str(config), "--max-hangs", "2", "--setup", *setup]) == 0
     script = (cluster / "script.sh").read_text()
@@ -172,11 +173,34 @@ def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(confi
     array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
     assert subprocess.run(["bash", "-c", run_it], env=environ | array).returncode == 137
     assert (cluster / "scontrol.calls").read_text() == "requeue 4242\n" * 2 + "requeue 40_2\n"
-    (config.parent / "run" / "slurm" / "40_3_0_result.pkl").touch()  # rank 0 went on to the end
-    subprocess.run(["bash", "-c", run_it], env=environ | array | {"SLURM_ARRAY_TASK_ID": "3"})
+    result = config.parent / "run" / "slurm" / "40_3_0_result.pkl"
+    for outcome, code, ended in (("success", 137, 0), ("error", 1, 1)):  # rank 0 went on to the end, or failed itself
+        dump((outcome, None), result)
+        lines = run_it.replace("(exit 137)", f"(exit {code})")
+        assert (
+            subprocess.run(["bash", "-c", lines], env=environ | array | {"SLURM_ARRAY_TASK_ID": "3"}).returncode
+            == ended
+        )
     for code in (0, 1, 75):  # of an interrupted job rank 0 takes care itself
         subprocess.run(["bash", "-c", run_it.replace("(exit 137)", f"(exit {code})")], env=environ)
     assert (cluster / "scontrol.calls").read_text().count("requeue") == 3
+
+
+def test_a_dry_run_shows_the_batch_script_that_is_submitted_but_no_secret(
+    config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter1")
+    asked = ["--config", str(config), "--nodes", "2", "--partition", "gpu", "--setup", "export A=1 HF_TOKEN=hunter2"]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("PATH", "/nowhere")
+        assert slurm.main([*asked, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "would ask for 2 x 1 ranks" in said and "3 clients on 1 workers" in said and "hunter" not in said
+    assert not (config.parent / "run").exists()
+    assert slurm.main(asked) == 0
+    submitted = (cluster / "script.sh").read_text()
+    assert submitted.replace("HF_TOKEN=hunter2", "HF_TOKEN=<masked>") in said
+    assert "hunter1" not in submitted
 
 
 def test_where_the_others_go_on_without_a_lost_rank_they_may_take_their_time(config: Path, cluster: Path) -> None:
@@ -286,6 +310,30 @@ def test_only_submitits_signal_requeues(
     assert received == ([signal.SIGUSR2] if handled else [])
 
 
+@pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM])
+def test_where_saving_takes_too_long_submitit_is_told_before_the_rank_leaves(
+    by: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+
+    def run(arguments: tuple[str, ...], stop: StopFlag) -> int:
+        stop.signal = by
+        assert stop.hand_over is not None
+        stop.hand_over()
+        return 0
+
+    monkeypatch.setattr("fedtorch.main.main", run)
+    monkeypatch.setenv("FEDTORCH_COMMAND", "")
+    monkeypatch.setattr(rank_process, "_join_as_rank", lambda: signal.SIGUSR2)
+    monkeypatch.setattr(rank_process.time, "sleep", lambda seconds: None)
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
+    try:
+        RankProcess(())()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert received == ([signal.SIGUSR2] if by == signal.SIGUSR2 else [])
+
+
 def digest(run: Path) -> str:
     found: str = json.loads((run / "results.json").read_text())["digest"]
     return found
@@ -295,7 +343,7 @@ def digest(run: Path) -> str:
 @pytest.mark.timeout(280)
 def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, tmp_path: Path) -> None:
     """Three ranks; submitit's signal in the middle; requeued by submitit, resumed, and equal to one process."""
-    arguments = ["--config", str(config), "--set", "rounds=40"]
+    arguments = ["--config", str(config), "--set", "rounds=15"]
     command = [sys.executable, "-m", "launchers.slurm", *arguments, "--executor", "local", "--tasks-per-node", "3"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     run = tmp_path / "run"
@@ -310,6 +358,32 @@ def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, t
     assert process.returncode == 0, output
     log = "".join(path.read_text() for path in (run / "slurm").glob("*_0_log.*"))
     assert "Requeued job" in log and "resuming after round" in log
+    alone = tmp_path / "alone"
+    assert slurm.main([*arguments, f"run.dir={alone}", "--executor", "debug"]) == 0
+    assert digest(run) == digest(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_the_local_executor_requeues_a_job_that_cannot_save_in_time(config: Path, tmp_path: Path) -> None:
+    """A rank sleeps in the second round; all leave after the grace, are requeued and end with the same bits."""
+    arguments = ["--config", str(config), "--set", "rounds=3", "system.shutdown_grace=2"]
+    command = [sys.executable, "-m", "launchers.slurm", *arguments, "--executor", "local", "--tasks-per-node", "3"]
+    faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "sleep:phase=train,rank=1,round=1,seconds=15"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **faults})
+    run = tmp_path / "run"
+    asleep = run / "log.rank1.txt"
+    while process.poll() is None and not (asleep.exists() and "injected" in asleep.read_text()):
+        time.sleep(0.05)
+    (job_file,) = (run / "slurm").glob("*_submitted.pkl")
+    number = job_file.name.split("_")[0]
+    for child in Path(f"/proc/{number}/task/{number}/children").read_text().split():
+        os.kill(int(child), signal.SIGUSR2)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    log = "".join(path.read_text() for path in (run / "slurm").glob("*_0_log.*"))
+    assert "system.shutdown_grace = 2.0 s; 1 rounds are saved" in log
+    assert "Requeued job" in log and "resuming after round 1 " in log
     alone = tmp_path / "alone"
     assert slurm.main([*arguments, f"run.dir={alone}", "--executor", "debug"]) == 0
     assert digest(run) == digest(alone)

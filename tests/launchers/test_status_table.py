@@ -65,6 +65,7 @@ def test_the_table_gives_reasons_and_numbers(sweep: Path) -> None:
     out = StringIO()
     show(sweep, Console(file=out, width=160))
     text = out.getvalue()
+    assert text.startswith(f"{sweep}: 1 done, 1 failed, 1 died, 1 waiting\n")
     assert "client `x` sent NaN" in text and "dev exact_match 0.6250 of 10" in text and "4/4" in text
     assert "its process ended without a word" in text
 

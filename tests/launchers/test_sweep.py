@@ -91,7 +91,7 @@ def test_failed_runs_do_not_stop_others_and_done_ones_are_not_made_again(
 @pytest.mark.timeout(280)
 def test_ctrl_c_saves_all_runs_and_the_same_command_finishes_them(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["run", "--config", config, "--seeds", "0", "1", "--dir", out, "--set", "rounds=60", "--jobs", "2"]
+    words = ["run", "--config", config, "--seeds", "0", "1", "--dir", out, "--set", "rounds=20", "--jobs", "2"]
     command = [sys.executable, "-m", "launchers.sweep", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     runs = [out / "tiny,seed=0", out / "tiny,seed=1"]

@@ -40,7 +40,7 @@ from fedtorch.config import (
 from fedtorch.data.prepare_dialog import write_dialogs
 from fedtorch.errors import ConfigError, Interrupted
 from fedtorch.models.gpt2 import GPT2Model
-from fedtorch.models.side import Passing
+from fedtorch.models.side import Passing, Side
 from fedtorch.models.turns import collate_turns
 from fedtorch.models.two_side import TwoSide
 from fedtorch.runner import Runner
@@ -296,6 +296,40 @@ def test_a_run_of_one_process_goes_on_in_pairs(data: str, tmp_path: Path) -> Non
     expected = outcome(config_of("feda", tmp_path / "whole", data))
     found = Checkpoints(tmp_path / "whole/feda/checkpoints", keep=2).at(2)
     assert run_ranks(resumed, 3, str(tmp_path / "whole"), data, "feda", found.round, timeout=200)[0] == expected
+
+
+def starved(folder: str, data: str, name: str, where: Sequence[int]) -> tuple[str, list[str]]:
+    """In the second round the ranks `where` run out of memory in the middle of `ride`'s first forward pass."""
+    with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
+        each = runner(config_of(name, folder, data), comm)
+        deliver, write, calls = each.work._deliver, Side._run, [0]
+
+        def delivering(client: Any, parts: int) -> Any:
+            calls[0] = 1 if (client.name, each.rank.round, parts) == ("ride", 1, 1) and comm.rank in where else 0
+            return deliver(client, parts)
+
+        def writing(side: Side, *args: Any, **kwargs: Any) -> Any:
+            calls[0] += calls[0] > 0
+            if calls[0] == 3:
+                raise torch.OutOfMemoryError("injected")
+            return write(side, *args, **kwargs)
+
+        each.work._deliver, Side._run = delivering, writing  # type: ignore[method-assign]
+        digest = each.run().digest
+        return digest, [report.status for report in each.rank.server.accepted]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["feda_both", pytest.param("feda_top", marks=pytest.mark.slow)])
+def test_a_pair_of_which_one_is_out_of_memory_tries_again_together(
+    name: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, statuses = run_ranks(starved, 5, str(tmp_path / "many"), data, name, (2, 4), timeout=200)[0]
+    assert statuses == ["ok"] * 3
+    plain = outcome(config_of(name, tmp_path / "plain", data))[0]
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", "oom:client=ride,round=1")
+    assert found == outcome(config_of(name, tmp_path / "one", data))[0] != plain
 
 
 def leaving(folder: str, data: str) -> Any:

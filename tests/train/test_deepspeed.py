@@ -16,7 +16,7 @@ pytest.importorskip("deepspeed")
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.config import ClientConfig
 from fedtorch.train.deepspeed import DeepSpeedEngine
-from fedtorch.train.engine import Engine
+from fedtorch.train.engine import Engine, Parts
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.weights import Partition
 
@@ -305,3 +305,30 @@ def test_a_client_that_fails_inside_a_step_leaves_nothing_behind(zero: Zero) -> 
         return engine.flat.detach().clone()
 
     assert torch.equal(run(zero_engine(zero), False), run(zero_engine(zero), True))
+
+
+@pytest.mark.parametrize("zero", some([*STAGES, Zero(3, "bf16")], Zero(2)))
+def test_micro_batches_in_parts_give_the_step_of_the_whole(zero: Zero) -> None:
+    """Parts of unequal counts, and one micro-batch that could not be cut."""
+
+    def halves(whole: dict[str, Tensor]) -> Parts:
+        return Parts(tuple({key: value[rows] for key, value in whole.items()} for rows in (slice(1), slice(1, None))))
+
+    def weighed(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+        count = batch["labels"].numel()
+        return module(**batch).loss * count, count
+
+    def run(cut: bool) -> tuple[Tensor, tuple[float, ...]]:
+        engine = zero_engine(zero)
+        engine.start(engine.initial_shared, None, ADAMW, steps=3, seed=5)
+        wanted = [
+            Step([halves(step.batches[0]), *step.batches[1:]], step.divisor, step.epoch) if cut else step
+            for step in steps(50)
+        ]
+        curve = train(engine, wanted, weighed)
+        return engine.flat.detach().clone(), curve.losses
+
+    (whole, losses), (parts, again) = run(False), run(True)
+    close = {"rtol": 0.0, "atol": 2e-3} if zero.precision == "bf16" else {"rtol": 1e-4, "atol": 2e-5}
+    assert again == pytest.approx(losses, rel=2e-2 if zero.precision == "bf16" else 1e-5)
+    assert torch.allclose(whole, parts, **close)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from harness import make_runner
-from ranks import expect_exit, run_ranks
+from ranks import expect_exit, run_ranks, start_ranks
 from test_deepspeed_ranks import Outcome, agree, federation, result
 from test_main import TINY
 from torch import nn
@@ -20,8 +20,9 @@ pytest.importorskip("deepspeed")
 from fedtorch import decision
 from fedtorch import runner as runner_module
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import Config, EngineConfig, EvalConfig, SystemConfig
+from fedtorch.config import ClientsConfig, Config, EngineConfig, EvalConfig, SystemConfig
 from fedtorch.main import main
+from fedtorch.rank import Rank
 from fedtorch.tasks.text2sql import Text2SQL
 
 
@@ -67,6 +68,8 @@ def test_one_process_under_stage_3_judges_resumes_and_saves_the_whole_model(tmp_
 class Unlucky(Text2SQL):
     """The second rank's forward pass of one client fails in the second round's first step."""
 
+    error: ClassVar[type[Exception]] = ValueError
+
     def loss(self, model: nn.Module, batch: Any) -> Any:
         import os
 
@@ -75,8 +78,15 @@ class Unlucky(Text2SQL):
             calls = getattr(Unlucky, "calls", 0) + 1
             type.__setattr__(Unlucky, "calls", calls)
             if calls == 3:
-                raise ValueError("bad row")
+                raise self.error("bad row")
         return value
+
+
+@dataclass(frozen=True)
+class Starved(Unlucky):
+    """The same for want of memory."""
+
+    error: ClassVar[type[Exception]] = torch.OutOfMemoryError
 
 
 def statuses(config: Config) -> list[str]:
@@ -105,8 +115,63 @@ def test_a_forward_pass_that_fails_on_one_rank_is_the_clients_failure_on_both(tm
     assert len(server) == 6 and sum(status.startswith("failed:") for status in server) == 1
 
 
+@pytest.mark.timeout(280)
+def test_a_worker_of_which_one_rank_is_out_of_memory_tries_again_together(tmp_path: Path, tiny_data: Path) -> None:
+    config = unlucky(tmp_path / "many", tiny_data, 2)
+    starved = replace(config, task=Starved(**vars(config.task)), eval=EvalConfig(every=1))
+    weights, losses = run_ranks(as_rank, 3, starved, timeout=240)[0]
+    agree((weights, losses), result(federation(str(tmp_path / "one"), str(tiny_data))))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_one_that_fails_among_gathered_parameters_ends_the_run(tmp_path: Path, tiny_data: Path) -> None:
     outcomes = expect_exit(statuses, 3, unlucky(tmp_path, tiny_data, 3), timeout=240)
     assert all(outcome.error and "still running" not in outcome.error for outcome in outcomes)
+
+
+# --- going on without a lost worker
+
+GOES_ON = ClientsConfig(on_loss="continue")
+
+
+def surviving(config: Config) -> tuple[Outcome, dict[str, int]]:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60, goes_on=True) as comm:
+        runner = make_runner(config, comm)
+        found = runner.run()
+        losses = {name: pairs["loss"][0] for name, pairs in found.scores.items()}
+        return (runner.rank.shared.tolist(), losses), found.lost
+
+
+def alone(config: Config, lost: dict[str, int]) -> Outcome:
+    """In one process, by the plain engine; the same clients are lost before the updates of that round are gathered."""
+    runner = make_runner(config)
+
+    class Losing(Rank):
+        def arrive(self, phase: str, *, may_stop: bool = True) -> None:
+            super().arrive(phase, may_stop=may_stop)
+            if (phase, self.round) == ("gather", max(lost.values()) - 1):
+                self.lose(list(lost))
+
+    runner.rank.__class__ = Losing
+    scores = runner.run().scores
+    return runner.rank.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("size", "each", "codes"), [(3, 1, [0, 0, -9]), (5, 2, [0, None, -9, 0, 0])])
+def test_the_others_go_on_without_a_killed_deepspeed_worker(
+    size: int, each: int, codes: list[int | None], tmp_path: Path, tiny_data: Path
+) -> None:
+    engine, system = EngineConfig(kind="deepspeed", stage=1), SystemConfig(ranks_per_worker=each)
+    changes = {"clients": GOES_ON, "rounds": 3}
+    config = federation(str(tmp_path / "many"), str(tiny_data), engine=engine, system=system, **changes)
+    environ = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "kill:rank=2,round=1,phase=train,step=1"}
+    outcomes = start_ranks(surviving, size, config, environ=environ).join(300)
+    for rank, code in enumerate(codes):
+        wanted = (1, 7) if code is None else (code,)  # the other one of its worker leaves too
+        assert outcomes[rank].exit_code in wanted, outcomes[rank].error
+    found, lost = outcomes[0].result
+    assert set(lost.values()) == {2} and 0 < len(lost) < 3
+    agree(found, alone(federation(str(tmp_path / "one"), str(tiny_data), **changes), lost))

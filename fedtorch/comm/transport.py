@@ -1,0 +1,289 @@
+"""How payloads move: straight from the CPU's memory, or window by window through a device and a group of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedtorch.comm.reproducible import WINDOW
+
+Backend = Literal["gloo", "nccl"]
+WINDOW_BYTES = 8 * WINDOW  # one window of a sum
+SLOTS = 3  # windows on the way: one is filled, one moves, one is emptied
+_POLL_S = 1e-4
+_WATCH_EVERY_S = 1.0
+
+
+class Moving(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object: ...
+
+
+class Transport(Protocol):
+    """Moves flat CPU tensors between the ranks of a group, whose rank 0 is the server; all but `drop` begin only."""
+
+    def broadcast(self, tensor: Tensor) -> Moving: ...
+    def reduce(self, tensor: Tensor) -> Moving: ...
+    def send(self, tensor: Tensor, rank: int) -> Moving: ...
+    def receive(self, tensor: Tensor, rank: int) -> Moving: ...
+    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving: ...
+    def drop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Payloads travel by a second group of `backend`, from and to `device`; pin: through page-locked memory."""
+
+    backend: Backend
+    device: torch.device
+    pin: bool
+
+
+class Direct:
+    """Tensors as they are, which must be where the process group can read them.
+
+    group: a ProcessGroupGloo or ProcessGroupNCCL, whose collectives are missing in torch 2.13's type stubs.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def broadcast(self, tensor: Tensor) -> Moving:
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        return self._group.broadcast([tensor], options)
+
+    def reduce(self, tensor: Tensor) -> Moving:
+        options = dist.ReduceOptions()
+        options.rootRank = 0
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+        return self._group.reduce([tensor], options)
+
+    def gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving:
+        """everyone: on the server alone; empty elsewhere."""
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        return self._group.gather([list(everyone)] if everyone else [], [mine], options)
+
+    def send(self, tensor: Tensor, rank: int) -> Moving:
+        return self._group.send([tensor], rank, 0)
+
+    def receive(self, tensor: Tensor, rank: int) -> Moving:
+        return self._group.recv([tensor], rank, 0)
+
+    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving:
+        return self._group.allgather([list(everyone)], [mine])
+
+    def drop(self) -> None:
+        self._group = None
+
+
+@dataclass
+class _Piece:
+    """A part of a tensor that fits into one window.
+
+    given: what is put at the window's beginning before it moves. taken: what is filled from it afterwards, one after
+    the other from element `taken_at` on.
+    """
+
+    job: _Job
+    move: Callable[[Tensor], Moving]
+    dtype: torch.dtype
+    length: int
+    given: Tensor | None = None
+    taken: Sequence[Tensor] = ()
+    taken_at: int = 0
+
+
+@dataclass
+class _Slot:
+    """A window on the host and one on the device, in bytes."""
+
+    host: Tensor
+    device: Tensor
+
+
+class _Job:
+    """One operation, in pieces; its wait ends with the last of them."""
+
+    def __init__(self, finish: Callable[[_Job], None]) -> None:
+        self.pieces_left = 0
+        self._finish = finish
+
+    def wait(self) -> None:
+        self._finish(self)
+
+
+class Staged:
+    """Tensors through `device`, over a group that only moves what is there (NCCL).
+
+    Every rank does its operations strictly in the order in which they were begun, at most `SLOTS` windows at a time.
+    So two ranks never wait for each other's later operations: a rank other than the server exchanges with the server
+    alone, in an order that both have agreed on, and what it waits for is the first thing the server has not done yet.
+
+    watch: called now and then while a window is under way; raises when it will never come. Without it the group's own
+    wait must end when a rank has left, as gloo's does.
+    """
+
+    def __init__(
+        self, group: Any, device: torch.device, *, pin: bool, timeout_s: float, watch: Callable[[], None] | None = None
+    ) -> None:
+        self._group, self._inner, self._is_root = group, Direct(group), group.rank() == 0
+        self._size: int = group.size()
+        self._device, self._pin, self._timeout_s, self._watch = device, pin, timeout_s, watch
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._idle = [
+            _Slot(
+                torch.empty(WINDOW_BYTES, dtype=torch.uint8, pin_memory=pin),
+                torch.empty(WINDOW_BYTES, dtype=torch.uint8, device=device),
+            )
+            for _ in range(SLOTS)
+        ]
+        self._waiting: deque[_Piece] = deque()
+        self._moving: deque[tuple[_Piece, _Slot, Moving]] = deque()
+
+    def broadcast(self, tensor: Tensor) -> Moving:
+        return self._begin(tensor, self._inner.broadcast, gives=self._is_root, takes=not self._is_root)
+
+    def reduce(self, tensor: Tensor) -> Moving:
+        return self._begin(tensor, self._inner.reduce, gives=True, takes=self._is_root)
+
+    def send(self, tensor: Tensor, rank: int) -> Moving:
+        return self._begin(tensor, lambda window: self._inner.send(window, rank), gives=True, takes=False)
+
+    def receive(self, tensor: Tensor, rank: int) -> Moving:
+        return self._begin(tensor, lambda window: self._inner.receive(window, rank), gives=False, takes=True)
+
+    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving:
+        job = _Job(self._finish)
+        limit = WINDOW_BYTES // mine.dtype.itemsize // (self._size + 1)
+
+        def move(window: Tensor) -> Moving:
+            own, *others = window.chunk(self._size + 1)
+            return self._inner.all_gather(others, own)
+
+        for start, stop in _cuts(mine.numel(), limit):
+            parts = [each[start:stop] for each in everyone]
+            length = (stop - start) * (self._size + 1)
+            self._add(_Piece(job, move, mine.dtype, length, mine[start:stop], parts, stop - start))
+        self._advance()
+        return job
+
+    def drop(self) -> None:
+        """Forget what is under way; on a GPU kernels that wait for other ranks end."""
+        self._waiting.clear()
+        self._moving.clear()
+        self._inner.drop()
+        if self._device.type == "cuda":
+            with contextlib.suppress(RuntimeError):
+                self._group.abort()
+        self._group = None
+
+    def _begin(self, tensor: Tensor, move: Callable[[Tensor], Moving], *, gives: bool, takes: bool) -> Moving:
+        job = _Job(self._finish)
+        for start, stop in _cuts(tensor.numel(), WINDOW_BYTES // tensor.dtype.itemsize):
+            part = tensor[start:stop]
+            given, taken = part if gives else None, [part] if takes else []
+            self._add(_Piece(job, move, tensor.dtype, stop - start, given, taken))
+        self._advance()
+        return job
+
+    def _add(self, piece: _Piece) -> None:
+        piece.job.pieces_left += 1
+        self._waiting.append(piece)
+
+    def _advance(self) -> None:
+        """Let as many pieces move as there are windows."""
+        while self._waiting and self._idle:
+            piece, slot = self._waiting.popleft(), self._idle.pop()
+            host, window = _views(slot, piece)
+            with self._on_stream():  # a group of NCCL waits for what is on the current stream
+                if piece.given is not None:
+                    length = piece.given.numel()
+                    host[:length].copy_(piece.given)
+                    window[:length].copy_(host[:length], non_blocking=self._pin)
+                self._moving.append((piece, slot, piece.move(window)))
+
+    def _finish(self, job: _Job) -> None:
+        """Move on until the job is done; everything begun before it is then done too."""
+        while job.pieces_left:
+            piece, slot, work = self._moving.popleft()
+            host, window = _views(slot, piece)
+            with self._on_stream():
+                self._await(work)
+                if piece.taken:
+                    host[piece.taken_at :].copy_(window[piece.taken_at :], non_blocking=self._pin)
+                    if self._stream is not None:
+                        self._stream.synchronize()
+            at = piece.taken_at
+            for tensor in piece.taken:
+                tensor.copy_(host[at : at + tensor.numel()])
+                at += tensor.numel()
+            self._idle.append(slot)
+            piece.job.pieces_left -= 1
+            self._advance()
+
+    def _await(self, work: Any) -> None:
+        """Nothing tells NCCL that a rank of this machine has died, so it is asked and the others are watched."""
+        if self._watch is not None:
+            begun = watched = time.monotonic()
+            while not work.is_completed():
+                now = time.monotonic()
+                if now - watched > _WATCH_EVERY_S:
+                    watched = now
+                    self._watch()
+                if now - begun > self._timeout_s:
+                    raise RuntimeError(f"a window of a payload did not come within {self._timeout_s:g} s")
+                time.sleep(_POLL_S)
+        work.wait()
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:
+    """A process group beside torch's default one; connects at its first operation."""
+    limit = timedelta(seconds=timeout_s)
+    if backend == "gloo":
+        return dist.ProcessGroupGloo(store, rank, size, limit)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    # An error must be raised here; by default a thread of the group ends the process. Read by the constructor alone,
+    # and not for DeepSpeed's group, whose every wait would block the host.
+    with _environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _views(slot: _Slot, piece: _Piece) -> tuple[Tensor, Tensor]:
+    num_bytes = piece.length * piece.dtype.itemsize
+    return slot.host[:num_bytes].view(piece.dtype), slot.device[:num_bytes].view(piece.dtype)
+
+
+def _cuts(length: int, limit: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, length, limit):
+        yield start, min(start + limit, length)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

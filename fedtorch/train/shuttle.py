@@ -1,0 +1,84 @@
+"""Moves flat vectors between the host's memory and a device, through page-locked memory where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+WINDOW_BYTES = 4 << 20  # of page-locked memory, twice per engine
+
+
+class Shuttle:
+    """Copies for one engine; on the CPU plain ones.
+
+    A GPU reads and writes page-locked memory only: from ordinary memory the driver copies piece by piece through a
+    small buffer of its own, and nothing else goes on meanwhile. Page-locking every vector would lock much of the host's
+    memory, so vectors pass through two page-locked windows: while the device moves one, the host fills or empties the
+    other. One thread uses it, on the present stream.
+
+    windowed: None: on a GPU. pin: False only for tests without one.
+    """
+
+    def __init__(self, device: torch.device, *, windowed: bool | None = None, pin: bool = True) -> None:
+        self._device, self._pin = device, pin
+        self._is_windowed = device.type == "cuda" if windowed is None else windowed
+        self._windows: list[Tensor] = []  # in bytes; made at the first use
+        self._moved: list[torch.cuda.Event | None] = [None, None]  # when the device is done with each window
+
+    @torch.no_grad()
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        """Fill the flat `device` from `host`; later work on the device sees it, and `host` may be changed at once."""
+        if not self._is_windowed or host.device.type != "cpu" or host.dtype != device.dtype:
+            device.copy_(host)
+            return
+        for slot, start, stop, window in self._cuts(device):
+            self._wait(slot)
+            window.copy_(host[start:stop])
+            device[start:stop].copy_(window, non_blocking=self._pin)
+            self._note(slot)
+
+    @torch.no_grad()
+    def download(self, device: Tensor, out: Tensor | None = None) -> Tensor:
+        """A copy of the flat `device` in the host's memory, in `out` if it is given; complete when this returns."""
+        device = device.detach()
+        if not self._is_windowed or device.device.type != self._device.type:  # DeepSpeed's whole weights are here
+            return device.clone() if out is None else out.copy_(device)
+        out = torch.empty(device.shape, dtype=device.dtype) if out is None else out
+        arriving: tuple[int, int, int, Tensor] | None = None
+        for coming in self._cuts(device):
+            slot, start, stop, window = coming
+            window.copy_(device[start:stop], non_blocking=self._pin)
+            self._note(slot)
+            if arriving is not None:
+                self._unload(out, *arriving)
+            arriving = coming
+        if arriving is not None:
+            self._unload(out, *arriving)
+        return out
+
+    def _unload(self, out: Tensor, slot: int, start: int, stop: int, window: Tensor) -> None:
+        self._wait(slot)
+        out[start:stop].copy_(window)
+
+    def _cuts(self, flat: Tensor) -> Iterator[tuple[int, int, int, Tensor]]:
+        """(slot, start, stop, window) of the vector's parts; the windows take turns."""
+        if not self._windows:
+            pin = self._pin and self._device.type == "cuda"
+            self._windows = [torch.empty(WINDOW_BYTES, dtype=torch.uint8, pin_memory=pin) for _ in range(2)]
+        width = WINDOW_BYTES // flat.dtype.itemsize
+        for place, start in enumerate(range(0, len(flat), width)):
+            stop = min(start + width, len(flat))
+            window = self._windows[place % 2][: (stop - start) * flat.dtype.itemsize].view(flat.dtype)
+            yield place % 2, start, stop, window
+
+    def _note(self, slot: int) -> None:
+        """What was just begun is the last that the device does with this window."""
+        if self._device.type == "cuda":
+            event = self._moved[slot] = self._moved[slot] or torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+
+    def _wait(self, slot: int) -> None:
+        if (event := self._moved[slot]) is not None:
+            event.synchronize()

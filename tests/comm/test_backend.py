@@ -1,0 +1,87 @@
+"""Which backend payloads take: the same decision on all ranks, from what each of them says of its GPU."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fedtorch.comm.backend import OwnGpu, choose, say_if_shared
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.errors import PreflightError
+from tests.ranks import expect_exit, run_ranks
+
+CUDA = torch.device("cuda", 0)
+
+
+def notes(*gpus: str, problem: str = "") -> dict[int, Any]:
+    return {rank: {"gpu": gpu, "gpu_problem": "" if gpu else problem} for rank, gpu in enumerate(gpus)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "backend", "shared"),
+    [
+        ("auto", ("x", "y", "z"), "nccl", []),
+        ("nccl", ("x", "y"), "nccl", []),
+        ("gloo", ("x", "y"), "gloo", []),
+        ("auto", ("x", "y", "x"), "gloo", [0, 2]),  # two ranks on one GPU, which NCCL refuses
+        ("auto", ("x", ""), "gloo", [1]),  # an old GPU-less server beside a worker with a GPU
+        ("auto", ("", ""), "gloo", [0, 1]),
+    ],
+)
+def test_nccl_where_every_rank_has_a_gpu_of_its_own(wanted: Any, gpus: Any, backend: str, shared: list[int]) -> None:
+    assert choose(wanted, notes(*gpus, problem="works on the CPU")) == {"backend": backend, "shared": shared}
+
+
+def test_nccl_that_cannot_be_had_is_refused_with_the_rank_and_its_reason() -> None:
+    error = choose("nccl", notes("x", "", problem="has torch 2, which comes without NCCL"))["error"]
+    assert error.startswith(
+        "system.backend is nccl, for which every rank needs a GPU of its own, but rank 1 has torch 2"
+    )
+    assert "rank 0" not in error
+    error = choose("nccl", notes("x", "x", "x", "x", "x"))["error"]
+    assert "rank 0 shares GPU x with 4 other ranks" in error and "and 2 more ranks" in error
+    assert "set system.backend to auto" in error
+
+
+def test_what_a_rank_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "works on the CPU" in OwnGpu.of(torch.device("cpu")).problem
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    assert "without NCCL" in OwnGpu.of(CUDA).problem
+
+
+@pytest.mark.parametrize(("ranks", "local_rank", "said"), [("3", "0", True), ("3", "1", False), ("2", "0", False)])
+def test_ranks_that_share_gpus_say_so_once_per_node(
+    ranks: str, local_rank: str, said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with caplog.at_level(logging.INFO):
+        say_if_shared(CUDA)
+        say_if_shared(torch.device("cpu"))
+    assert ("3 ranks of this node share 2 GPUs" in caplog.text) == said
+
+
+def decided(backend: Any) -> Any:
+    with DistributedCommunicator.join(["a"], timeout_s=20, backend=backend) as comm:
+        comm.preflight({"config": "same"})
+        comm.preflight({"config": "another run's"})
+        worker = comm.join_worker([0, 1])
+        assert worker is not None and dist.get_backend() == worker.backend
+        flat = torch.full((3,), float(comm.rank))
+        comm.broadcast(flat)
+        return comm.staging, worker.backend, flat.tolist()
+
+
+def test_on_cpus_payloads_travel_over_gloo_as_they_are() -> None:
+    assert run_ranks(decided, 2, "auto") == [(None, "gloo", [0.0] * 3)] * 2
+
+
+def test_nccl_on_cpus_ends_all_ranks_before_any_group_is_made() -> None:
+    for outcome in expect_exit(decided, 2, "nccl", timeout=30):
+        assert "system.backend is nccl" in outcome.error and "rank 0 works on the CPU" in outcome.error
+        assert outcome.exit_code == PreflightError.exit_code

@@ -1,0 +1,175 @@
+"""A device that is none: its tensors lie in ordinary memory, but mixing them with tensors of the CPU is an error.
+
+What runs on it to the same bits as on the CPU has every tensor where it belongs, so a machine without a GPU shows what
+would fail on one. As on a GPU, a CPU tensor without dimensions may take part in everything, and one of indices in
+indexing; a generator of the CPU may not. It is torch's PrivateUse1 backend, of which a process has one: `install` is
+for processes of their own. With torch 2.13.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils.backend_registration as registration
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+NAME = "pretended"
+_CPU = torch.device("cpu")
+_CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_MAY_MIX = {"aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::_index_put_impl_"}
+_libraries: list[torch.library.Library] = []
+_memory: dict[int, Tensor] = {}  # the numbers by the address of the pretended storage
+
+
+class Pretended(Tensor):
+    """Shape and device; `held` is the CPU tensor with the numbers, whose views are the views of this one."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    held: Tensor
+    storage_in_use: torch.UntypedStorage
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Pretended) -> None:
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.held = other.held
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+
+def install() -> torch.device:
+    """Make the device known to torch; returns it."""
+    registration._setup_privateuseone_for_python_backend(NAME)
+    every, few = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    every.fallback(_run, "PrivateUse1")
+    for op in ("alias", "detach"):  # torch has kernels for these, which would make tensors without numbers
+        few.impl(op, lambda tensor: _pretend(_real(tensor)), "PrivateUse1")
+    few.impl("_unsafe_view", lambda tensor, size: _pretend(_real(tensor).view(size)), "PrivateUse1")
+    for op, kernel in (  # what the CPU does in other operations
+        ("convolution_overrideable", torch.ops.aten.convolution.default),
+        ("convolution_backward_overrideable", _convolution_backward),
+        ("native_dropout", _dropout),
+        ("_thnn_fused_lstm_cell", _lstm_cell),
+        ("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward),
+    ):
+        few.impl(op, partial(_run_as, kernel), "PrivateUse1")
+    # tensors made in inference mode could not be given their numbers
+    torch.inference_mode.__enter__ = _enter_inference  # type: ignore[method-assign]
+    torch.inference_mode.__exit__ = _exit_inference  # type: ignore[method-assign,assignment]
+    _libraries.extend((every, few))
+    torch.__future__.set_swap_module_params_on_conversion(True)  # else `Module.to` would part tied weights
+    return torch.device(NAME, 0)
+
+
+def _pretend(held: Tensor) -> Tensor:
+    """A tensor of the device with these numbers."""
+    tensor = torch._C._acc.create_empty_tensor(held.shape, held.dtype)  # type: ignore[attr-defined]
+    if tensor.stride() != held.stride():
+        realias = torch.ops.aten._reshape_alias.default
+        tensor = realias.redispatch(_CPU_KEYS, tensor, held.shape, held.stride())
+    tensor.__class__ = Pretended
+    storage = tensor.untyped_storage()
+    tensor.held = _memory[storage._cdata] = held.detach()
+    tensor.storage_in_use = storage  # torch adds gradients in place where it believes that nobody else has the storage
+    return tensor
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, Pretended):
+        return value.held
+    if isinstance(value, Tensor) and value.device.type == NAME:  # autograd saves copies of what is not numbers
+        known = _memory[value.untyped_storage()._cdata]
+        return known.as_strided(value.shape, value.stride(), known.storage_offset() + value.storage_offset())
+    return _CPU if isinstance(value, torch.device) else value
+
+
+def _run_as(kernel: Any, *args: Any) -> Any:
+    out = kernel(*tree_map(_real, args))
+    return tree_map(lambda leaf: _pretend(leaf) if isinstance(leaf, Tensor) else leaf, out)
+
+
+def _convolution_backward(grad: Tensor, inputs: Tensor, weight: Tensor, *how: Any) -> Any:
+    return torch.ops.aten.convolution_backward(grad, inputs, weight, [len(weight)], *how)
+
+
+def _dropout(inputs: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """The CPU's random numbers; (result, what was kept)."""
+    if not train:
+        return inputs.clone(), torch.ones_like(inputs, dtype=torch.bool)
+    noise = torch.empty_like(inputs).bernoulli_(1 - p)
+    return inputs * (noise / (1 - p)), noise.bool()
+
+
+def _lstm_cell(inputs: Tensor, hidden: Tensor, cell: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
+    """(hidden, cell, gates after their activations)."""
+    gates = inputs + hidden + sum(bias for bias in biases if bias is not None)
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    new = f * cell + i * g
+    return o * new.tanh(), new, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(
+    grad_hidden: Tensor | None, grad_cell: Tensor | None, cell: Tensor, new: Tensor, gates: Tensor, has_bias: bool
+) -> tuple[Tensor, ...]:
+    i, f, g, o = gates.chunk(4, 1)
+    zero = torch.zeros_like(new)
+    grad_hidden, grad_cell = zero if grad_hidden is None else grad_hidden, zero if grad_cell is None else grad_cell
+    flow = grad_cell + grad_hidden * o * (1 - new.tanh() ** 2)
+    parts = (
+        flow * g * i * (1 - i),
+        flow * cell * f * (1 - f),
+        flow * i * (1 - g**2),
+        grad_hidden * new.tanh() * o * (1 - o),
+    )
+    grad = torch.cat(parts, 1)
+    return grad, flow * f, grad.sum(0) if has_bias else zero
+
+
+def _enter_inference(self: Any) -> None:
+    self._was_enabled = torch.is_grad_enabled()
+    torch.set_grad_enabled(self._was_enabled and not self.mode)
+
+
+def _exit_inference(self: Any, *_: object) -> None:
+    torch.set_grad_enabled(self._was_enabled)
+
+
+def _resized(tensor: Any) -> Any:
+    """The tensor, with the shape that an operation has given to its numbers."""
+    if isinstance(tensor, Pretended) and tensor.shape != tensor.held.shape:
+        tensor.data = _pretend(tensor.held)
+    return tensor
+
+
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Any operation: on the real tensors, once they are known to be in one place."""
+    name = op._schema.name
+    if name == "aten::_copy_from":
+        _real(args[1]).copy_(_real(args[0]))
+        return args[1]
+    leaves = tree_leaves((args, kwargs))
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.dim() and name not in _MAY_MIX:
+            raise RuntimeError(f"{op}: a CPU tensor of shape {tuple(leaf.shape)} among tensors of the device")
+        if isinstance(leaf, torch.Generator):
+            raise RuntimeError(f"{op}: a generator of the CPU for a tensor of the device")
+    if name == "aten::as_strided" and len(args) > 3:
+        args = (*args[:3], args[3] + _real(args[0]).storage_offset())
+    out = op(*tree_map(_real, args), **tree_map(_real, kwargs))
+    if name == "aten::_to_copy" and kwargs.get("device") == _CPU:
+        return out
+    returns = op._schema.returns
+    if returns and all(value.alias_info is not None and value.alias_info.is_write for value in returns):
+        declared = op._schema.arguments
+        given = {argument.name: value for argument, value in zip(declared, args)} | kwargs
+        written = [_resized(given[a.name]) for a in declared if a.alias_info is not None and a.alias_info.is_write]
+        return written[0] if len(returns) == 1 else tuple(written[: len(returns)])
+    return tree_map(lambda leaf: _pretend(leaf) if isinstance(leaf, Tensor) else leaf, out)

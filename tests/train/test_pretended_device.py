@@ -1,0 +1,122 @@
+"""Everything that trains has its tensors where they belong: on a device that is no CPU, with the CPU's numbers."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedtorch import build
+from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.fednova import FedNova
+from fedtorch.algorithms.fedprox import FedProx
+from fedtorch.algorithms.local import Local
+from fedtorch.algorithms.pfedme import PFedMe
+from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.config import ClientConfig, EvalConfig, PartitionConfig
+from fedtorch.errors import NonFiniteError
+from fedtorch.train import engine, shuttle
+from tests.harness import make_config, make_runner
+from tests.pretended_device import install
+from tests.ranks import run_ranks
+from tests.smoke_runs import SMOKE, run_config
+from tests.toy import Point, Quadratic
+
+TASK = Quadratic({"a": (1.0, 2.0, 7), "b": (0.5, -1.0, 5)}, start=(0, 1, 2), noise=0.3, dropout=0.2, double=False)
+HP = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, max_grad_norm=0.5, weight_decay=0.01)
+PLAIN = ClientConfig(optimizer="sgd", lr=0.1, batch_size=2)
+ALGORITHMS = {
+    "fedavg": (FedAvg(), {}),
+    "an optimiser that is kept": (FedAvg(), {"client": replace(HP, optimizer_state="keep")}),
+    "adafactor": (FedAvg(), {"client": replace(HP, optimizer="adafactor", scale_parameter=False)}),
+    "the model after training": (FedAvg(), {"eval": EvalConfig(every=1, point="trained", best="per_client")}),
+    "private parameters": (FedAvg(), {"partition": PartitionConfig(private=("head",))}),
+    "fedprox": (FedProx(mu=0.1), {}),
+    "fednova": (FedNova(), {"client": PLAIN}),
+    "scaffold": (Scaffold(option="I"), {"client": PLAIN}),
+    "ditto": (Ditto(), {}),
+    "pfedme": (PFedMe(), {}),
+    "local": (Local(), {}),
+}
+
+
+def use(device: torch.device) -> None:
+    """Engines work on this device, and where it is no CPU through windows of their vectors."""
+    windowed = device.type != "cpu"
+    build.device = lambda choice: device  # type: ignore[assignment]
+    engine.Shuttle = lambda own: shuttle.Shuttle(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
+    shuttle.WINDOW_BYTES = 64
+
+
+def on_both() -> Any:
+    """Digest of every algorithm's run on the CPU and on the device."""
+    digests: dict[str, list[str]] = {}
+    for device in (torch.device("cpu"), install()):
+        use(device)
+        for name, (algorithm, changes) in ALGORITHMS.items():
+            task = replace(TASK, head=(0.5, 0.5)) if "private" in name else TASK
+            settings = {"client": HP, "eval": EvalConfig(every=1), **changes}
+            with tempfile.TemporaryDirectory() as folder:
+                result = make_runner(make_config(Path(folder), task, algorithm, **settings)).run()
+            assert len(result.scores) == 2 and all(scores["nearness"][1] == 3 for scores in result.scores.values())
+            digests.setdefault(name, []).append(result.digest)
+    return digests
+
+
+def test_every_algorithm_gives_the_same_bits_on_a_device() -> None:
+    (digests,) = run_ranks(on_both, 1)
+    assert all(one == other for one, other in digests.values()), digests
+    assert len({one for one, _ in digests.values()}) == len(ALGORITHMS)
+
+
+class _Careless(Quadratic):
+    """Makes a tensor on the CPU."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        assert isinstance(model, Point)
+        return (model.w * torch.ones(3)).sum() + 0 * batch.sum(), 1
+
+
+def careless() -> str:
+    use(install())
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(Path(folder), _Careless(TASK.clients, start=TASK.start, double=False))
+        runner = make_runner(replace(config, clients=replace(config.clients, on_failure="stop")))
+        try:
+            runner.run()
+        except NonFiniteError as error:
+            return str(error)
+    return "nothing was noticed"
+
+
+def test_a_tensor_left_on_the_cpu_is_noticed() -> None:
+    assert "a client failed" in run_ranks(careless, 1)[0]
+
+
+def smoke_on_both(path: str, folder: str) -> Any:
+    found = []
+    # the only kernel of attention that the device has
+    with sdpa_kernel(SDPBackend.MATH):
+        for device in (torch.device("cpu"), install()):
+            use(device)
+            found.append(run_config(Path(path), Path(folder), f"run.name={device.type}"))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
+def test_a_smoke_config_trains_on_a_device_as_on_the_cpu(path: Path, tmp_path: Path) -> None:
+    ((cpu, device),) = run_ranks(smoke_on_both, 1, str(path), str(tmp_path), timeout=800)
+    assert cpu["trained"] and device["trained"].keys() == cpu["trained"].keys()
+    for name, (status, loss, norm) in cpu["trained"].items():
+        # composed of other operations in places (an LSTM's cell, dropout), so equal up to rounding
+        assert device["trained"][name] == (status, pytest.approx(loss, rel=1e-4), pytest.approx(norm, rel=1e-3))
+    assert device["averages"].keys() == cpu["averages"].keys()
+    assert all(device["averages"][name]["count"] == cpu["averages"][name]["count"] for name in cpu["averages"])
