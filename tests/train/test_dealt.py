@@ -1,4 +1,4 @@
-"""Micro-batches in parts, dealt over the ranks of a worker: as many passes everywhere, and shares that add up to one."""
+"""Micro-batches in parts, dealt over the ranks of a worker: as many passes everywhere, shares that add up to one."""
 
 from __future__ import annotations
 
