@@ -45,7 +45,7 @@ def a_round(hosts: list[int], folder: str, exchange: Exchange, dtype: torch.dtyp
     [
         (2, [1], "reduce", torch.float32),  # each other rank sends its sum
         (3, [0, 1, 2], "send", torch.float32),
-        (4, [1, 2, 3], "reduce", torch.float64),
+        pytest.param(4, [1, 2, 3], "reduce", torch.float64, marks=pytest.mark.slow),
         pytest.param(5, [4, 1], "auto", torch.float32, marks=pytest.mark.slow),
     ],
 )
@@ -71,7 +71,7 @@ def narrow_round(hosts: list[int], folder: str, exchange: Exchange) -> Any:
 
 
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
-@pytest.mark.parametrize("hosts", [[0, 1, 1, 1, 1, 1, 2], [1, 2, 3]])
+@pytest.mark.parametrize("hosts", [[0, 1, 1, 1, 1, 1, 2], pytest.param([1, 2, 3], marks=pytest.mark.slow)])
 def test_many_windows_pass_in_step(exchange: Exchange, hosts: list[int], tmp_path: Path) -> None:
     alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 40_321, torch.float32)
     assert run_ranks(narrow_round, 4, hosts, str(tmp_path), exchange)[0][0] == alone
@@ -117,7 +117,7 @@ def dying_round(folder: str, exchange: Exchange) -> None:
     narrow_round([0, 1, 2, 3], folder, exchange)
 
 
-@pytest.mark.parametrize("exchange", ["send", "reduce"])
+@pytest.mark.parametrize("exchange", [pytest.param("send", marks=pytest.mark.slow), "reduce"])
 def test_a_rank_that_dies_within_a_payload_is_named_by_all_others(exchange: Exchange, tmp_path: Path) -> None:
     outcomes = expect_exit(dying_round, 4, str(tmp_path), exchange, timeout=40)
     assert outcomes[2].exit_code == -signal.SIGKILL
