@@ -21,15 +21,18 @@ _AFTER = """code=$?
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 cd {folder}
 [ "$code" -ne 0 ] && head -c 40 "$job"_0_result.pkl 2> /dev/null | grep -aq success && exit 0
-# 7: a rank was silent, and the others ended; 137: it was killed, by srun in the end or for its memory
-if [ "$code" -eq 7 ] || [ "$code" -eq 137 ]; then
-  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then
-    echo "$code" >> "$job".hangs
-    if [ "$(wc -l < "$job".hangs)" -le {most} ]; then
-      echo "a rank hung or was killed ($code); the job is requeued"
-      scontrol requeue "$job"
-    fi
-  fi
+if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then
+  case $code in
+    # told to stop by SIGTERM, as by a partition that preempts with a grace time, and everything is saved
+    75) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {stops} ] && scontrol requeue "$job" ;;
+    # 7: a rank was silent, and the others ended; 137: it was killed, by srun in the end or for its memory
+    7 | 137)
+      echo "$code" >> "$job".hangs
+      if [ "$(wc -l < "$job".hangs)" -le {most} ]; then
+        echo "a rank hung or was killed ($code); the job is requeued"
+        scontrol requeue "$job"
+      fi ;;
+  esac
 fi
 exit $code"""
 
@@ -101,7 +104,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _settings(resources: Resources, folder: Path, name: str, goes_on: bool) -> dict[str, Any]:
-    after = _AFTER.format(folder=shlex.quote(str(folder)), most=resources.max_hangs)
+    after = _AFTER.format(folder=shlex.quote(str(folder)), stops=resources.max_timeouts, most=resources.max_hangs)
     settings = {
         "job_name": name,
         "nodes": resources.nodes,

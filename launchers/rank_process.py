@@ -26,8 +26,8 @@ class RankProcess:
     2. While the run goes on its own handlers answer signals: the round under way is abandoned, all before it saved.
     3. Stopped by submitit's signal (time limit, or preemption that sends it), rank 0 hands over to submitit's handler,
        which counts time-outs and requeues the job; its next attempt resumes after the last complete round.
-    4. Stopped by SIGTERM or SIGINT the job ends with 75: `scancel` means it, and a partition that preempts by
-       requeueing puts the job back itself.
+    4. Stopped by SIGTERM or SIGINT the job ends with 75. `scancel` means it; a partition that preempts at once puts the
+       job back itself, and after a grace time the batch script does.
     5. Any other failure is the task's exit status, so that SLURM shows it, and the batch script can act on it.
     """
 

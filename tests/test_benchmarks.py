@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of
 from benchmarks.clients import main as clients_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
+from benchmarks.precision import main as precision_main
 from benchmarks.rounds import cases, main
 from benchmarks.sparse import main as sparse_main
 from benchmarks.workloads import WORKLOADS, shrunk
@@ -85,3 +86,11 @@ def test_the_benchmark_of_clients_compares_numbers_of_them(tmp_path: Path) -> No
     assert few["start_ratio"] == few["round_ratio"] == 1 and few["memory_ratio"] == [1, 1]
     assert many["start_ratio"] == pytest.approx(many["start_s"] / few["start_s"])
     assert all(figures["round_s"] > 0 and min(figures["peak_mb"]) > 0 for figures in (few, many))
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_precisions_compares_them_with_fp32() -> None:
+    sizes = {"width": 64, "layers": 1, "tokens": 8, "steps": 1, "repeat": 1}
+    rows = precision_main([f"--{name}={value}" for name, value in sizes.items()])
+    assert [row["precision"] for row in rows][:2] == ["fp32", "bf16"]
+    assert rows[0]["time"] == rows[0]["cpu_time"] == 1 and all(row["steps_per_s"] > 0 for row in rows)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -19,10 +17,10 @@ from torch import Tensor, nn
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import FedtorchError
 from fedtorch.seeds import seed_for
-from fedtorch.train.batches import Parts
+from fedtorch.train.dealt import parts_of, passes_of
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, renew, state_of
-from fedtorch.train.zero import ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
+from fedtorch.train.zero import ZeroScale, ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 from fedtorch.weights import Partition
 
@@ -60,7 +58,7 @@ class DeepSpeedEngine(Engine):
         self._zero: Any = None  # the deepspeed engine
         self._tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
         self._failed = False
-        self._scaler: dict[str, Any] = {}  # fp16: the loss scale at the start
+        self._scale = ZeroScale()
         self._left_out = 0
         self._gradients: list[Tensor] | None = None
         self._unborn_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
@@ -111,9 +109,8 @@ class DeepSpeedEngine(Engine):
         if self._tensors is None:
             yield self.module
             return
-        whole = {**self.shared.view(self.flat), **self.private.view(self.flat_private)}
-        whole |= self.frozen.view(self.initial_frozen)
-        with self._tensors.replaced(whole):
+        trained = {**self.shared.view(self.flat), **self.private.view(self.flat_private)}
+        with self._tensors.replaced({**trained, **self.frozen.view(self.initial_frozen)}):
             yield self.module
 
     # Training
@@ -144,7 +141,7 @@ class DeepSpeedEngine(Engine):
         self._schedule = make_schedule(optimizer, hp, steps, taken)
         self._zero._config.gradient_clipping = self._zero.optimizer.clip_grad = hp.max_grad_norm or 0.0
         self._left_out = 0
-        self._renew_scale()
+        self._scale.renew()
         self.module.train()
         self.clear_gradients()
         self._seed(seed)
@@ -156,19 +153,14 @@ class DeepSpeedEngine(Engine):
         assert self._schedule is not None, "start() comes first"
         self._failed = True
         if self._unborn_state is not None:
-            self._bear_state(loss_fn, _parts(batches[0])[0])
+            self._bear_state(loss_fn, parts_of(batches[0])[0])
         total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
-        turns = ceil(len(batches) / size)
-        for turn in range(turns):
-            dealt = batches[turn * size : (turn + 1) * size]
-            # one that is not there has no weight: every rank has to take part in every exchange
-            parts = _parts(dealt[rank] if rank < len(dealt) else batches[0])
-            shares = self._shares(loss_fn, parts, max(len(_parts(each)) for each in dealt))
-            for number, share in enumerate(shares):
-                is_last = turn == turns - 1 and number == len(shares) - 1
+        for first in range(0, len(batches), size):
+            passes = passes_of(batches[first : first + size], rank, loss_fn, self._forward, self.device)
+            for number, (part, share) in enumerate(passes, start=1):
+                is_last = first + size >= len(batches) and number == len(passes)
                 self._zero.set_gradient_accumulation_boundary(is_last)
-                share = share if rank < len(dealt) else 0.0
-                loss = self._forward(loss_fn, parts[number % len(parts)]) / divisor * share
+                loss = self._forward(loss_fn, part) / divisor * share
                 total = total + loss.detach()
                 with exchanging(self.worker):
                     self._zero.backward(loss * size)  # DeepSpeed takes the mean over the ranks
@@ -181,16 +173,6 @@ class DeepSpeedEngine(Engine):
         self._schedule.step()
         self._failed = False
         return total, torch.zeros_like(total) if penalty is None else penalty
-
-    def _shares(self, loss_fn: LossFunction, parts: Sequence[Any], turns: int) -> list[float]:
-        """What each part of a micro-batch counts in it; 0 in further turns, which another rank needs for its own."""
-        if turns == 1:
-            return [1.0]
-        device = [self.device] if self.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(device):
-            counts = [self._forward(partial(_counted, loss_fn), parts[turn % len(parts)]) for turn in range(turns)]
-        whole = sum(float(count) for count in counts[: len(parts)])
-        return [float(count) / whole if turn < len(parts) else 0.0 for turn, count in enumerate(counts)]
 
     def free(self) -> None:
         """See Engine.free. The next `load` builds all anew, on every rank of the worker or on none."""
@@ -265,7 +247,7 @@ class DeepSpeedEngine(Engine):
         self.load(shared, private)
         forget(self._zero.basic_optimizer)
         self._tensors.put_state(state)
-        self._renew_scale()
+        self._scale.renew()
         self._failed = True
         self._seed(seed)
 
@@ -275,17 +257,10 @@ class DeepSpeedEngine(Engine):
             return hook(self)
         own = set(self.shared.names)
         names = [name for name in self.trained_names if name in own]
-        scale = self._zero.optimizer.loss_scaler.cur_scale if self._scaler else 1.0
-        self._gradients = self._tensors.gradients(names, scale)
-        penalty = hook(self)
-        self._tensors.put_gradients(names, self._gradients, scale)
+        with self._tensors.changing_gradients(names, self._scale.value) as self._gradients:
+            penalty = hook(self)
         self._gradients = None
         return penalty
-
-    def _renew_scale(self) -> None:
-        """fp16's loss scale, as it was before any step."""
-        if self._scaler:
-            vars(self._zero.optimizer.loss_scaler).update(self._scaler)
 
     def _seed(self, seed: int) -> None:
         rank = dist.get_rank()
@@ -300,16 +275,12 @@ class DeepSpeedEngine(Engine):
         world = dist.get_world_size() if dist.is_initialized() else 0
         if world != self._size:  # a larger one would train all its clients as one
             raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
-        size = sum(parameter.numel() for parameter in self.trained)
         optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
-        pin = self.device.type == "cuda"
-        self._zero = initialize(self._deepspeed, self.module, optimizer, self.settings, size=size, pin=pin)
+        self._zero = initialize(self._deepspeed, self.module, optimizer, self.settings, self.device)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
-            parameters, rank = dict(self.module.named_parameters()), dist.get_rank()
-            self._tensors = ZeroTensors(parameters, self._zero, stage=self.settings.stage, rank=rank)
-        if self.settings.precision == "fp16":
-            self._scaler = dict(vars(self._zero.optimizer.loss_scaler))
+            self._tensors = ZeroTensors(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())
+        self._scale = ZeroScale(self._zero.optimizer.loss_scaler if self.settings.precision == "fp16" else None)
 
     def _rebuild(self) -> None:
         """Start again with a new module; DeepSpeed cannot drop a step that failed half-way."""
@@ -323,13 +294,3 @@ class DeepSpeedEngine(Engine):
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)
         super().adopt_initial()
-
-
-def _parts(batch: Any) -> tuple[Any, ...]:
-    return batch.batches if isinstance(batch, Parts) else (batch,)
-
-
-def _counted(loss_fn: LossFunction, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-    """What a loss counts, as a loss."""
-    loss_sum, count = loss_fn(module, batch)
-    return torch.zeros((), device=loss_sum.device) + count, 1

@@ -26,7 +26,9 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
 
 def has_fp16(device: torch.device) -> bool:
     """Can this machine compute in fp16 there? Some CPUs cannot."""
-    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 class LossScale(torch.amp.GradScaler):

@@ -127,19 +127,37 @@ class Objective(nn.Module):
 
 
 def initialize(
-    deepspeed: Any, module: nn.Module, optimizer: torch.optim.Optimizer, settings: ZeroSettings, *, size: int, pin: bool
+    deepspeed: Any, module: nn.Module, optimizer: torch.optim.Optimizer, settings: ZeroSettings, device: torch.device
 ) -> Any:
-    """DeepSpeed's engine around the module, of whose parameters `size` numbers are trained; see `zero_config`."""
+    """DeepSpeed's engine around the module, whose trained parameters the optimiser has; see `zero_config`."""
     if settings.activation_checkpointing:
         for model in checkpointable(module):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    size = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     engine, *_ = deepspeed.initialize(
         model=Objective(module),
         optimizer=optimizer,
-        config=zero_config(settings, size, pin=pin),
+        config=zero_config(settings, size, pin=device.type == "cuda"),
         dist_init_required=False,
     )
     return engine
+
+
+class ZeroScale:
+    """fp16's loss scale inside DeepSpeed; None: there is none."""
+
+    def __init__(self, scaler: Any = None) -> None:
+        self._scaler, self._start = scaler, {} if scaler is None else dict(vars(scaler))
+
+    @property
+    def value(self) -> float:
+        """What gradients are multiplied by now."""
+        return 1.0 if self._scaler is None else float(self._scaler.cur_scale)
+
+    def renew(self) -> None:
+        """As it was before any step."""
+        if self._scaler is not None:
+            vars(self._scaler).update(self._start)
 
 
 @contextmanager

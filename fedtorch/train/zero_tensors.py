@@ -26,8 +26,8 @@ class ZeroTensors:
     All ranks of the worker call every method with the same values.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], zero: Any, *, stage: int, rank: int) -> None:
-        self.parameters, self.stage, self.rank = parameters, stage, rank
+    def __init__(self, module: nn.Module, zero: Any, *, stage: int, rank: int) -> None:
+        self.parameters, self.stage, self.rank = dict(module.named_parameters()), stage, rank
         self._zero = zero.optimizer  # around the plain one
         self._optimizer: torch.optim.Optimizer = zero.basic_optimizer
 
@@ -73,16 +73,16 @@ class ZeroTensors:
                     view.copy_(self.parameters[name].detach())
         return flat
 
-    def gradients(self, names: Iterable[str], scale: float) -> list[Tensor]:
-        """The reduced gradients between the last backward pass and the step, without the loss scale; copies."""
-        from deepspeed.utils import safe_get_full_grad
+    @contextmanager
+    def changing_gradients(self, names: Sequence[str], scale: float) -> Iterator[list[Tensor]]:
+        """The reduced gradients between the last backward pass and the step, without the loss scale.
 
-        return [safe_get_full_grad(self.parameters[name]).float() / scale for name in names]
+        Copies; what they are at the end takes the place of the gradients.
+        """
+        from deepspeed.utils import safe_get_full_grad, safe_set_full_grad, safe_set_local_grad
 
-    def put_gradients(self, names: Iterable[str], gradients: Sequence[Tensor], scale: float) -> None:
-        """Replace them."""
-        from deepspeed.utils import safe_set_full_grad, safe_set_local_grad
-
+        gradients = [safe_get_full_grad(self.parameters[name]).float() / scale for name in names]
+        yield gradients
         for name, gradient in zip(names, gradients, strict=True):
             parameter = self.parameters[name]
             if self.stage == 3:

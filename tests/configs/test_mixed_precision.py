@@ -32,4 +32,4 @@ def test_a_smoke_config_runs_in_bf16(path: Path, tmp_path: Path, monkeypatch: py
     results = json.loads((folder / "results.json").read_text())
     scores = [client["scores"] for client in results["clients"].values() if "scores" in client]
     assert scores and all(map(math.isfinite, numbers(scores)))
-    assert {client.get("status", "ok") for client in results["clients"].values()} == {"ok"}
+    assert {client.get("status") for client in results["clients"].values()} <= {"ok", None}  # None: not drawn

@@ -196,7 +196,11 @@ def tight(folder: str, where: tuple[int, ...], retry: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("where", "retry"), [((2, 4), True), ((2, 4), False), pytest.param((1, 2, 3, 4), True, marks=pytest.mark.slow)]
+    ("where", "retry"),
+    [
+        ((2, 4), True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [((2, 4), False), ((1, 2, 3, 4), True)]),
+    ],
 )
 def test_ranks_of_a_worker_try_a_client_again_together_when_one_is_out_of_memory(
     where: tuple[int, ...], retry: bool, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sque
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 SLOTS, GPUS = 16, 4  # what a node offers, whatever the machine has
 
+# urgent: its jobs take the place of others, which get SIGTERM and (debug) 60 s to save; SLURM's defaults
 # cred_expire: a requeued job waits so many seconds (120 unless set) before it starts again
 CONF = """ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -25,6 +27,7 @@ AuthType=auth/munge
 AuthInfo=socket={d}/munge/sock,cred_expire=5
 CredType=cred/munge
 SlurmctldPort={port}
+FirstJobId={first}
 StateSaveLocation={d}/state
 SlurmdSpoolDir={d}/spool.%n
 SlurmctldPidFile={d}/slurmctld.pid
@@ -44,8 +47,11 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 KillWait=5
 GresTypes=gpu
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP GraceTime=60
 PartitionName=gpu Nodes=ALL MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 """
 NODE = """NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs={slots} Boards=1 SocketsPerBoard=1 \
 CoresPerSocket={slots} ThreadsPerCore=1 RealMemory=4000 Feature=big \
@@ -77,7 +83,8 @@ def cluster(folder: Path) -> Iterator[Mapping[str, str]]:
     (munge / "key").write_bytes(os.urandom(128))
     (munge / "key").chmod(0o600)
     port, *ports = _free_ports(1 + len(nodes))
-    text = CONF.format(host=host, user=getpass.getuser(), d=folder, port=port)
+    first = random.randrange(1, 30000)  # it fixes a job's port; another session may have a cluster here as well
+    text = CONF.format(host=host, user=getpass.getuser(), d=folder, port=port, first=first)
     text += "".join(NODE.format(name=n, port=p, slots=SLOTS, gpus=GPUS) for n, p in zip(nodes, ports))
     (folder / "slurm.conf").write_text(text)
     for number in range(GPUS):

@@ -38,6 +38,36 @@ def test_a_batch_file_is_requeued_and_resumes_to_the_same_bits(real_slurm: Path,
     assert status(run)["command"] == f"sbatch {file} --config {config} --set rounds=15"
 
 
+@pytest.mark.parametrize(
+    ("how", "partition"), [("launcher", "debug"), ("batch file", "debug"), ("launcher", "gpu"), ("batch file", "gpu")]
+)
+def test_a_job_that_a_more_urgent_one_displaces_comes_back_and_resumes(
+    how: str, partition: str, real_slurm: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """debug grants 60 s and leaves it at that; gpu requeues the job itself and kills it after 5 s."""
+    monkeypatch.setenv("SBATCH_PARTITION", partition)
+    number, run = submit(how, config, 30), real_slurm / "run"
+    wait_for_a_round(run)
+    (real_slurm / "urgent").write_text("#!/bin/bash\n#SBATCH --output=/dev/null\nsleep 3\n")
+    words = ["--partition=urgent", f"--nodes={1 + private_slurm.two_nodes()}", "--exclusive"]
+    urgent = sbatch(*words, real_slurm / "urgent")
+    until(lambda: queued(urgent) == "RUNNING", "the urgent job does not run")
+    assert status(run)["state"] != "done"
+    wait_for(run, "done", "failed")
+    assert "resuming after round" in (run / "log.rank0.txt").read_text()
+    assert digest(run) == alone(config, "rounds=30") and shown(number)["Restarts"] == "1"
+
+
+def test_slurm_itself_sends_the_signal_before_the_limit(real_slurm: Path, config: Path) -> None:
+    """Between 40 and 100 s after the start: it looks every half a minute, and sends rather too early."""
+    run = real_slurm / "run"
+    asked = ["--tasks-per-node", "2", "--time", "3", "--grace", "80", "--set", "rounds=400"]
+    assert slurm.main(["--config", str(config), *asked]) == 0
+    wait_for(run, "interrupted")
+    call("scancel", (run / "slurm_job").read_text().strip())
+    assert shown((run / "slurm_job").read_text().strip())["Restarts"] == "1"
+
+
 @pytest.mark.parametrize("how", ["launcher", "batch file"])
 def test_a_cancelled_job_saves_and_stays_cancelled(how: str, real_slurm: Path, config: Path) -> None:
     number = submit(how, config, 150)
@@ -123,4 +153,4 @@ def test_two_nodes_give_the_bits_of_one_process(how: str, real_slurm: Path, conf
         sbatch("--ntasks-per-node=1", "--gpus-per-node=1", path, "--config", config)
     wait_for(real_slurm / "run", "done", "failed")
     assert json.loads((real_slurm / "run" / "env.json").read_text())["ranks"] == 2
-    assert digest(real_slurm / "run") == alone(config, "rounds=2")
+    assert digest(real_slurm / "run") == alone(config)

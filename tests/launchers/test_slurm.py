@@ -181,9 +181,10 @@ def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(confi
             subprocess.run(["bash", "-c", lines], env=environ | array | {"SLURM_ARRAY_TASK_ID": "3"}).returncode
             == ended
         )
-    for code in (0, 1, 75):  # of an interrupted job rank 0 takes care itself
-        subprocess.run(["bash", "-c", run_it.replace("(exit 137)", f"(exit {code})")], env=environ)
-    assert (cluster / "scontrol.calls").read_text().count("requeue") == 3
+    for code, attempt in ((0, 0), (1, 0), (75, 20), (75, 19)):  # of what ends with 75 nobody but SIGTERM asked for it
+        lines = run_it.replace("(exit 137)", f"(exit {code})")
+        subprocess.run(["bash", "-c", lines], env=environ | {"SLURM_RESTART_COUNT": str(attempt)})
+    assert (cluster / "scontrol.calls").read_text().count("requeue") == 4
 
 
 def test_a_dry_run_shows_the_batch_script_that_is_submitted_but_no_secret(

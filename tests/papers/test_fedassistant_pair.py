@@ -319,8 +319,9 @@ def starved(folder: str, data: str, name: str, where: Sequence[int]) -> tuple[st
         return digest, [report.status for report in each.rank.server.accepted]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["feda_both", pytest.param("feda_top", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["feda_both", "feda_top"])
 def test_a_pair_of_which_one_is_out_of_memory_tries_again_together(
     name: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

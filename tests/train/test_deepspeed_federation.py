@@ -115,6 +115,7 @@ def test_a_forward_pass_that_fails_on_one_rank_is_the_clients_failure_on_both(tm
     assert len(server) == 6 and sum(status.startswith("failed:") for status in server) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_worker_of_which_one_rank_is_out_of_memory_tries_again_together(tmp_path: Path, tiny_data: Path) -> None:
     config = unlucky(tmp_path / "many", tiny_data, 2)

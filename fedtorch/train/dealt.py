@@ -1,0 +1,59 @@
+"""A step's micro-batches dealt over the ranks of a worker, and what each part of one counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtorch.train.batches import Parts
+
+LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
+
+
+def parts_of(batch: Any) -> tuple[Any, ...]:
+    """A micro-batch's parts; itself if it is whole."""
+    return batch.batches if isinstance(batch, Parts) else (batch,)
+
+
+def passes_of(
+    dealt: Sequence[Any],
+    rank: int,
+    loss_fn: LossFunction,
+    forward: Callable[[LossFunction, Any], Tensor],
+    device: torch.device,
+) -> list[tuple[Any, float]]:
+    """What a rank computes while every rank of its worker has one of the `dealt` micro-batches: (part, what it counts).
+
+    As many passes for every rank, for all have to take part in every exchange. A pass that only another rank needs
+    counts 0, and so does all that a rank without a micro-batch computes.
+
+    forward: the engine's forward pass to a mean loss, taken by all ranks alike.
+    """
+    is_there = rank < len(dealt)
+    parts, number = parts_of(dealt[rank if is_there else 0]), max(len(parts_of(each)) for each in dealt)
+    shares = _shares(parts, number, loss_fn, forward, device) if number > 1 else [1.0]
+    return [(parts[place % len(parts)], share if is_there else 0.0) for place, share in enumerate(shares)]
+
+
+def _shares(
+    parts: Sequence[Any],
+    number: int,
+    loss_fn: LossFunction,
+    forward: Callable[[LossFunction, Any], Tensor],
+    device: torch.device,
+) -> list[float]:
+    """What each part counts in its micro-batch; 0 in further passes."""
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        counts = [forward(partial(_counted, loss_fn), parts[place % len(parts)]) for place in range(number)]
+    whole = sum(float(count) for count in counts[: len(parts)])
+    return [float(count) / whole if place < len(parts) else 0.0 for place, count in enumerate(counts)]
+
+
+def _counted(loss_fn: LossFunction, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+    """What a loss counts, as a loss."""
+    loss_sum, count = loss_fn(module, batch)
+    return torch.zeros((), device=loss_sum.device) + count, 1
