@@ -3,7 +3,7 @@
 What runs on it to the same bits as on the CPU has every tensor where it belongs, so a machine without a GPU shows what
 would fail on one. As on a GPU, a CPU tensor without dimensions may take part in everything, and one of indices in
 indexing; a generator of the CPU may not. It is torch's PrivateUse1 backend, of which a process has one: `install` is
-for processes of their own. With torch 2.13.
+for processes of their own. There is no forward-mode differentiation (metaweighting). With torch 2.13.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pretended(Tensor):
 
 
 def install() -> torch.device:
-    """Make the device known to torch; returns it."""
+    """Make the device known to torch, before the first backward pass of the process; returns it."""
     registration._setup_privateuseone_for_python_backend(NAME)
     every, few = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_run, "PrivateUse1")
