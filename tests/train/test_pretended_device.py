@@ -116,7 +116,8 @@ def test_a_smoke_config_trains_on_a_device_as_on_the_cpu(path: Path, tmp_path: P
     ((cpu, device),) = run_ranks(smoke_on_both, 1, str(path), str(tmp_path), timeout=800)
     assert cpu["trained"] and device["trained"].keys() == cpu["trained"].keys()
     for name, (status, loss, norm) in cpu["trained"].items():
-        # composed of other operations in places (an LSTM's cell, dropout), so equal up to rounding
-        assert device["trained"][name] == (status, pytest.approx(loss, rel=1e-4), pytest.approx(norm, rel=1e-3))
+        # composed of other operations in places (an LSTM's cell), so equal up to rounding, which Adam's first steps
+        # make much of: 2e-4 of the loss with an LSTM, measured
+        assert device["trained"][name] == (status, pytest.approx(loss, rel=1e-3), pytest.approx(norm, rel=1e-3))
     assert device["averages"].keys() == cpu["averages"].keys()
     assert all(device["averages"][name]["count"] == cpu["averages"][name]["count"] for name in cpu["averages"])
