@@ -365,7 +365,7 @@ def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(400)
 def test_the_local_executor_requeues_a_job_that_cannot_save_in_time(config: Path, tmp_path: Path) -> None:
     """A rank sleeps in the second round; all leave after the grace, are requeued and end with the same bits."""
     arguments = ["--config", str(config), "--set", "rounds=3", "system.shutdown_grace=2"]

@@ -306,24 +306,6 @@ def test_the_dry_run_counts_the_copies_of_the_weights(precision: Any, copies: st
     assert f"weights 8 MiB, gradients and optimiser 12 MiB, {copies}updates" in line
 
 
-def test_autocast_keeps_one_copy_of_each_weight() -> None:
-    """What the dry run counts: of a weight that is used twice, too."""
-    engine, kept = engine_of("bf16"), {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.dtype == torch.bfloat16 and tensor.shape in (
-            (8, 16),
-            (16, 8),
-        ):  # first layer
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with engine.autocast(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        inputs = batch(0, size=5)[0].requires_grad_()
-        outputs = [engine.module(inputs) for _ in range(2)]
-    assert len(kept) == 1 and len(outputs) == 2
-
-
 REFUSED: list[Algorithm] = [Scaffold(option="I"), MetaWeighting(), FedAssistant()]
 
 
