@@ -158,8 +158,8 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     algorithm.check_task(training)
     names = tuple(dict.fromkeys((*task.manifest(), *training.manifest())))
     topology = make_topology(config, num_ranks)
-    check_engine(config, algorithm, task, settings, ranks_per_worker=topology.ranks_per_worker)
-    if topology.ranks_per_worker > 1 and config.system.server_works is True and training.server_examples():
+    check_engine(config, algorithm, task, settings, sizes=topology.sizes)
+    if max(topology.sizes) > 1 and config.system.server_works is True and training.server_examples():
         raise ConfigError(
             f"system.ranks_per_worker is {config.system.ranks_per_worker} and system.server_works is true, but the "
             "server trains on data of its own, alone; set system.server_works to false"
@@ -168,15 +168,16 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     placement = place(config, task, training, clients, topology)
     remarks = check_single(task, config.task_name) if config.eval.per_example else []
     remarks += check_data(task, placement, topology, rank)
+    own = topology.worker_of(rank)
     if engine is None:
         engine = make_engine(
             config,
             lambda: task.build_model(config.run.seed),
             device(config.system.device),
             hp=next(iter(settings)),
-            trains=topology.worker_of(rank) is not None,
+            trains=own is not None,
         )
-    divide(engine, config, task, topology.ranks_per_worker)
+    divide(engine, config, task, topology.sizes, own=max(topology.sizes) if own is None else topology.sizes[own])
     remarks += unmatched(config, settings, engine)
     if algorithm.exchanged and engine.shared.size == 0:
         raise ConfigError(

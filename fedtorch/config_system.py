@@ -85,9 +85,10 @@ class SystemConfig:
     """What the numbers in `pinned` are; a node's clients are shared out among its ranks."""
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: only when it is the only rank."""
-    ranks_per_worker: Count = 1
+    ranks_per_worker: Count | tuple[Count, ...] = 1
     """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
-    train. Alone in one process a rank does the work of all of them, whatever stands here."""
+    train. A list, such as [2, 1]: of each worker. Alone in one process a rank does the work of all of them, whatever
+    stands here."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
     oom_retry: bool = True

@@ -67,17 +67,18 @@ def _memory(parts: Parts) -> str:
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
     lines = [f"memory per rank, without activations and libraries: {text}"]
     if config.engine.kind == "deepspeed":
-        lines += ["", *_model_states(parts, state)]
+        for ranks in sorted(set(parts.topology.sizes)):
+            lines += ["", *_model_states(parts, state, ranks)]
     return "\n".join(lines)
 
 
-def _model_states(parts: Parts, moments: float) -> list[str]:
+def _model_states(parts: Parts, moments: float, ranks: int) -> list[str]:
     """A table of what DeepSpeed keeps for this model, and would keep for others, with its own estimate beside ours."""
-    engine, ranks = parts.config.engine, parts.topology.ranks_per_worker
+    engine = parts.config.engine
     sizes = {"this model": Size.of(parts.engine.module), **known_sizes()}
     lines = [
-        f"DeepSpeed stage {engine.stage}, {engine.precision}, {ranks} ranks per worker: parameters, gradients, masters "
-        "and optimiser per rank, in GiB",
+        f"DeepSpeed stage {engine.stage}, {engine.precision}, workers of {ranks} rank{'s' * (ranks > 1)}: parameters, "
+        "gradients, masters and optimiser per rank, in GiB",
         f"  {'':<12}{'numbers':>15}{'device':>9}{'host':>9}   DeepSpeed's own estimate (Adam)",
     ]
     for name, size in sizes.items():

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 def check_engine(
-    config: Config, algorithm: Algorithm, task: Task, settings: Collection[ClientConfig], *, ranks_per_worker: int
+    config: Config, algorithm: Algorithm, task: Task, settings: Collection[ClientConfig], *, sizes: Collection[int]
 ) -> None:
-    """Refuse what an engine cannot do. settings: every distinct one that a client trains with.
+    """Refuse what an engine cannot do. settings: every distinct one that a client trains with. sizes: of workers.
 
     Raises:
         ConfigError: names the keys.
@@ -63,10 +63,10 @@ def check_engine(
             f"client.optimizer is adafactor, which needs whole matrices, but engine.stage is {engine.stage}, which "
             "lays them end to end; set engine.stage to 0 or client.optimizer to adamw"
         )
-    if odd := next((hp.accumulation for hp in settings if hp.accumulation % ranks_per_worker), None):
+    for size, odd in ((size, hp.accumulation) for size in sizes for hp in settings if hp.accumulation % size):
         raise ConfigError(
-            f"client.accumulation is {odd} but the {ranks_per_worker} ranks of a worker share a step's micro-batches; "
-            f"set client.accumulation to a multiple of {ranks_per_worker} (and client.batch_size lower) or "
+            f"client.accumulation is {odd} but the {size} ranks of a worker share a step's micro-batches; "
+            f"set client.accumulation to a multiple of {size} (and client.batch_size lower) or "
             "system.ranks_per_worker to 1"
         )
     if engine.stage == 3 and config.partition.private and type(task).draw_private is not Task.draw_private:
@@ -111,25 +111,30 @@ def make_engine(
         raise ConfigError(str(error)) from error
 
 
-def divide(engine: Engine, config: Config, task: Task, ranks_per_worker: int) -> None:
+def divide(engine: Engine, config: Config, task: Task, sizes: Collection[int], own: int) -> None:
     """Note which rank of a worker computes which part of the model; DeepSpeed divides the work in its own way.
+
+    sizes: of all workers, so that every rank refuses what one of them cannot do; own: of this rank's worker.
 
     Raises:
         ConfigError: the task's model, or what is private of it, cannot be divided among so many ranks.
     """
-    if ranks_per_worker == 1 or config.engine.kind != "torch":
+    if config.engine.kind != "torch":
         return
-    owners = task.owners(engine.module, ranks_per_worker)
-    try:
-        engine.division = Division.of(owners, engine.private.names)
-    except ValueError as error:
-        raise ConfigError(f"system.ranks_per_worker is {ranks_per_worker} but {error}") from error
-    if engine.division is None:
-        log.warning(
-            "system.ranks_per_worker is %d, but nothing divides a client's work: all ranks of a worker do the same; "
-            "set it to 1",
-            ranks_per_worker,
-        )
+    for size in sorted(set(sizes) - {1}):
+        owners = task.owners(engine.module, size)
+        try:
+            division = Division.of(owners, engine.private.names)
+        except ValueError as error:
+            raise ConfigError(f"system.ranks_per_worker is {size} but {error}") from error
+        if size == own:
+            engine.division = division
+        if division is None:
+            log.warning(
+                "system.ranks_per_worker is %d, but nothing divides a client's work: all ranks of a worker do the "
+                "same; set it to 1",
+                size,
+            )
 
 
 def share_engine(one: Config, other: Config) -> bool:

@@ -45,7 +45,7 @@ class Evaluation:
         self.by_client = rank.config.eval.best == "per_client" or not rank.algorithm.exchanged
         self.each: dict[str, dict[str, tuple[float, ...]]] = {}
         # ranks that judge a client together have to come to the end of it together
-        self._is_alone = rank.setting.topology.ranks_per_worker == 1
+        self._is_alone = rank.setting.worker is None
         self._load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.task.load)
         self._judged_here = lru_cache(maxsize=None)(self._at_home)  # an evaluation is no pass over all clients
 

@@ -38,14 +38,15 @@ def make_topology(config: Config, num_ranks: int) -> Topology:
     """The workers of a job of so many ranks; one process is a worker by itself.
 
     Raises:
-        ConfigError: the ranks that train are no multiple of `system.ranks_per_worker`.
+        ConfigError: the ranks that train are not what `system.ranks_per_worker` needs.
     """
     server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
     width = 1 if num_ranks == 1 else config.system.ranks_per_worker
     try:
         return Topology(num_ranks, bool(server_works), width)
     except ValueError as error:
-        raise ConfigError(f"system.ranks_per_worker is {width} but {error}") from error
+        shown = list(width) if isinstance(width, tuple) else width
+        raise ConfigError(f"system.ranks_per_worker is {shown} but {error}") from error
 
 
 def workers_with_data(config: Config, topology: Topology) -> dict[str, list[int]] | None:

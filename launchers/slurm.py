@@ -21,6 +21,7 @@ from pathlib import Path
 from fedtorch import main as fedtorch_main
 from fedtorch.config import Config
 from fedtorch.errors import ConfigError, FedtorchError
+from fedtorch.placement import make_topology
 from launchers.executor import batch_script
 from launchers.resources import EXECUTORS, Resources, add_options, resources_of
 from launchers.submit import Request, in_queue, job_of, note_job, status_text, submit, wait_for
@@ -82,8 +83,7 @@ def _run(request: Request, config: Config, resources: Resources) -> int:
 
 def _check_ranks(config: Config, resources: Resources) -> None:
     """Refuse more workers than can ever have something to do."""
-    training = resources.ranks if config.system.server_works is True else resources.ranks - 1
-    workers = training // config.system.ranks_per_worker
+    workers = len(make_topology(config, resources.ranks).sizes)
     cohort = config.clients.per_round
     if cohort != "all" and workers > cohort:
         raise ConfigError(

@@ -258,7 +258,7 @@ class DistributedCommunicator(Communicator):
         if self._worker.ranks != tuple(ranks):
             raise PreflightError(
                 f"rank {self.rank} is in a worker of ranks {self._worker.ranks} and cannot join {tuple(ranks)}; "
-                "set system.ranks_per_worker to the same number in all runs of a process"
+                "set system.ranks_per_worker to the same in all runs of a process"
             )
         return self._worker
 

@@ -6,6 +6,8 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,25 @@ class Topology:
 
     num_ranks: all ranks, the server's rank 0 included.
     server_works: rank 0 also trains clients; always so when it is the only rank.
-    ranks_per_worker: ranks that train one client together; they follow one another.
+    ranks_per_worker: ranks that train one client together; they follow one another. Several numbers: of each worker.
     """
 
     num_ranks: int
     server_works: bool = False
-    ranks_per_worker: int = 1
+    ranks_per_worker: int | tuple[int, ...] = 1
 
     def __post_init__(self) -> None:
-        free = self.num_ranks - self._first
-        if self.num_ranks < 1 or self.ranks_per_worker < 1 or free % self.ranks_per_worker:
+        free, width = self.num_ranks - self._first, self.ranks_per_worker
+        if isinstance(width, tuple):
+            if self.num_ranks < 1 or not width or min(width) < 1 or sum(width) != free:
+                raise ValueError(
+                    f"{free} of {self.num_ranks} ranks train, which are not {' + '.join(map(str, width)) or 0}; start "
+                    f"{self._first + sum(width)} ranks"
+                )
+        elif self.num_ranks < 1 or width < 1 or free % width:
             raise ValueError(
-                f"{free} of {self.num_ranks} ranks train, which cannot be shared out by {self.ranks_per_worker} "
-                f"per worker; start {self._first} + a multiple of {self.ranks_per_worker} ranks"
+                f"{free} of {self.num_ranks} ranks train, which cannot be shared out by {width} "
+                f"per worker; start {self._first} + a multiple of {width} ranks"
             )
 
     @property
@@ -44,14 +52,20 @@ class Topology:
         return 1 if self.num_ranks >= 2 and not self.server_works else 0
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many ranks each worker has."""
+        width = self.ranks_per_worker
+        return width if isinstance(width, tuple) else (width,) * ((self.num_ranks - self._first) // width)
+
+    @cached_property
     def workers(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each worker, in order; the first rank of a worker leads it."""
-        width = self.ranks_per_worker
-        return tuple(tuple(range(start, start + width)) for start in range(self._first, self.num_ranks, width))
+        ends = accumulate(self.sizes, initial=self._first)
+        return tuple(tuple(range(start, end)) for start, end in pairwise(ends))
 
     def worker_of(self, rank: int) -> int | None:
         """The index of the worker that `rank` belongs to; None for a server that does not train."""
-        return (rank - self._first) // self.ranks_per_worker if rank >= self._first else None
+        return next((worker for worker, ranks in enumerate(self.workers) if rank in ranks), None)
 
     def homes(self, costs: Mapping[str, float], allowed: Mapping[str, Sequence[int]] | None = None) -> dict[str, int]:
         """The worker that keeps each client: the costliest client first, each to the least loaded worker.

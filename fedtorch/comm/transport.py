@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedtorch.comm.environment import environment
 from fedtorch.comm.reproducible import WINDOW
 
 Backend = Literal["gloo", "nccl"]
@@ -262,7 +262,7 @@ def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeou
     options._timeout = limit
     # An error must be raised here; by default a thread of the group ends the process. Read by the constructor alone,
     # and not for DeepSpeed's group, whose every wait would block the host.
-    with _environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
+    with environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
@@ -274,16 +274,3 @@ def _views(slot: _Slot, piece: _Piece) -> tuple[Tensor, Tensor]:
 def _cuts(length: int, limit: int) -> Iterator[tuple[int, int]]:
     for start in range(0, length, limit):
         yield start, min(start + limit, length)
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -276,7 +276,7 @@ class DeepSpeedEngine(Engine):
         if world != self._size:  # a larger one would train all its clients as one
             raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
         optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
-        self._zero = initialize(self._deepspeed, self.module, optimizer, self.settings, self.device)
+        self._zero = initialize(self._deepspeed, self.module, optimizer, self.settings, self.device, ranks=self._size)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
             self._tensors = ZeroTensors(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())

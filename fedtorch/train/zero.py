@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedtorch.comm.environment import environment
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
@@ -127,19 +128,30 @@ class Objective(nn.Module):
 
 
 def initialize(
-    deepspeed: Any, module: nn.Module, optimizer: torch.optim.Optimizer, settings: ZeroSettings, device: torch.device
+    deepspeed: Any,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: ZeroSettings,
+    device: torch.device,
+    *,
+    ranks: int,
 ) -> Any:
-    """DeepSpeed's engine around the module, whose trained parameters the optimiser has; see `zero_config`."""
+    """DeepSpeed's engine around the module, whose trained parameters the optimiser has; see `zero_config`.
+
+    ranks: of the worker.
+    """
     if settings.activation_checkpointing:
         for model in checkpointable(module):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     size = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
-    engine, *_ = deepspeed.initialize(
-        model=Objective(module),
-        optimizer=optimizer,
-        config=zero_config(settings, size, pin=device.type == "cuda"),
-        dist_init_required=False,
-    )
+    # with the job's number, stage 3 takes a group of one rank for a mistake
+    with environment("WORLD_SIZE", str(ranks)):
+        engine, *_ = deepspeed.initialize(
+            model=Objective(module),
+            optimizer=optimizer,
+            config=zero_config(settings, size, pin=device.type == "cuda"),
+            dist_init_required=False,
+        )
     return engine
 
 

@@ -20,10 +20,13 @@ def test_the_server_does_not_train_unless_it_is_told_to_or_alone() -> None:
     assert Topology(3, server_works=True).workers == ((0,), (1,), (2,))
     assert Topology(5, ranks_per_worker=2).workers == ((1, 2), (3, 4))
     assert [Topology(5, ranks_per_worker=2).worker_of(rank) for rank in range(5)] == [None, 0, 0, 1, 1]
+    assert Topology(5, ranks_per_worker=(1, 3)).workers == ((1,), (2, 3, 4))
+    assert [Topology(5, ranks_per_worker=(1, 3)).worker_of(rank) for rank in range(5)] == [None, 0, 1, 1, 1]
+    assert Topology(5, ranks_per_worker=2).sizes == (2, 2)
 
 
-@pytest.mark.parametrize(("ranks", "width"), [(0, 1), (4, 2), (3, 0)])
-def test_ranks_that_cannot_be_shared_out_are_refused(ranks: int, width: int) -> None:
+@pytest.mark.parametrize(("ranks", "width"), [(0, 1), (4, 2), (3, 0), (4, (2, 2)), (4, (2,)), (4, (3, 0)), (1, ())])
+def test_ranks_that_cannot_be_shared_out_are_refused(ranks: int, width: int | tuple[int, ...]) -> None:
     with pytest.raises(ValueError):
         Topology(ranks, ranks_per_worker=width)
 

@@ -60,9 +60,11 @@ def all_cases(folder: str, system: SystemConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("size", "system"), [(5, PAIRS), (4, replace(PAIRS, server_works=True))], ids=["server-and-4", "server-works"]
+    ("size", "system"),
+    [(5, PAIRS), (4, replace(PAIRS, server_works=True)), (4, SystemConfig(ranks_per_worker=(2, 1)))],
+    ids=["server-and-4", "server-works", "two-and-one"],
 )
-def test_two_workers_of_two_ranks_give_the_bits_of_one_process(size: int, system: SystemConfig, tmp_path: Path) -> None:
+def test_workers_of_two_ranks_give_the_bits_of_one_process(size: int, system: SystemConfig, tmp_path: Path) -> None:
     server, *others = run_ranks(all_cases, size, str(tmp_path / "many"), system)
     for name in CASES:
         assert server[name] == outcome(config_of(name, tmp_path / "one")), name
@@ -265,6 +267,8 @@ def test_what_ranks_of_a_worker_agree_on() -> None:
 def test_ranks_that_cannot_be_shared_out_are_refused_before_they_meet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="system.ranks_per_worker is 2 but 3 of 4 ranks train"):
         build(config_of("fedavg", tmp_path, system=PAIRS), num_ranks=4, rank=0)
+    with pytest.raises(ConfigError, match=r"ranks_per_worker is \[2, 1\] but 4 of 5 ranks train, .*; start 4 ranks"):
+        build(config_of("fedavg", tmp_path, system=SystemConfig(ranks_per_worker=(2, 1))), num_ranks=5, rank=0)
 
 
 def test_one_process_does_the_work_of_all_and_the_dry_run_shows_the_ranks(tmp_path: Path) -> None:

@@ -217,9 +217,9 @@ def outcome(config: Config, comm: Communicator | None = None, resume: int | None
     return result.digest, result.scores
 
 
-def all_cases(folder: str, data: str, names: Sequence[str]) -> Any:
+def all_cases(folder: str, data: str, names: Sequence[str], system: SystemConfig = PAIRS) -> Any:
     with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
-        return {name: outcome(config_of(name, folder, data), comm) for name in names}
+        return {name: outcome(config_of(name, folder, data, system=system), comm) for name in names}
 
 
 def bytes_of(folder: Path) -> list[tuple[float, float, float]]:
@@ -249,6 +249,14 @@ def test_a_server_and_two_pairs_give_the_bits_of_one_process(names: Sequence[str
             0 < kv and physical == 0 for kv, _, physical in one
         )
         assert [(kv, more, kv + more) for kv, more, _ in one] == many, name
+
+
+@pytest.mark.timeout(280)
+def test_a_pair_beside_a_rank_with_both_sides_gives_the_bits_of_one_process(data: str, tmp_path: Path) -> None:
+    names = ("feda_both", "feda_freeze")
+    server = run_ranks(all_cases, 4, str(tmp_path / "many"), data, names, SystemConfig(ranks_per_worker=(2, 1)))[0]
+    for name in names:
+        assert server[name] == outcome(config_of(name, tmp_path / "one", data)), name
 
 
 # --- interruption, and what stays where

@@ -44,6 +44,17 @@ def test_two_workers_of_two_ranks_with_different_steps_equal_one_process(
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_worker_of_two_ranks_beside_one_of_one_rank_equals_one_process(
+    stage: int, tmp_path: Path, tiny_data: Path
+) -> None:
+    expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
+    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=(2, 1))
+    config = federation(str(tmp_path / "many"), str(tiny_data), engine=engine, system=system)
+    agree(run_ranks(as_rank, 4, config, timeout=240)[0], expected)
+
+
+@pytest.mark.timeout(280)
 def test_fedavg_on_a_server_and_two_workers_equals_one_plain_process(tmp_path: Path, tiny_data: Path) -> None:
     expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
     config = federation(str(tmp_path / "many"), str(tiny_data), engine=EngineConfig(kind="deepspeed", stage=1))

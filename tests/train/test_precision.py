@@ -316,9 +316,9 @@ def test_gradients_outside_a_step_refuse_fp16_but_not_bf16(algorithm: Algorithm,
         config = make_config(tmp_path, task, algorithm, engine=EngineConfig(precision=precision))  # type: ignore[arg-type]
         if is_refused:
             with pytest.raises(ConfigError, match="engine.precision is fp16 but algorithm.name is .* bf16 or fp32"):
-                check_engine(config, algorithm, task, [config.client], ranks_per_worker=1)
+                check_engine(config, algorithm, task, [config.client], sizes=(1,))
         else:
-            check_engine(config, algorithm, task, [config.client], ranks_per_worker=1)
+            check_engine(config, algorithm, task, [config.client], sizes=(1,))
 
 
 @pytest.mark.parametrize("kind", ["torch", "deepspeed"])
