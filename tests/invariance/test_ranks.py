@@ -150,7 +150,7 @@ SLOW = pytest.mark.slow
     ("name", "victim", "again"),
     [
         ("fedopt_lorar", 0, 4),
-        ("scaffold", 2, 2),
+        pytest.param("scaffold", 2, 2, marks=SLOW),
         ("private_head", 1, 4),
         pytest.param("ditto", 2, 2, marks=SLOW),
         pytest.param("ditto", 0, 5, marks=SLOW),

@@ -77,7 +77,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one_process(
     assert server == alone
 
 
-@pytest.mark.parametrize("name", ["ema", "persistent"])
+@pytest.mark.parametrize("name", ["ema", pytest.param("persistent", marks=pytest.mark.slow)])
 def test_a_signal_at_any_moment_changes_nothing(name: str, alone: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
     asked = 0
 
