@@ -45,15 +45,11 @@ class FedAvg(Algorithm):
         return normalised(self.weights, reports)
 
     def report(self, job: ClientJob, curve: LossCurve, **extra: float) -> Report:
-        """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later.
-
-        left_out: steps without effect, where there were any.
-        """
+        """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later."""
         values = self.loss_reduction.values(curve)
         reduction = max(values) - min(values) if values else 0.0
         if not all(map(math.isfinite, values)):
             reduction = float("nan")  # max() and min() may pass over a NaN
-        left_out = {"left_out": float(curve.left_out)} if curve.left_out else {}
         return Report(
             client=job.client.name,
             examples=len(job.examples),
@@ -64,5 +60,5 @@ class FedAvg(Algorithm):
             loss_min=min(values, default=0.0),
             loss_mean=sum(values) / len(values) if values else 0.0,
             curve=tuple(curve.objective()),
-            extra={"loss_reduction": reduction, **left_out, **extra},
+            extra={"loss_reduction": reduction, **curve.numbers(), **extra},
         )

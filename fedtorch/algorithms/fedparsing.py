@@ -221,7 +221,7 @@ class FedParsing(Algorithm):
             loss_min=min(losses),
             loss_mean=sum(losses) / len(losses),
             curve=tuple(curve.losses),
-            extra={"left_out": float(curve.left_out)} if curve.left_out else {},
+            extra=curve.numbers(),
         )
 
 

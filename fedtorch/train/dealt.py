@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.train.batches import Parts
-
-LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
+from fedtorch.train.engine import LossFunction
 
 
 def parts_of(batch: Any) -> tuple[Any, ...]:

@@ -47,6 +47,10 @@ class LossCurve:
         """The steps that changed the weights."""
         return len(self) - self.left_out
 
+    def numbers(self) -> dict[str, float]:
+        """For the report: `left_out`, where there were any."""
+        return {"left_out": float(self.left_out)} if self.left_out else {}
+
     def objective(self, *, include_penalty: bool = True) -> list[float]:
         """The loss of each step, with or without the algorithm's penalty."""
         if not include_penalty:

@@ -33,25 +33,15 @@ def as_rank(config: Config) -> Outcome:
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_two_workers_of_two_ranks_with_different_steps_equal_one_process(
-    stage: int, tmp_path: Path, tiny_data: Path
+@pytest.mark.parametrize(("ranks", "sizes"), [(5, 2), (4, (2, 1))], ids=["two-and-two", "two-and-one"])
+def test_workers_of_two_ranks_with_different_steps_equal_one_process(
+    ranks: int, sizes: int | tuple[int, ...], stage: int, tmp_path: Path, tiny_data: Path
 ) -> None:
     """Clients of 12, 6 and 3 examples beside a server that has no DeepSpeed engine."""
     expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
-    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=2)
+    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=sizes)
     config = federation(str(tmp_path / "many"), str(tiny_data), engine=engine, system=system)
-    agree(run_ranks(as_rank, 5, config, timeout=240)[0], expected)
-
-
-@pytest.mark.timeout(280)
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_worker_of_two_ranks_beside_one_of_one_rank_equals_one_process(
-    stage: int, tmp_path: Path, tiny_data: Path
-) -> None:
-    expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
-    engine, system = EngineConfig(kind="deepspeed", stage=stage), SystemConfig(ranks_per_worker=(2, 1))
-    config = federation(str(tmp_path / "many"), str(tiny_data), engine=engine, system=system)
-    agree(run_ranks(as_rank, 4, config, timeout=240)[0], expected)
+    agree(run_ranks(as_rank, ranks, config, timeout=240)[0], expected)
 
 
 @pytest.mark.timeout(280)
