@@ -12,7 +12,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.10",
     packages=find_packages(include=["fedtorch*", "launchers*"]),
-    package_data={"fedtorch": ["*.yaml"]},
+    package_data={"fedtorch": ["config/*.yaml"]},
     install_requires=[
         "torch>=2.10,<3",
         "transformers>=5.23,<6",

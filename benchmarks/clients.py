@@ -45,14 +45,14 @@ class Timing:
 def time_clients(num_clients: int, data: str, rounds: int) -> Timing:
     """One rank of the run with `num_clients` clients."""
     from fedtorch.algorithms.fedparsing import FedParsing
-    from fedtorch.build import build
-    from fedtorch.checkpoint import Checkpoints
+    from fedtorch.checkpoint.store import Checkpoints
     from fedtorch.comm.distributed import DistributedCommunicator
-    from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
+    from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
     from fedtorch.models.encoder import EncoderModel
-    from fedtorch.runner import Runner
+    from fedtorch.rounds.runner import Runner
+    from fedtorch.setup.build import build
     from fedtorch.tasks.wikisql import WikiSQL
-    from fedtorch.track import Tracker
+    from fedtorch.tracking.tracker import Tracker
 
     importlib.import_module("transformers.models.roberta.modeling_roberta")  # seconds, and not what is measured
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from benchmarks.plain import Share, plain_rounds
 from benchmarks.workloads import Workload
-from fedtorch import yaml_config
-from fedtorch.build import build
-from fedtorch.checkpoint import Checkpoints
+from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.rank import Setting
-from fedtorch.runner import Runner
-from fedtorch.track import Tracker
-from fedtorch.update import Report
+from fedtorch.config import load as yaml_config
+from fedtorch.core.update import Report
+from fedtorch.rounds.context import Setting
+from fedtorch.rounds.runner import Runner
+from fedtorch.setup.build import build
+from fedtorch.tracking.tracker import Tracker
 
 # The first round pays for memory that is touched for the first time, the runner's last for a checkpoint.
 NOT_TIMED = 2

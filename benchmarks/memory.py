@@ -21,13 +21,13 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from benchmarks.processes import run_ranks
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import ClientConfig, EngineConfig
+from fedtorch.config.schema import ClientConfig, EngineConfig
+from fedtorch.core.weights import Partition
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 from fedtorch.train.memory import Size, states
 from fedtorch.train.zero import import_deepspeed
-from fedtorch.weights import Partition
 
 ENGINES = {
     "torch": EngineConfig(),

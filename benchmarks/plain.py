@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers.optimization import get_scheduler
 
 from benchmarks.workloads import Workload
-from fedtorch.client import Client
-from fedtorch.sampling import cohort
-from fedtorch.seeds import seed_for
+from fedtorch.core.client import Client
+from fedtorch.core.sampling import cohort
+from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.memory import Shape
-from fedtorch.config import ClientConfig
+from fedtorch.config.schema import ClientConfig
+from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 from fedtorch.train.precision import has_fp16
-from fedtorch.weights import Partition
 
 ROWS = 8
 ADAMW = ClientConfig(optimizer="adamw", lr=1e-4)

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fedtorch.main  # noqa: F401  all that a run imports
 from benchmarks.workloads import WORKLOADS, shrunk
-from fedtorch.build import build
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.setup.build import build
 
 
 def main() -> None:

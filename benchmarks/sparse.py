@@ -36,10 +36,10 @@ def time_sparse(size: int, one_in: Sequence[int], repeat: int) -> dict[str, Any]
     import torch.distributed as dist
 
     from fedtorch.comm.messages import sum_of_messages
-    from fedtorch.compression import TopK
-    from fedtorch.payload import decode, encode
-    from fedtorch.seeds import generator_for
-    from fedtorch.weights import Layout
+    from fedtorch.compression.compressors import TopK
+    from fedtorch.compression.payload import decode, encode
+    from fedtorch.core.seeds import generator_for
+    from fedtorch.core.weights import Layout
 
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
@@ -85,7 +85,7 @@ def time_sparse(size: int, one_in: Sequence[int], repeat: int) -> dict[str, Any]
 
 def measure(size: int, one_in: Sequence[int], ranks: int, repeat: int) -> list[dict[str, Any]]:
     """One record per ratio. Volumes are of one rank, sent and received: dense by the ring's 2n(P-1)/P numbers."""
-    from fedtorch.payload import HEADER_BYTES
+    from fedtorch.compression.payload import HEADER_BYTES
 
     ended = [end.result for end in run_ranks(partial(time_sparse, size, one_in, repeat), ranks)]
     dense, records = _slowest([result["dense_s"] for result in ended]), []

@@ -20,8 +20,16 @@ from transformers import (
 )
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig, SystemConfig
-from fedtorch.seeds import generator_for
+from fedtorch.config.schema import (
+    CheckpointConfig,
+    ClientConfig,
+    ClientsConfig,
+    Config,
+    EvalConfig,
+    RunConfig,
+    SystemConfig,
+)
+from fedtorch.core.seeds import generator_for
 from fedtorch.tasks.base import Scores, Task
 
 NUM_CLASSES = 8

@@ -19,27 +19,27 @@ from typing import IO
 
 import torch
 
-from fedtorch import yaml_config
-from fedtorch.build import Parts, build, device
-from fedtorch.checkpoint import Checkpoints
+from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.backend import say_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.config import Config
-from fedtorch.console import TerminalHandler
-from fedtorch.dry_run import describe
-from fedtorch.ending import end, last_words, of_last_attempt
-from fedtorch.engines import share_engine
-from fedtorch.errors import CheckpointError, FedtorchError, Interrupted, LostRankError
-from fedtorch.pinned import adopt, check_task, exchange_sizes, is_pinned
-from fedtorch.results import table
-from fedtorch.runner import Result, Runner
-from fedtorch.status import resume_command, write_status
-from fedtorch.stop import StopFlag
-from fedtorch.track import Tracker
-from fedtorch.weights import digest_of
+from fedtorch.config import load as yaml_config
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import CheckpointError, FedtorchError, Interrupted, LostRankError
+from fedtorch.core.weights import digest_of
+from fedtorch.lifecycle.exit import end, last_words, of_last_attempt
+from fedtorch.lifecycle.results import table
+from fedtorch.lifecycle.signals import StopFlag
+from fedtorch.lifecycle.status import resume_command, write_status
+from fedtorch.rounds.runner import Result, Runner
+from fedtorch.setup.build import Parts, build, device
+from fedtorch.setup.dry_run import describe
+from fedtorch.setup.engine import share_engine
+from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
+from fedtorch.tracking.console import TerminalHandler
+from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger("fedtorch")
 

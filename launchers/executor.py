@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedtorch.errors import ConfigError
-from fedtorch.status import masked
+from fedtorch.core.errors import ConfigError
+from fedtorch.lifecycle.status import masked
 from launchers.resources import Resources
 
 # The batch script after srun. $code: the largest exit status of a rank. A job that is being cancelled, or was requeued

@@ -23,7 +23,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from fedtorch.errors import (
+from fedtorch.core.errors import (
     CheckpointError,
     ConfigError,
     DataError,
@@ -34,7 +34,7 @@ from fedtorch.errors import (
     QuorumError,
     RestartsError,
 )
-from fedtorch.status import masked, write_status
+from fedtorch.lifecycle.status import masked, write_status
 from launchers.pool import SAVE_S, hold
 from launchers.submit import Request
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtorch import yaml_config, yaml_tree
-from fedtorch.errors import ConfigError
+from fedtorch.config import load as yaml_config
+from fedtorch.config import yaml_tree
+from fedtorch.core.errors import ConfigError
 from launchers.submit import Request
 
 NAME = "sweep.json"

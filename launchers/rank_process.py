@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fedtorch.errors import Interrupted
-from fedtorch.stop import StopFlag
+from fedtorch.core.errors import Interrupted
+from fedtorch.lifecycle.signals import StopFlag
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import dataclass, fields
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 
 EXECUTORS = ("slurm", "local", "debug")
 _OPTIONS = {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "partition", "time"}

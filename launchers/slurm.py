@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtorch import main as fedtorch_main
-from fedtorch.config import Config
-from fedtorch.errors import ConfigError, FedtorchError
-from fedtorch.placement import make_topology
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.rounds.placement import make_topology
 from launchers.executor import batch_script
 from launchers.resources import EXECUTORS, Resources, add_options, resources_of
 from launchers.submit import Request, in_queue, job_of, note_job, status_text, submit, wait_for

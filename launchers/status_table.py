@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedtorch import records
-from fedtorch.errors import ConfigError
-from fedtorch.records import totals
-from fedtorch.runs import read_run
+from fedtorch.core.errors import ConfigError
+from fedtorch.tracking import records
+from fedtorch.tracking.records import totals
+from fedtorch.tracking.run_folder import read_run
 from launchers.plan import planned, read_status
 from launchers.pool import is_locked
 from launchers.submit import in_queue, job_of

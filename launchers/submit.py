@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtorch import status, yaml_config
-from fedtorch.config import Config
-from fedtorch.errors import ConfigError, Interrupted
+from fedtorch.config import load as yaml_config
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError, Interrupted
+from fedtorch.lifecycle import status
 from launchers.executor import make_executor
 from launchers.resources import Resources, options_of
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from fedtorch.errors import ConfigError, FedtorchError, Interrupted
+from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted
 from launchers.plan import Point, is_done, make_points, parse_grid, read_status, save_plan
 from launchers.pool import Command, Pool
 from launchers.resources import Resources, add_options, resources_of

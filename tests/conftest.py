@@ -35,7 +35,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared text-to-SQL folder of three clients with a few rows each; copy it before changing it."""
     from fedtorch.data.folder import write_client, write_manifest
     from fedtorch.data.text2sql import source_text, target_text
-    from fedtorch.data.vocabulary import train_vocabulary
+    from fedtorch.text.sentencepiece import train_vocabulary
 
     root = tmp_path_factory.mktemp("tiny") / "data"
     clients = {}

@@ -8,12 +8,12 @@ from typing import Any
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.build import build
-from fedtorch.checkpoint import Checkpoints
+from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
-from fedtorch.runner import Runner
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
+from fedtorch.rounds.runner import Runner
+from fedtorch.setup.build import build
 from fedtorch.tasks.base import Task
 
 SGD = ClientConfig(optimizer="sgd", lr=0.1, batch_size=1000)

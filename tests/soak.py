@@ -21,9 +21,9 @@ from supervisor import PHASES, supervise, toy_config
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.job import ClientJob
-from fedtorch.server import ServerState
-from fedtorch.update import Update
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Update
+from fedtorch.train.job import ClientJob
 
 EVERY = 10  # rounds between two faults
 ENDING = ("kill", "kill", "kill", "term", "term", "stop")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedtorch.apir_published import find
-from fedtorch.report import main
+from fedtorch.report.__main__ import main
+from fedtorch.report.published.fewfedweight import find
 
 SCORES = {"client1": {"a/acc": 0.5, "b/f1": 0.0}, "client2": {"a/acc": 0.4}}
 

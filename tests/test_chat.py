@@ -19,20 +19,20 @@ import yaml
 from ranks import start_ranks
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fedtorch.chat import UserSide, main, talk
-from fedtorch.chat_assistant import answer
-from fedtorch.chat_assistant import main as assistant_main
-from fedtorch.chat_model import load_side, open_run
-from fedtorch.checkpoint import Checkpoints
-from fedtorch.data.bpe import load_bpe
-from fedtorch.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.chat.__main__ import UserSide, main, talk
+from fedtorch.chat.assistant import answer
+from fedtorch.chat.assistant import main as assistant_main
+from fedtorch.chat.model import load_side, open_run
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.compression.payload import HEADER_BYTES, PayloadError
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.core.weights import Layout
 from fedtorch.main import main as train
 from fedtorch.models.link import Increment, Traffic, link_pair
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.socket_link import Crossing, LinkClosed, SocketLink
-from fedtorch.payload import HEADER_BYTES, PayloadError
-from fedtorch.runs import Run
-from fedtorch.weights import Layout
+from fedtorch.text.gpt2_bpe import load_bpe
+from fedtorch.tracking.run_folder import Run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -258,7 +258,7 @@ class Forked:
     """In place of Popen: the assistant's process comes from the tests' fork server, which has imported torch."""
 
     def __init__(self, command: list[str], *, pass_fds: tuple[int], **_: Any) -> None:
-        assert command[1:3] == ["-m", "fedtorch.chat_assistant"]
+        assert command[1:3] == ["-m", "fedtorch.chat.assistant"]
         with socket.socket(fileno=os.dup(*pass_fds)) as sock:
             self.ranks = start_ranks(run_assistant, 1, command[3:], sock)
 

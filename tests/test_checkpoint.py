@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtorch.checkpoint import Checkpoints, FileEntry
-from fedtorch.client import ClientState
-from fedtorch.errors import CheckpointError
-from fedtorch.server import ServerState
-from fedtorch.status import write_status
+from fedtorch.checkpoint.store import Checkpoints, FileEntry
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.server import ServerState
+from fedtorch.lifecycle.status import write_status
 
 CONFIG = {"rounds": 60, "server": {"lr": 1.0, "betas": (0.9, 0.99)}}
 FACTS = {"code": "abc"}
@@ -243,10 +243,10 @@ def test_a_full_disk_is_an_error_with_path_and_need(tmp_path: Path) -> None:
     script = """
 import resource, sys, torch
 from pathlib import Path
-from fedtorch.checkpoint import Checkpoints
-from fedtorch.client import ClientState
-from fedtorch.errors import CheckpointError
-from fedtorch.server import ServerState
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.server import ServerState
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
 checkpoints.write(1, ServerState({"weights": torch.zeros(10)}), {}, config={}, facts={})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -356,7 +356,7 @@ def test_another_runs_checkpoint_can_be_adopted(checkpoints: Checkpoints, tmp_pa
 def test_a_manifest_cannot_point_outside(checkpoints: Checkpoints) -> None:
     from xxhash import xxh3_64_hexdigest
 
-    from fedtorch.checkpoint_files import to_json
+    from fedtorch.checkpoint.files import to_json
 
     path = save(checkpoints, 1, "atis") / "manifest.json"
     manifest = json.loads(path.read_bytes())["manifest"]

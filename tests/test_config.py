@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtorch import config, config_system, config_training
-from fedtorch.config import ClientConfig, Config, ServerConfig
-from fedtorch.errors import ConfigError
-from fedtorch.yaml_config import MASK, NO_EFFECT, difference, digest, load, to_dict, to_yaml
-from fedtorch.yaml_tree import merge, read, write
+from fedtorch.config import schema as config
+from fedtorch.config import system as config_system
+from fedtorch.config import training as config_training
+from fedtorch.config.load import MASK, NO_EFFECT, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.schema import ClientConfig, Config, ServerConfig
+from fedtorch.config.yaml_tree import merge, read, write
+from fedtorch.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.client import Client, ClientState, ClientStore, file_stem
-from fedtorch.sampling import cohort
-from fedtorch.seeds import generator_for, seed_for
-from fedtorch.update import Report, UpdateBuffer
-from fedtorch.weights import Layout, Partition, digest_of
+from fedtorch.core.client import Client, ClientState, ClientStore, file_stem
+from fedtorch.core.sampling import cohort
+from fedtorch.core.seeds import generator_for, seed_for
+from fedtorch.core.update import Report, UpdateBuffer
+from fedtorch.core.weights import Layout, Partition, digest_of
 
 
 def test_a_layout_lays_tensors_end_to_end_and_views_write_through() -> None:

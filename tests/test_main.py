@@ -337,7 +337,7 @@ def test_a_launcher_says_how_a_run_is_continued(config: Path, monkeypatch: pytes
 
 
 def test_the_command_that_resumes_hides_secrets() -> None:
-    from fedtorch.status import masked
+    from fedtorch.lifecycle.status import masked
 
     assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
     assert masked("export A=1 HF_TOKEN=hunter2") == "export A=1 HF_TOKEN=<masked>"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedtorch.published.fedparsing import MEASURES, NAMES, TABLE
-from fedtorch.report import main
-from fedtorch.track import Tracker
+from fedtorch.report.__main__ import main
+from fedtorch.report.published.fedparsing import MEASURES, NAMES, TABLE
+from fedtorch.tracking.tracker import Tracker
 
 
 def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:

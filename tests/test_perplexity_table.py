@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedtorch.published.fedassistant import DOMAINS, TABLE, find
-from fedtorch.report import main
-from fedtorch.track import Tracker
+from fedtorch.report.__main__ import main
+from fedtorch.report.published.fedassistant import DOMAINS, TABLE, find
+from fedtorch.tracking.tracker import Tracker
 
 SIX = {name: 10.0 + place for place, name in enumerate(DOMAINS)}
 OTHERS = {"flights": 20.0, "events": 30.0}

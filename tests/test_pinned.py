@@ -14,8 +14,8 @@ from ranks import expect_exit, run_ranks
 from test_main import TINY
 
 from fedtorch.comm.topology import Topology
-from fedtorch.config import SystemConfig
-from fedtorch.errors import ConfigError
+from fedtorch.config.schema import SystemConfig
+from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 
 NODES = {0: "server", 1: "one", 2: "two"}  # rank -> the machine that it runs on
@@ -101,7 +101,7 @@ def test_a_rank_that_is_not_there_or_does_not_train(pinned: dict[str, int], mess
 def test_clients_of_a_node_are_shared_out_among_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from fedtorch.placement import workers_with_data
+    from fedtorch.rounds.placement import workers_with_data
 
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     system = SystemConfig(placement="pinned", pinned={"a": 0, "b": 1, "c": 1, "d": 1, "e": 1}, pinned_to="node")

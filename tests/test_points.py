@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.config import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig
-from fedtorch.errors import ConfigError
-from fedtorch.runner import Runner
+from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig
+from fedtorch.core.errors import ConfigError
+from fedtorch.rounds.runner import Runner
 from fedtorch.train.optim import forget, make_optimizer, make_schedule, state_of
 
 HEAD = PartitionConfig(private=("head",))
@@ -83,8 +83,8 @@ def test_the_steps_of_the_run_follow_the_chance_to_be_drawn(
 
 
 def _job(runner: Runner, hp: ClientConfig, round: int, **changes: Any) -> Any:
-    from fedtorch.client import ClientState
-    from fedtorch.job import ClientJob
+    from fedtorch.core.client import ClientState
+    from fedtorch.train.job import ClientJob
 
     settings: dict[str, Any] = {
         "client": runner.setting.clients[0],

@@ -11,9 +11,9 @@ import pytest
 import torch
 from harness import make_config, make_runner
 
-from fedtorch.config import ClientConfig, EvalConfig, PartitionConfig
+from fedtorch.config.schema import ClientConfig, EvalConfig, PartitionConfig
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.qa_folder import QARow, write_qa
-from fedtorch.errors import ConfigError, DataError
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.esim import Esim
 from fedtorch.models.patch import Patch

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from fedtorch import yaml_config
-from fedtorch.plots import plot_run
-from fedtorch.published import FEDMATCH, LORAR, find
-from fedtorch.report import REPORTS, main
-from fedtorch.runs import read_run
-from fedtorch.track import Tracker
-from fedtorch.update import Report
+from fedtorch.config import load as yaml_config
+from fedtorch.core.update import Report
+from fedtorch.report.__main__ import REPORTS, main
+from fedtorch.report.plots import plot_run
+from fedtorch.report.published import FEDMATCH, LORAR, find
+from fedtorch.tracking.run_folder import read_run
+from fedtorch.tracking.tracker import Tracker
 
 CONFIG = {
     "paradigm": "federated",
@@ -175,7 +175,7 @@ def test_plots_of_several_runs_do_not_overwrite_each_other(tmp_path: Path) -> No
 def test_only_so_many_charts_are_drawn_those_of_single_tasks_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedtorch.plots.MAX_CHARTS", 5)
+    monkeypatch.setattr("fedtorch.report.plots.MAX_CHARTS", 5)
     track = Tracker(tmp_path / "run", clients=["a"], rounds=2, tensorboard=False, progress="off")
     for number in range(2):
         scores = {f"task{i}/acc": (1.0, 2) for i in range(9)} | {"tasks_mean": (4.0, 9)}

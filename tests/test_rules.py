@@ -1,9 +1,11 @@
-"""Rules of the source: who may import whom, and what no file may contain."""
+"""Rules of the source: which room may import which, and what no file may contain."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,46 +15,42 @@ import fedtorch
 PACKAGE = Path(fedtorch.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# From the top down; a module may import its own level and those below. Modules that are not named are in `main`'s.
-LEVELS: list[tuple[str, ...]] = [
-    (
-        "runner",
-        "replicas",
-        "decision",
-        "work",
-        "server_share",
-        "rank",
-        "placement",
-        "evaluate",
-        "best",
-        "judging",
-        "saving",
-        "checkpoint",
-        "checkpoint_files",
-    ),
-    ("track", "console", "curves", "records", "summary", "runs", "status", "event_file"),
-    ("algorithms", "tasks"),
-    ("job", "train", "client", "server", "sampling"),
-    ("comm",),
-    ("models", "data", "metrics"),
-    ("weights", "update", "seeds", "errors", "compression", "payload", "selection", "faults"),
-]
-# Values and dataclasses without behaviour of their own, which every level may read
-FREE = {"config", "config_system", "config_training", "yaml_config"}
-NEVER = {
-    "algorithms": {"comm", "runner", "config", "config_system", "config_training", "yaml_config", "rank", "evaluate"},
-    "tasks": {"comm", "algorithms"},
-    "comm": {"algorithms", "tasks", "train", "job", "config", "config_system", "config_training"},
-    "models": {"tasks", "algorithms", "comm", "train"},
+# Each room, a folder of the package, with the rooms it may import. Read from the bottom up: `core` knows nobody.
+ROOMS: dict[str, set[str]] = {
+    "main": {"lifecycle", "setup", "rounds", "checkpoint", "tracking", "comm", "config", "core"},
+    "lifecycle": {"setup", "rounds", "tracking", "config", "core"},
+    "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
+    "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
+    "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},
+    "tasks": {"data", "models", "metrics", "text", "train", "core"},
+    "algorithms": {"train", "compression", "core"},
+    "models": {"data", "text", "compression", "core"},
+    "train": {"comm", "core"},
+    "report": {"tracking", "metrics", "core"},
+    "data": {"metrics", "text", "core"},
+    "comm": {"compression", "core"},
+    "config": {"core"},
+    "checkpoint": {"core"},
+    "compression": {"core"},
+    "text": {"core"},
+    "tracking": {"core"},
+    "metrics": set(),
+    "core": set(),
 }
 
 
-def level(module: str) -> int:
-    return next((i for i, names in enumerate(LEVELS, start=1) if module in names), 0)
+def modules() -> dict[str, Path]:
+    """Dotted name of every module of the package -> its file."""
+    named = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", "."): path for path in FILES}
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
 
 
+MODULES = modules()
+
+
+@cache
 def imports(path: Path) -> set[str]:
-    """Dotted names of everything a file imports, in functions too."""
+    """Dotted names of everything a file imports, in functions and for type checks too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -62,15 +60,52 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_imports_point_downwards_only(path: Path) -> None:
-    mine = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] != "fedtorch" or len(parts) < 2 or parts[1] in FREE or mine in FREE:
-            continue
-        assert parts[1] not in NEVER.get(mine, set()), f"{path.name} imports {name}"
-        assert level(parts[1]) >= level(mine), f"{path.name} imports {name}, which is above it"
+def imported_modules(name: str) -> set[str]:
+    """The package's modules that a module imports."""
+    found = set()
+    for imported in imports(MODULES[name]):
+        while imported and imported not in MODULES:
+            imported = imported.rpartition(".")[0]
+        found.add(imported)
+    return found - {"", name}
+
+
+def room(module: str) -> str:
+    """The room of a dotted name; empty for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def circles(edges: dict[str, set[str]]) -> Iterator[list[str]]:
+    """A way through every node that leads back to it."""
+    for start in sorted(edges):
+        ways = [[start, node] for node in sorted(edges[start])]
+        seen: set[str] = set()
+        while ways:
+            way = ways.pop()
+            if way[-1] == start:
+                yield way
+                break
+            if way[-1] not in seen:
+                seen.add(way[-1])
+                ways += [[*way, node] for node in sorted(edges.get(way[-1], ()))]
+
+
+def test_every_module_is_in_a_room() -> None:
+    assert {room(name) for name in MODULES} - {""} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_room_imports_only_what_it_may(name: str) -> None:
+    allowed = ROOMS.get(room(name), set()) | {room(name), ""}
+    assert not {other for other in imported_modules(name) if room(other) not in allowed}
+
+
+def test_no_import_leads_back_to_where_it_came_from() -> None:
+    assert not list(circles(ROOMS))
+
+
+def test_circles_are_found() -> None:
+    assert list(circles({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set()})) == [["b", "c", "b"], ["c", "b", "c"]]
 
 
 def test_only_comm_imports_torch_distributed() -> None:
@@ -83,10 +118,9 @@ def test_the_loop_names_no_algorithm_task_or_model() -> None:
     words = re.compile(
         r"fedavg|fedprox|scaffold|fednova|ditto|lorar|parsing|text2sql|wikisql|\bt5\b|bert|gpt", re.IGNORECASE
     )
-    for stem in ("runner", "rank", "evaluate", "saving", "job", "work", "server_share", "placement", "decision"):
+    for path in (*(PACKAGE / "rounds").glob("*.py"), PACKAGE / "train" / "job.py"):
         # papers may be cited in comments and docstrings
-        code = ast.unparse(_without_docstrings(ast.parse((PACKAGE / f"{stem}.py").read_text())))
-        assert not words.findall(code), stem
+        assert not words.findall(ast.unparse(_without_docstrings(ast.parse(path.read_text())))), path
     for path in (PACKAGE / "comm").glob("*.py"):
         assert not words.findall(path.read_text()), path
 

@@ -21,17 +21,10 @@ from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.fedparsing import FedParsing
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.config import (
-    CheckpointConfig,
-    ClientConfig,
-    ClientsConfig,
-    Config,
-    EvalConfig,
-    PartitionConfig,
-)
-from fedtorch.errors import ConfigError
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, PartitionConfig
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.update import Report
 from fedtorch.tasks.base import SERVER, Merged, Scores
-from fedtorch.update import Report
 
 STEP = ClientConfig(optimizer="sgd", lr=1.0, batch_size=4)
 STILL = replace(STEP, lr=0.0)

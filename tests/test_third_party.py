@@ -13,7 +13,7 @@ from ranks import run_ranks
 from toy import Quadratic
 
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.yaml_config import load
+from fedtorch.config.load import load
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 CLIENTS = {"a": (1.0, 1.0, 10), "b": (1.0, 2.0, 10), "c": (1.0, 300.0, 10)}

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedtorch import records
-from fedtorch.console import Console, duration
-from fedtorch.records import Log, totals
-from fedtorch.summary import show_results
-from fedtorch.track import Tracker
-from fedtorch.update import Report
+from fedtorch.core.update import Report
+from fedtorch.tracking import records
+from fedtorch.tracking.console import Console, duration
+from fedtorch.tracking.records import Log, totals
+from fedtorch.tracking.summary import show_results
+from fedtorch.tracking.tracker import Tracker
 
 CLIENTS = ("atis", "yelp")
 SECONDS = {"train": 1.5, "aggregate": 0.25}
@@ -304,6 +304,6 @@ def test_the_final_table_shows_clients_averages_and_the_run_beside(
 
 
 def test_round_lines_are_in_the_log_file_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "fedtorch.track"):
+    with caplog.at_level(logging.DEBUG, "fedtorch.tracking.tracker"):
         play(tracker(tmp_path), range(1))
     assert [r for r in caplog.records if r.levelno == logging.DEBUG and r.getMessage().startswith("round 1/4")]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.compression import TopK
+from fedtorch.compression.compressors import TopK
+from fedtorch.compression.payload import HEADER_BYTES
+from fedtorch.config.load import load
+from fedtorch.core.weights import Layout
 from fedtorch.data.synthetic.dialogs import prepare
 from fedtorch.main import main
-from fedtorch.payload import HEADER_BYTES
-from fedtorch.weights import Layout
-from fedtorch.yaml_config import load
 
 CONFIG = Path(__file__).parents[1] / "configs" / "smoke" / "feda_top50.yaml"
 

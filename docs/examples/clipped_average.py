@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.update import Report
+from fedtorch.core.update import Report
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedtorch.client import ClientState
-from fedtorch.job import ClientJob
-from fedtorch.payload import Sparse
-from fedtorch.server import ServerState
+from fedtorch.compression.payload import Sparse
+from fedtorch.core.client import ClientState
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Report, Update
+from fedtorch.core.weights import Layout
+from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import LocalTraining
-from fedtorch.update import Report, Update
-from fedtorch.weights import Layout
 
 
 class Updates(Protocol):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.client import ClientState
-from fedtorch.job import ClientJob
-from fedtorch.update import Update
+from fedtorch.core.client import ClientState
+from fedtorch.core.update import Update
+from fedtorch.train.job import ClientJob
 
 
 @dataclass(frozen=True)

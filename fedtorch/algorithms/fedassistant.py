@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.compression import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
-from fedtorch.errors import ConfigError
-from fedtorch.job import ClientJob
-from fedtorch.payload import Sparse, decode
-from fedtorch.server import ServerState
+from fedtorch.compression.compressors import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
+from fedtorch.compression.payload import Sparse, decode
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Report, Update
+from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.optim import LocalTraining
-from fedtorch.update import Report, Update
-from fedtorch.weights import Layout
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Literal
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.job import ClientJob
+from fedtorch.core.update import Report, Update
 from fedtorch.train.engine import GradientHook
+from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
-from fedtorch.update import Report, Update
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from math import fsum
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.errors import ConfigError
-from fedtorch.job import ClientJob
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.update import Report, Update
 from fedtorch.train.engine import GradientHook
+from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import LocalTraining
-from fedtorch.update import Report, Update
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.mean_teacher import Consistency, MeanTeacher, Student, Teacher, matching
-from fedtorch.errors import ConfigError
-from fedtorch.job import ClientJob, Trainable
-from fedtorch.server import ServerState
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Report, Update
+from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.job import ClientJob, Trainable
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.optim import LocalTraining
-from fedtorch.update import Report, Update
-from fedtorch.weights import Layout
 
 log = logging.getLogger(__name__)
 

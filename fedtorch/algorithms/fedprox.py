@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.job import ClientJob
 from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.job import ClientJob
 
 
 @dataclass(frozen=True)

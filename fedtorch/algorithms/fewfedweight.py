@@ -15,10 +15,10 @@ from fedtorch.algorithms import pseudo
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.client import ClientState
-from fedtorch.job import ClientJob
+from fedtorch.core.client import ClientState
+from fedtorch.core.update import Report, Update
+from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
-from fedtorch.update import Report, Update
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]

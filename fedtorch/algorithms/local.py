@@ -9,10 +9,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.client import ClientState
-from fedtorch.job import ClientJob
+from fedtorch.core.client import ClientState
+from fedtorch.core.update import Report, Update
+from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
-from fedtorch.update import Report, Update
 
 
 @dataclass(frozen=True)

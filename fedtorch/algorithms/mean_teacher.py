@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.train.engine import Engine
 
 

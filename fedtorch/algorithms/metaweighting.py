@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedtorch.algorithms import pseudo
 from fedtorch.algorithms.fewfedweight import FewFedWeight
 from fedtorch.algorithms.token_weights import TokenWeighting
-from fedtorch.job import ClientJob
-from fedtorch.seeds import generator_for
-from fedtorch.update import Update
+from fedtorch.core.seeds import generator_for
+from fedtorch.core.update import Update
+from fedtorch.train.job import ClientJob
 
 Parameters = dict[str, Tensor]
 RowLosses = Callable[[Parameters], Tensor]

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.client import ClientState
-from fedtorch.errors import ConfigError
-from fedtorch.job import ClientJob
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.update import Update
+from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve, Step
 from fedtorch.train.loop import train as take_steps
 from fedtorch.train.optim import LocalTraining
-from fedtorch.update import Update
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.algorithms.token_weights import TokenWeighting, token_weights
-from fedtorch.errors import ConfigError
-from fedtorch.job import ClientJob
+from fedtorch.core.errors import ConfigError
+from fedtorch.train.job import ClientJob
 
 
 class Label(Protocol):

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.errors import ConfigError
-from fedtorch.job import ClientJob
-from fedtorch.server import ServerState
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Report, Update
+from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import LocalTraining
-from fedtorch.update import Report, Update
-from fedtorch.weights import Layout
 
 
 @dataclass(frozen=True)

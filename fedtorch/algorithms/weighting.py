@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from fedtorch.update import Report
+from fedtorch.core.update import Report
 
 log = logging.getLogger(__name__)
 

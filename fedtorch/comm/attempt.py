@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from fedtorch.errors import PreflightError
+from fedtorch.core.errors import PreflightError
 
 if TYPE_CHECKING:
     from fedtorch.comm.store import Store

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SumScale
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import PreflightError
-from fedtorch.faults import Faults
-from fedtorch.update import Report, UpdateBuffer
+from fedtorch.core.errors import PreflightError
+from fedtorch.core.update import Report, UpdateBuffer
 
 
 class Updates(ABC):

@@ -14,20 +14,20 @@ from typing_extensions import Self
 
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
+from fedtorch.comm.death_watch import Lifeline
 from fedtorch.comm.group import Group, Op
-from fedtorch.comm.holder import Holder
-from fedtorch.comm.lifeline import Lifeline
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.messages import count_replicated, exchange_all
-from fedtorch.comm.parting import Parting
-from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.rendezvous import Rendezvous
+from fedtorch.comm.server_updates import Exchange, RemoteUpdates
+from fedtorch.comm.shutdown import Parting
 from fedtorch.comm.store import Store
 from fedtorch.comm.transport import Staging
+from fedtorch.comm.update_holder import Holder
 from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import DeadlineError, LostError, PreflightError
-from fedtorch.update import Report, UpdateBuffer
+from fedtorch.core.errors import DeadlineError, LostError, PreflightError
+from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.store import Store
 from fedtorch.comm.transport import Backend, Direct, Moving, Staged, Staging, Transport, make_group
-from fedtorch.errors import FedtorchError, PreflightError
+from fedtorch.core.errors import FedtorchError, PreflightError
 
 _MAGIC = 0x6665_6474_6F72_6368  # "fedtorch"
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)

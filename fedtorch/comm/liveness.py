@@ -9,10 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import IO, Any
 
-from fedtorch.comm.lifeline import Lifeline
+from fedtorch.comm.death_watch import Lifeline
 from fedtorch.comm.process import this_process, what_became_of
 from fedtorch.comm.store import Store
-from fedtorch.errors import DeadlineError
+from fedtorch.core.errors import DeadlineError
 
 EVERY_S = 1.0  # between two writes of the same phase and client
 STACKS_AT = 0.9  # of the timeout: so long after its last heartbeat a rank writes its stacks, before it is ended

@@ -11,7 +11,7 @@ from fedtorch.comm.base import Combine, Communicator, Updates
 from fedtorch.comm.messages import count_replicated
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.comm.wire import Message, decode, encode
-from fedtorch.update import Report, UpdateBuffer
+from fedtorch.core.update import Report, UpdateBuffer
 
 
 class LocalUpdates(Updates):

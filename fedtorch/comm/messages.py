@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.group import Op
-from fedtorch.comm.holder import Holder
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
-from fedtorch.payload import Sparse
+from fedtorch.comm.update_holder import Holder
+from fedtorch.compression.payload import Sparse
 
 Decoded = Sparse | Tensor
 Decode = Callable[[Tensor], Decoded]

@@ -10,7 +10,7 @@ from typing import Any
 from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.store import Store
-from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
+from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 
 Notes = dict[int, dict[str, Any]]  # by rank
 Judge = Callable[[Notes], dict[str, Any]]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from fedtorch.comm.attempt import agree_on_attempt
-from fedtorch.errors import DeadlineError, PreflightError
+from fedtorch.core.errors import DeadlineError, PreflightError
 
 _Answer = tuple[Any, str]  # value, or what went wrong
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int

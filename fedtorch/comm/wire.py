@@ -13,8 +13,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fedtorch.errors import PreflightError
-from fedtorch.update import Report
+from fedtorch.core.errors import PreflightError
+from fedtorch.core.update import Report
 
 Number = int | float
 

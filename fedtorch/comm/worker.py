@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtorch.comm.store import Store
-from fedtorch.errors import FedtorchError, PeerError, PreflightError
+from fedtorch.core.errors import FedtorchError, PeerError, PreflightError
 
 _MAGIC = 0x776F_726B_6572  # "worker"
 _NUMBERS = 6

@@ -20,8 +20,8 @@ from contextlib import closing
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.sqlite import open_read_only
-from fedtorch.errors import DataError
 
 THRESHOLD = 0.85
 PER_COLUMN = 2

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.data.text2sql import target_text
-from fedtorch.data.vocabulary import decode
 from fedtorch.metrics.exact_match import exact_match
+from fedtorch.text.sentencepiece import decode
 
 REASONS = {
     "target": "the training target itself is no exact match of the gold query",

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for, seed_for
 from fedtorch.data.bm25 import BM25
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for, seed_for
 
 
 class Triple(NamedTuple):

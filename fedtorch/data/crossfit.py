@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
-from fedtorch.errors import DataError
 from fedtorch.metrics.generation import METRICS
-from fedtorch.seeds import generator_for
 
 SEEDS = (100, 13, 21, 42, 87)
 SPLITS = ("train", "dev", "test")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtorch.errors import ConfigError
-from fedtorch.seeds import seed_for
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.seeds import seed_for
 
 
 @dataclass(frozen=True, eq=False)

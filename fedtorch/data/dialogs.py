@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedtorch.errors import DataError
+from fedtorch.core.errors import DataError
 
 Turns = list[list[str]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedtorch.errors import DataError
+from fedtorch.core.errors import DataError
 
 # in the order of FedMatch's tables; PubMedQA stands in for BioASQ, which needs a registration
 CLIENTS = ("privacyqa", "pubmedqa", "fiqa", "insuranceqa", "medquad")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa import Builder, Collection, clean
-from fedtorch.errors import DataError
 
 _LABELS = {"True": True, "False": False}
 

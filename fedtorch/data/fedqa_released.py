@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.bm25 import BM25
 from fedtorch.data.fedqa import clean
 from fedtorch.data.fedqa_readers import read_json_lines, read_text
 from fedtorch.data.fedqa_rows import SPLITS, Sampling
 from fedtorch.data.qa_folder import QARow
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for
 
 _LABELS = {"0": 0, "1": 1}
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.bm25 import BM25
 from fedtorch.data.fedqa import Collection, Question
 from fedtorch.data.qa_folder import QARow
-from fedtorch.errors import ConfigError, DataError
-from fedtorch.seeds import generator_for
 
 SPLITS = ("train", "dev", "test")
 

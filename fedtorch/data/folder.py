@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.paths import SAFE_NAME, atomic_folder, check_client_name, check_client_names, folder_name, inside
-from fedtorch.errors import DataError
 
 __all__ = [
     "atomic_folder",

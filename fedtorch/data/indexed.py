@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtorch.errors import DataError
+from fedtorch.core.errors import DataError
 
 _AGAIN = "prepare the data again"
 

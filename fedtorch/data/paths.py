@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedtorch.errors import DataError
+from fedtorch.core.errors import DataError
 
 RESERVED = frozenset({"manifest.json", "tokenizer", "public"})  # used beside the clients' folders
 LONGEST_NAME = 100

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedtorch.core.errors import DataError, FedtorchError
 from fedtorch.data import prepare_crossfit, prepare_dialog, prepare_fedqa
 from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
 from fedtorch.data.recipe import Recipe, digests, is_prepared
-from fedtorch.errors import DataError, FedtorchError
 
 MAX_TARGET_TOKENS = 512
 # A schema stands in every source, but thousands of copies only slow SentencePiece down; with one copy its names are
@@ -42,7 +42,7 @@ def prepare_text2sql(
         ConfigError: no vocabulary of that size can be trained.
     """
     from fedtorch.data import text2sql
-    from fedtorch.data.vocabulary import load_tokenizer, train_vocabulary
+    from fedtorch.text.sentencepiece import load_tokenizer, train_vocabulary
 
     databases = _databases(db_content)
     files = [raw / f"{stem}{end}" for stem in text2sql.CLIENTS.values() for end in (".json", "-schema.csv")]
@@ -185,7 +185,7 @@ RECIPES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code. Errors of `fedtorch.errors` become one line on stderr."""
+    """The command line; returns the exit code. Errors of `fedtorch.core.errors` become one line on stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     parser = argparse.ArgumentParser(prog="python -m fedtorch.data", description="Prepare data sets for fedtorch.")
     prepare = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("prepare", help="prepare a data set")

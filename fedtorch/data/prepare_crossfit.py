@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, files_of, find_tasks, known_tasks, read_task
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
 from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
 from fedtorch.data.recipe import Recipe, is_prepared
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def prepare_crossfit(
         DataError: a file is missing or malformed, `out` was prepared differently, or there are too few tasks.
         ConfigError: no vocabulary of that size can be trained.
     """
-    from fedtorch.data.vocabulary import load_tokenizer, train_vocabulary
+    from fedtorch.text.sentencepiece import load_tokenizer, train_vocabulary
 
     how = how or FewShot()
     known = known_tasks(tasks)

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from fedtorch.data.bpe import load_bpe, train_bpe
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.dialogs import TASKMASTER_1, Found, Turns, read_sgd, read_taskmaster_1, read_taskmaster_4
 from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
 from fedtorch.data.recipe import Recipe, digests, is_prepared
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for
+from fedtorch.text.gpt2_bpe import load_bpe, train_bpe
 
 SPLITS = ("train", "dev", "test")
 SGD_HOLDERS = ("flights", "events", "services", "hotels", "restaurants", "movies")

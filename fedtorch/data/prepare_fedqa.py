@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa import CLIENTS
 from fedtorch.data.folder import atomic_folder, read_manifest
 from fedtorch.data.recipe import Recipe, digests, is_prepared
-from fedtorch.errors import DataError
 
 if TYPE_CHECKING:  # not at run time: transformers takes seconds to import, and other recipes do without
     from fedtorch.data.fedqa_rows import Sampling

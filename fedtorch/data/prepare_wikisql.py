@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.folder import read_manifest, write_client, write_manifest
 from fedtorch.data.indexed import write_index
 from fedtorch.data.paths import atomic_folder
 from fedtorch.data.recipe import is_prepared
-from fedtorch.data.subwords import train_subwords
 from fedtorch.data.wikisql import Row, is_labelable, read_split
-from fedtorch.errors import DataError
+from fedtorch.text.byte_bpe import train_subwords
 
 POOL = "pool"
 SPLITS = ("train", "dev", "test")

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import read_manifest, read_rows
-from fedtorch.errors import DataError
 from fedtorch.metrics.generation import METRICS, SHORT
-from fedtorch.seeds import generator_for
 
 _FIELDS: dict[str, type] = {"task": str, "input": str, "outputs": list}
 _KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")  # what a score may be called, see `comm.wire`

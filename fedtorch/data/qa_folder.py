@@ -16,12 +16,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa import clean
 from fedtorch.data.folder import read_rows, write_client, write_manifest
 from fedtorch.data.paths import inside
-from fedtorch.data.wordpiece import train_wordpiece
-from fedtorch.errors import DataError
-from fedtorch.models.wordpieces import load_wordpieces
+from fedtorch.text.wordpiece_training import train_wordpiece
+from fedtorch.text.wordpieces import load_wordpieces
 
 FIELDS: dict[str, type] = {"question": str, "answers": list, "labels": list, "docids": list}
 

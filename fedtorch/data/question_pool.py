@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.deal import Deal, deal
 from fedtorch.data.indexed import IndexedRows
 from fedtorch.data.prepare_wikisql import POOL
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for
 
 CLIENT, PART = "client", "part"
 

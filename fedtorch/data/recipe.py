@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.folder import read_manifest
-from fedtorch.errors import DataError
 
 
 class Recipe(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtorch.errors import DataError
+from fedtorch.core.errors import DataError
 
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _CHECK_EVERY = 1000  # virtual machine steps between two looks at the clock: well below a millisecond

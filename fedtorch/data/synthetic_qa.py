@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import atomic_folder
 from fedtorch.data.qa_folder import QARow, write_qa
 from fedtorch.data.recipe import is_prepared
-from fedtorch.seeds import generator_for
 
 VOCAB_SIZE = 700
 _DEV, _TEST = 20, 40

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.paths import atomic_folder
 from fedtorch.data.prepare_wikisql import write_pool
 from fedtorch.data.recipe import is_prepared
 from fedtorch.data.wikisql import Row
-from fedtorch.seeds import generator_for
 
 SIZES = {"train": 2400, "dev": 120, "test": 160}
 VOCAB_SIZE = 600

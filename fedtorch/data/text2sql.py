@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtorch.errors import DataError
+from fedtorch.core.errors import DataError
 
 # client -> stem of its files, in the order of the paper's tables
 CLIENTS = {

@@ -13,12 +13,12 @@ from pydantic import Field
 from torch import Tensor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.patch import Patch
 from fedtorch.models.pretrained import load_config, load_pretrained
 from fedtorch.models.ranker import Ranker, save_ranker
 from fedtorch.models.scorer import Head
-from fedtorch.models.wordpieces import Pair, encode, frame, load_wordpieces
+from fedtorch.text.wordpieces import Pair, encode, frame, load_wordpieces
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
-from fedtorch.data.subwords import load_subwords
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.pretrained import load_config, load_pretrained
+from fedtorch.text.byte_bpe import load_subwords
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]

@@ -10,16 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedtorch.models.scorer import Scorer
-from fedtorch.models.word_model import (
-    Count,
-    Rate,
-    WordModel,
-    align,
-    max_over_words,
-    mean_over_words,
-    word_table,
-)
-from fedtorch.models.words import Words
+from fedtorch.models.word_model import Count, Rate, WordModel, align, max_over_words, mean_over_words, word_table
+from fedtorch.text.words import Words
 
 
 @dataclass(frozen=True)

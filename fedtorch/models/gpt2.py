@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
 Count = Annotated[int, Field(ge=1)]

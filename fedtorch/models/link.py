@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtorch.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError
 
 HEADER_BYTES = 32  # int64 turn, rows, tokens, flag
 

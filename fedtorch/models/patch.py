@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 
 Count = Annotated[int, Field(ge=1)]
 ATTENTION_DROPOUT = 0.1  # of PAL's own attention, as in BERT

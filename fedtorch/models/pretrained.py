@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig
 from transformers.utils import logging as hf_logging
 
-from fedtorch.data.pretrained import first_line, located
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
+from fedtorch.text.pretrained import first_line, located
 
 
 def load_config(kind: str, name: str, *, key: str, instead: str) -> Any:

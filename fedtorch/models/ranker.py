@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.seeds import generator_for
 from fedtorch.models.patch import Patch, Patches, insert
 from fedtorch.models.scorer import Head, Scorer
-from fedtorch.seeds import generator_for
 
 DESCRIPTION, REST = "ranker.json", "ranker.safetensors"
 

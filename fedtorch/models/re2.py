@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.scorer import Scorer
 from fedtorch.models.word_model import Count, Rate, WordModel, align, max_over_words, word_table
-from fedtorch.models.words import Words
+from fedtorch.text.words import Words
 
 
 @dataclass(frozen=True)

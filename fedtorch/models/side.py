@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from fedtorch.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError
 from fedtorch.models.link import Increment, Link
 
 KvGrad = Literal["detached", "own", "through"]

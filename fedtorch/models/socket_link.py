@@ -10,9 +10,18 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedtorch.errors import FedtorchError
+from fedtorch.compression.payload import (
+    HEADER_BYTES,
+    PayloadError,
+    assemble,
+    body_of,
+    code_of,
+    dtype_of,
+    length_of,
+    read_header,
+)
+from fedtorch.core.errors import FedtorchError
 from fedtorch.models.link import Increment
-from fedtorch.payload import HEADER_BYTES, PayloadError, assemble, body_of, code_of, dtype_of, length_of, read_header
 
 _KEYS, _TOKENS = 16, 17  # kinds of messages, beside those of `payload`
 _HEAD = 8  # int64: turn, rows, tokens, flag of the last, layers, heads, head_dim, 0

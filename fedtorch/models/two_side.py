@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedtorch.core.seeds import seed_for
 from fedtorch.models.link import Link, Peer, RankLink, Traffic, link_pair
 from fedtorch.models.side import Passing, Side
-from fedtorch.seeds import seed_for
 
 USER, ASSISTANT = 0, 1
 

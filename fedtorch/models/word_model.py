@@ -14,9 +14,9 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.scorer import Head, Scorer
-from fedtorch.models.words import FILE, PADDING, UNKNOWN, Words, read_vectors, read_words
+from fedtorch.text.words import FILE, PADDING, UNKNOWN, Words, read_vectors, read_words
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]

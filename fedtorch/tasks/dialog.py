@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from fedtorch.data.bpe import load_bpe
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.dialogs import ASSISTANT, USER
 from fedtorch.data.folder import read_rows
-from fedtorch.errors import ConfigError, DataError
 from fedtorch.metrics.perplexity import OWN, OWN_ASSISTANT, of_domain, table
 from fedtorch.models.gpt2 import RANDOM, GPT2Model
 from fedtorch.models.link import Peer
@@ -26,6 +25,7 @@ from fedtorch.models.turns import Turn, collate_turns, collate_whole, fit
 from fedtorch.models.two_side import Losses, OneModel, TwoSide
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.text.gpt2_bpe import load_bpe
 from fedtorch.train.engine import to_device
 
 SIDES = {USER: 0, ASSISTANT: 1}

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.data.prepared_gym import PreparedGym, score_name
-from fedtorch.data.vocabulary import decode, load_tokenizer
 from fedtorch.metrics.generation import MEANS, METRICS, accuracy, is_undefined
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
 from fedtorch.models.t5 import pad, save_pretrained
 from fedtorch.tasks.base import Scores, Task
+from fedtorch.text.sentencepiece import decode, load_tokenizer
 
 Count = Annotated[int, Field(ge=1)]
 SYNTHETIC = "synthetic"

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from typing_extensions import Self
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import client_file, read_manifest
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for
 from fedtorch.tasks.base import Task
 
 Count = Annotated[int, Field(ge=1)]

@@ -12,14 +12,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.seeds import seed_for
 from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows
-from fedtorch.errors import ConfigError
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.esim import Esim
 from fedtorch.models.re2 import Re2
 from fedtorch.models.scorer import Scorer
-from fedtorch.seeds import seed_for
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Count, Prepared
 

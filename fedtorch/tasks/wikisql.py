@@ -17,16 +17,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.errors import ConfigError
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.hydranet import Gold, Question, Row, Rows, row_labels
 from fedtorch.data.question_pool import QuestionPool
-from fedtorch.data.subwords import load_subwords
-from fedtorch.errors import ConfigError
-from fedtorch.metrics.wikisql import LOGICAL_FORM, MEASURES, logical_form, measures
 from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, masked_word_loss, squared_distance
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.models.hydranet import HydraNet, Outputs, Query, decode, row_losses
 from fedtorch.tasks.base import SERVER, Scores, Task
+from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
+from fedtorch.text.byte_bpe import load_subwords
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedtorch.seeds import generator_for
+from fedtorch.core.seeds import generator_for
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import FedtorchError
-from fedtorch.seeds import seed_for
-from fedtorch.train.dealt import parts_of, passes_of
+from fedtorch.core.errors import FedtorchError
+from fedtorch.core.seeds import seed_for
+from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
+from fedtorch.train.micro_batches import parts_of, passes_of
 from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, renew, state_of
 from fedtorch.train.zero import ZeroScale, ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
-from fedtorch.weights import Partition
 
 log = logging.getLogger(__name__)
 

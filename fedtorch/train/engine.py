@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core.weights import Layout, Partition
 from fedtorch.train.batches import Parts
-from fedtorch.train.divided import Division, clip_divided, collect_shared
+from fedtorch.train.model_parallel import Division, clip_divided, collect_shared
 from fedtorch.train.optim import LocalTraining, Optimizers, forget, load_state, make_schedule, state_of
+from fedtorch.train.pinned_copy import Shuttle
 from fedtorch.train.precision import Precision
-from fedtorch.train.shuttle import Shuttle
-from fedtorch.weights import Layout, Partition
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
 GradientHook = Callable[["Engine"], "Tensor | None"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedtorch.comm.environment import environment
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.errors import FedtorchError, PreflightError
+from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
 
 if TYPE_CHECKING:

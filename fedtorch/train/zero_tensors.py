@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtorch.weights import Layout
+from fedtorch.core.weights import Layout
 
 # Numbers that stage 3 gathers at a time when weights are loaded; one parameter at a time is slow.
 GATHERED = 50_000_000

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from fedtorch.comm.backend import OwnGpu, choose, say_if_shared
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.errors import PreflightError
+from fedtorch.core.errors import PreflightError
 from tests.ranks import expect_exit, run_ranks
 
 CUDA = torch.device("cuda", 0)

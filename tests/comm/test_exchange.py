@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedtorch.comm import holder, local, remote, reproducible
+from fedtorch.comm import local, reproducible
+from fedtorch.comm import server_updates as remote
+from fedtorch.comm import update_holder as holder
 from fedtorch.comm.base import Communicator, Updates
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.remote import Exchange, RemoteUpdates
 from fedtorch.comm.reproducible import WINDOW
-from fedtorch.errors import DeadlineError, FedtorchError, PreflightError
-from fedtorch.seeds import generator_for
-from fedtorch.update import Report, UpdateBuffer
-from fedtorch.weights import digest_of
+from fedtorch.comm.server_updates import Exchange, RemoteUpdates
+from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
+from fedtorch.core.seeds import generator_for
+from fedtorch.core.update import Report, UpdateBuffer
+from fedtorch.core.weights import digest_of
 from tests.ranks import expect_exit, run_ranks
 
 NAMES = tuple(f"client-{k}" for k in range(7))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fedtorch.comm.lifeline import Lifeline
+from fedtorch.comm.death_watch import Lifeline
 from fedtorch.comm.store import Store
-from fedtorch.errors import PreflightError
+from fedtorch.core.errors import PreflightError
 
 
 @pytest.fixture

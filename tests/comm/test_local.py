@@ -10,8 +10,8 @@ import torch
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.wire import Message
-from fedtorch.errors import PreflightError
-from fedtorch.update import Report, UpdateBuffer
+from fedtorch.core.errors import PreflightError
+from fedtorch.core.update import Report, UpdateBuffer
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.errors import DeadlineError, PreflightError
+from fedtorch.core.errors import DeadlineError, PreflightError
 from tests.ranks import expect_exit, run_ranks, start_ranks
 
 TIMEOUT_S = 2.0

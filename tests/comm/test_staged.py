@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedtorch.comm import holder, local, remote, reproducible, transport
+from fedtorch.comm import local, reproducible, transport
+from fedtorch.comm import server_updates as remote
+from fedtorch.comm import update_holder as holder
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.remote import Exchange
 from fedtorch.comm.reproducible import WINDOW
+from fedtorch.comm.server_updates import Exchange
 from fedtorch.comm.transport import Staged, Staging
-from fedtorch.errors import DeadlineError, PreflightError
-from fedtorch.update import Report, UpdateBuffer
+from fedtorch.core.errors import DeadlineError, PreflightError
+from fedtorch.core.update import Report, UpdateBuffer
 from tests.comm.test_exchange import NAMES, one_round, spread
 from tests.ranks import expect_exit, run_ranks
 

@@ -21,8 +21,8 @@ from fedtorch.comm.wire import (
     message_to_report,
     report_to_message,
 )
-from fedtorch.errors import PreflightError
-from fedtorch.update import Report
+from fedtorch.core.errors import PreflightError
+from fedtorch.core.update import Report
 
 CLIENTS, ROUND, SEQUENCE = 5, 7, 42
 HEADER_BYTES = struct.calcsize("<4sBBxxqQiQQ")

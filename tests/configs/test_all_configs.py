@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.config import Config
+from fedtorch.config.load import DEFAULT, difference, digest, load, to_yaml
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError
 from fedtorch.data.text2sql import CLIENTS
-from fedtorch.errors import ConfigError
-from fedtorch.yaml_config import DEFAULT, difference, digest, load, to_yaml
 
 ROOT = Path(__file__).parents[2] / "configs"
 OVERLAYS = sorted((ROOT / "deepspeed").glob("*.yaml"))  # to be laid over another config
@@ -182,7 +182,7 @@ BERT_ROWS = {row: path for row, path in FEDMATCH.items() if row not in ("esim", 
 
 
 def test_rows_of_the_fedmatch_paper_are_there() -> None:
-    from fedtorch.published import FEDMATCH as tables
+    from fedtorch.report.published import FEDMATCH as tables
 
     assert set(FEDMATCH) == set(tables[0].rows) | {"fm_h_lr_encoder", "fm_released"}
     sweeps = {path.stem for path in (ROOT / "fedmatch" / "sweeps").glob("*.yaml")}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.config import Config
+from fedtorch.config.load import load
+from fedtorch.config.schema import Config
 from fedtorch.data.prepare import main as data_main
 from fedtorch.data.synthetic_wikisql import prepare_synthetic
 from fedtorch.main import main
 from fedtorch.tasks.base import SERVER
-from fedtorch.yaml_config import load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROOT = CONFIGS / "fedparsing"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.apir_published import ROWS
-from fedtorch.config import Config
+from fedtorch.config.load import load
+from fedtorch.config.schema import Config
 from fedtorch.main import main
 from fedtorch.models.encoder_decoder import EncoderDecoder
-from fedtorch.yaml_config import load
+from fedtorch.report.published.fewfedweight import ROWS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FOLDER = CONFIGS / "fewfedweight"
@@ -80,7 +80,7 @@ def test_the_papers_method_is_void_where_a_client_is_missing() -> None:
 def test_the_smoke_config_trains_and_can_be_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedtorch.report import main as report
+    from fedtorch.report.__main__ import main as report
 
     monkeypatch.chdir(tmp_path)
     smoke = str(FOLDER / "smoke_ffw_full.yaml")

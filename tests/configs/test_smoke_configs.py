@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.config.load import load
 from fedtorch.main import main
-from fedtorch.yaml_config import load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OTHERS = {"fedparsing"}  # not text-to-SQL; see test_fedparsing_configs.py

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.cover import cover_triples, topics
-from fedtorch.errors import DataError
 
 THEMES = {
     "money": ["loan", "bank", "credit", "interest"],

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.crossfit import SEEDS, FewShot, find_tasks, known_tasks, read_task, read_tsv
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
 from fedtorch.data.prepare import main
 from fedtorch.data.prepare_crossfit import place_tasks, prepare_crossfit
 from fedtorch.data.prepared_gym import PreparedGym
 from fedtorch.data.synthetic.gym import TASKS, write_gym
-from fedtorch.errors import ConfigError, DataError
 from fedtorch.metrics.generation import METRICS
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedtorch.data.bpe import EOS, load_bpe, train_bpe
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.dialogs import read_sgd, read_taskmaster_1, read_taskmaster_4
 from fedtorch.data.folder import read_manifest, read_rows
 from fedtorch.data.prepare import main
 from fedtorch.data.prepare_dialog import prepare_dialog, split_randomly
 from fedtorch.data.synthetic.dialogs import generate
-from fedtorch.errors import ConfigError, DataError
+from fedtorch.text.gpt2_bpe import EOS, load_bpe, train_bpe
 
 
 def written(path: Path, content: Any) -> Path:

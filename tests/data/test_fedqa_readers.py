@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from fedqa_files import TOPICS, medquad_document, put, write_collections
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa import Builder, Collection
 from fedtorch.data.fedqa_readers import READERS, public_questions
-from fedtorch.errors import DataError
 
 
 @pytest.fixture

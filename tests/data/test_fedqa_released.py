@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from fedqa_files import put, write_released
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa_released import complete_training, read_released, released_clients
 from fedtorch.data.fedqa_rows import Sampling
 from fedtorch.data.qa_folder import QARow
-from fedtorch.errors import DataError
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtorch.core.errors import DataError
 from fedtorch.data import folder as f
 from fedtorch.data.paths import RESERVED
-from fedtorch.errors import DataError
 
 ROWS = [{"question": "how many ½ “é” ?", "sql": "SELECT 1 ;"}, {"question": "a\u2028b", "sql": "SELECT 2 ;"}]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import BertTokenizer
 
+from fedtorch.core.errors import ConfigError
 from fedtorch.data.hydranet import RowLabels, Rows
-from fedtorch.data.subwords import load_subwords, train_subwords
-from fedtorch.errors import ConfigError
+from fedtorch.text.byte_bpe import load_subwords, train_subwords
 
 FOUND: dict[str, Any] = {
     "question": "how many goals has Ann Lee , the 3rd",

@@ -13,7 +13,7 @@ import pytest
 from fedtorch.data.folder import read_client, read_manifest, read_rows
 from fedtorch.data.prepare import main, prepare_text2sql
 from fedtorch.data.text2sql import CLIENTS
-from fedtorch.data.vocabulary import load_tokenizer
+from fedtorch.text.sentencepiece import load_tokenizer
 
 SPLITS = ["train"] * 12 + ["dev"] * 3 + ["test"] * 2
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from fedqa_files import TOPICS, put, write_collections, write_released
 
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.fedqa import CLIENTS, Question
 from fedtorch.data.fedqa_rows import Sampling, split_questions
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.prepare import main
 from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows, read_words, write_qa
-from fedtorch.errors import ConfigError, DataError
-from fedtorch.models.wordpieces import load_wordpieces
+from fedtorch.text.wordpieces import load_wordpieces
 
 SPLITS = ("train", "dev", "test")
 

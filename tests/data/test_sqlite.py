@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.sqlite import QueryError, execute
-from fedtorch.errors import DataError
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.folder import read_client, read_manifest, read_rows
 from fedtorch.data.synthetic import SCHEMAS, Schema, Silo, build_database, generate, prepare
 from fedtorch.data.synthetic.generate import PLANS
 from fedtorch.data.text2sql import source_text, target_text
-from fedtorch.data.vocabulary import decode, load_tokenizer
-from fedtorch.errors import DataError
+from fedtorch.text.sentencepiece import decode, load_tokenizer
 
 SPLITS = ("train", "dev", "test")
 

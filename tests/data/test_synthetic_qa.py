@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.core.errors import DataError
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.qa_folder import read_pool, read_qa_rows, read_words
 from fedtorch.data.synthetic_qa import ASPECTS, TOPICS, generate, prepare
-from fedtorch.errors import DataError
 from fedtorch.metrics.ranking import reciprocal_rank
-from fedtorch.models.wordpieces import load_wordpieces
+from fedtorch.text.wordpieces import load_wordpieces
 
 
 @pytest.fixture(scope="module")

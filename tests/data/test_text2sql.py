@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtorch.core.errors import DataError
 from fedtorch.data import text2sql as t
 from fedtorch.data.cell_values import find_database, match_cells, read_cells
-from fedtorch.errors import DataError
 
 
 def entry(sql: str, *sentences: tuple[str, str, dict[str, str]], **examples: str) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
+from fedtorch.core.errors import ConfigError
 from fedtorch.data.check import RoundTrip, count_parsed, round_trip
-from fedtorch.data.vocabulary import decode, load_tokenizer, train_vocabulary
-from fedtorch.errors import ConfigError
+from fedtorch.text.sentencepiece import decode, load_tokenizer, train_vocabulary
 
 TEXTS = [f"select name from city where population <= {n} and state = 'Zürich ½'" for n in range(100)]
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.deal import deal
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.indexed import IndexedRows
@@ -18,7 +19,6 @@ from fedtorch.data.prepare import main
 from fedtorch.data.prepare_wikisql import POOL
 from fedtorch.data.question_pool import QuestionPool
 from fedtorch.data.wikisql import is_labelable, read_split, span_text, value_words, words
-from fedtorch.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(

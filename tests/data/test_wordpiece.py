@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from transformers import BertTokenizer
 
-from fedtorch.data.wordpiece import train_wordpiece
-from fedtorch.errors import ConfigError
-from fedtorch.models.wordpieces import load_wordpieces
+from fedtorch.core.errors import ConfigError
+from fedtorch.text.wordpiece_training import train_wordpiece
+from fedtorch.text.wordpieces import load_wordpieces
 
 TEXTS = ["is it a text of words ?", "the naïve reader reads the reading text", "numbers 1 12 123 are texts, too."] * 3
 
@@ -51,7 +51,7 @@ def test_a_toy_tokenizer_an_empty_folder_and_a_vocabulary_that_is_too_small_are_
 
 
 def test_a_tokenizer_without_a_separator_is_refused(tmp_path: Path) -> None:
-    from fedtorch.data.vocabulary import train_vocabulary
+    from fedtorch.text.sentencepiece import train_vocabulary
 
     train_vocabulary(TEXTS * 5, tmp_path / "t5", size=100)
     with pytest.raises(ConfigError, match="lacks a classification, separator or padding token"):

@@ -16,14 +16,13 @@ from toy import Quadratic
 
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.build import build
-from fedtorch.checkpoint import Checkpoints
+from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group, Op
-from fedtorch.comm.holder import Holder
+from fedtorch.comm.update_holder import Holder
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.compression import TopK
-from fedtorch.config import (
+from fedtorch.compression.compressors import TopK
+from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,
     ClientsConfig,
@@ -33,12 +32,13 @@ from fedtorch.config import (
     ServerConfig,
     SystemConfig,
 )
-from fedtorch.errors import QuorumError
-from fedtorch.job import ClientJob
-from fedtorch.placement import place
-from fedtorch.rank import Rank
-from fedtorch.runner import Result
-from fedtorch.update import Update
+from fedtorch.core.errors import QuorumError
+from fedtorch.core.update import Update
+from fedtorch.rounds.context import Rank
+from fedtorch.rounds.placement import place
+from fedtorch.rounds.runner import Result
+from fedtorch.setup.build import build
+from fedtorch.train.job import ClientJob
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, double=False)

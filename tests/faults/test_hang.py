@@ -24,7 +24,7 @@ def diagnoses(ended: Ended, victim: int) -> list[re.Match[str]]:
     for rank in {0, 1, 2} - {victim}:
         assert ended.codes[0][rank] == 7, ended.codes
         log = ended.log(rank)
-        error = [line for line in log.splitlines() if line.startswith("fedtorch.errors.DeadlineError: ")]
+        error = [line for line in log.splitlines() if line.startswith("fedtorch.core.errors.DeadlineError: ")]
         assert len(error) == 1, log
         assert re.findall(r"rank (\d)[^;:]* gave no sign of life for", error[0]) == [str(victim)]
         match = re.search(r"for (\d+) s", error[0])

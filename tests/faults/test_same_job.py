@@ -16,10 +16,10 @@ from harness import SGD, make_config
 from ranks import run_ranks
 from toy import Quadratic
 
-from fedtorch.build import build
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import Config, PartitionConfig
-from fedtorch.errors import PreflightError
+from fedtorch.config.schema import Config, PartitionConfig
+from fedtorch.core.errors import PreflightError
+from fedtorch.setup.build import build
 
 TASK = Quadratic(clients={"a": (1.0, 1.0, 6), "b": (2.0, -1.0, 9)}, start=(0.3, -0.7), head=(0.5,), double=False)
 

@@ -13,11 +13,11 @@ from harness import make_config, make_runner
 from supervisor import Ended, supervise, toy_config
 from toy import Quadratic
 
-from fedtorch.config import ClientConfig, ClientsConfig, SystemConfig
-from fedtorch.decision import sift
-from fedtorch.errors import ConfigError
+from fedtorch.config.schema import ClientConfig, ClientsConfig, SystemConfig
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.update import Report
 from fedtorch.main import main
-from fedtorch.update import Report
+from fedtorch.rounds.aggregation import sift
 
 CLIENTS = ("a", "b", "c", "d")
 
@@ -169,7 +169,7 @@ def test_a_retry_leaves_the_dropout_of_other_clients_alone(tmp_path: Path) -> No
 
 def ended_losses(ended: Ended) -> dict[int, dict[str, float]]:
     """Round -> client -> mean loss."""
-    from fedtorch import records
+    from fedtorch.tracking import records
 
     losses: dict[int, dict[str, float]] = {}
     for record in records.read(ended.folder / records.NAME):

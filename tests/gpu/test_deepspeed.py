@@ -9,12 +9,12 @@ import torch
 
 pytest.importorskip("deepspeed")
 
-from fedtorch.build import device as own_device
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import EngineConfig
+from fedtorch.config.schema import EngineConfig
+from fedtorch.core.weights import Partition
+from fedtorch.setup.build import device as own_device
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
-from fedtorch.weights import Partition
 from tests.ranks import run_ranks
 from tests.train.test_deepspeed_ranks import ADAMW, gpt2, trained
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
-from fedtorch.config import ClientConfig
+from fedtorch.config.schema import ClientConfig
+from fedtorch.core.weights import Partition
 from fedtorch.models.esim import Esim, EsimNetwork
 from fedtorch.models.hydranet import HydraNet, row_losses
 from fedtorch.models.re2 import Re2, Re2Network
@@ -21,7 +22,6 @@ from fedtorch.models.t5 import generate_greedily
 from fedtorch.models.word_model import WordModel
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve, Step, train
-from fedtorch.weights import Partition
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")]
 

@@ -14,7 +14,7 @@ from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.config import ClientConfig, EvalConfig, SystemConfig
+from fedtorch.config.schema import ClientConfig, EvalConfig, SystemConfig
 from tests.harness import SGD, make_config, make_runner
 from tests.ranks import run_ranks
 from tests.smoke_runs import CONFIGS, SMOKE, run_config

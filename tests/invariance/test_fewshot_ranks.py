@@ -13,9 +13,9 @@ from ranks import run_ranks
 from fedtorch.algorithms.fewfedweight import FewFedWeight
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import CheckpointConfig, ClientConfig
+from fedtorch.config.schema import CheckpointConfig, ClientConfig
+from fedtorch.core.errors import Interrupted
 from fedtorch.data.synthetic.gym import prepare
-from fedtorch.errors import Interrupted
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.tasks.fewshot import FewShotTasks
 

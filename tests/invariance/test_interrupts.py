@@ -19,11 +19,11 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.local import Local
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig
-from fedtorch.errors import Interrupted
-from fedtorch.job import ClientJob
-from fedtorch.server import ServerState
-from fedtorch.update import Update
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig
+from fedtorch.core.errors import Interrupted
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Update
+from fedtorch.train.job import ClientJob
 
 TASK = Quadratic(clients={"a": (1.0, 1.0, 6), "b": (2.0, -1.0, 9)}, start=(0.3, -0.7), noise=0.5, double=False)
 CLIENT = ClientConfig(optimizer="adamw", lr=0.1, batch_size=4, optimizer_state="keep")

@@ -12,7 +12,6 @@ import torch
 from harness import SGD, make_config, make_runner
 from toy import Quadratic
 
-from fedtorch import records
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg
@@ -21,13 +20,21 @@ from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.build import unmatched
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
-from fedtorch.errors import ConfigError, FedtorchError, Interrupted, NonFiniteError, QuorumError
-from fedtorch.job import ClientJob
-from fedtorch.rank import Stopped
-from fedtorch.track import Tracker
-from fedtorch.update import Report, Update
+from fedtorch.config.schema import (
+    CheckpointConfig,
+    ClientConfig,
+    ClientsConfig,
+    EvalConfig,
+    PartitionConfig,
+    ServerConfig,
+)
+from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, NonFiniteError, QuorumError
+from fedtorch.core.update import Report, Update
+from fedtorch.rounds.context import Stopped
+from fedtorch.setup.build import unmatched
+from fedtorch.tracking import records
+from fedtorch.tracking.tracker import Tracker
+from fedtorch.train.job import ClientJob
 
 CLIENTS = {"a": (1.0, 1.0, 10), "b": (2.0, -1.0, 30), "c": (0.5, 3.0, 6)}
 TASK = Quadratic(clients=CLIENTS, start=(0.3, -0.7, 1.1), noise=0.5, dropout=0.25, double=False)
@@ -321,8 +328,8 @@ def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_judg
     def stopped(self: Any) -> Any:
         raise Stopped
 
-    monkeypatch.setattr("fedtorch.runner.save", save_at_the_second_try)
-    monkeypatch.setattr("fedtorch.evaluate.Evaluation.at_the_end", stopped)
+    monkeypatch.setattr("fedtorch.rounds.runner.save", save_at_the_second_try)
+    monkeypatch.setattr("fedtorch.rounds.evaluation.Evaluation.at_the_end", stopped)
     with pytest.raises(Interrupted):
         make_runner(make_config(tmp_path, TASK, rounds=2, checkpoint=CheckpointConfig(every=2))).run()
     assert made == [False, True]  # nothing is saved after the best weights took their place

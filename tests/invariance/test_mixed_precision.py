@@ -18,8 +18,8 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import CheckpointConfig, ClientConfig, Config, EngineConfig, EvalConfig, PartitionConfig
-from fedtorch.errors import Interrupted
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, EngineConfig, EvalConfig, PartitionConfig
+from fedtorch.core.errors import Interrupted
 from fedtorch.train.precision import has_fp16
 
 

@@ -20,8 +20,8 @@ from fedtorch.algorithms.fewfedweight import FewFedWeight, SiloAugmented
 from fedtorch.algorithms.metaweighting import MetaWeighting
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
-from fedtorch.errors import Interrupted
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
+from fedtorch.core.errors import Interrupted
 from fedtorch.models.generation import Generated
 
 

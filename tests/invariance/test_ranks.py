@@ -20,10 +20,10 @@ from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.checkpoint import Checkpoints
+from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import (
+from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,
     ClientsConfig,
@@ -32,7 +32,7 @@ from fedtorch.config import (
     ServerConfig,
     SystemConfig,
 )
-from fedtorch.errors import Interrupted
+from fedtorch.core.errors import Interrupted
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(

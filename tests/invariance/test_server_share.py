@@ -15,11 +15,11 @@ from ranks import expect_exit, run_ranks
 
 from fedtorch.algorithms.fedparsing import FedParsing
 from fedtorch.algorithms.mean_teacher import Student, Teacher
-from fedtorch.checkpoint import Checkpoints
+from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
-from fedtorch.errors import Interrupted
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
+from fedtorch.core.errors import Interrupted
 from fedtorch.tasks.base import SERVER
 
 TASK = Toy(clients={f"c{i}": (0.4 + 0.3 * i, 0.1 * i) for i in range(7)}, rows=5, size=9, dropout=0.3)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from supervisor import Ended, at, toy_config
 
-from fedtorch.errors import ConfigError, RestartsError
+from fedtorch.core.errors import ConfigError, RestartsError
 from fedtorch.main import main
 from launchers import local
 from launchers.local import Job

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch import yaml_config
-from fedtorch.errors import ConfigError
+from fedtorch.config import load as yaml_config
+from fedtorch.core.errors import ConfigError
 from launchers.plan import Point, is_done, make_points, parse_grid, planned, save_plan
 
 

@@ -19,9 +19,9 @@ import fake_slurm
 import pytest
 from test_main import TINY
 
-from fedtorch import yaml_config
-from fedtorch.errors import ConfigError
-from fedtorch.stop import StopFlag
+from fedtorch.config import load as yaml_config
+from fedtorch.core.errors import ConfigError
+from fedtorch.lifecycle.signals import StopFlag
 from launchers import rank_process, slurm, sweep
 from launchers.rank_process import RankProcess
 from launchers.resources import Resources, minutes, options_of, resources_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from launchers.plan import save_plan
 from launchers.status_table import read_row, read_rows, show, summary
 from launchers.sweep import main

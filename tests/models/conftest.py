@@ -14,7 +14,7 @@ from transformers import (
     RobertaTokenizer,
 )
 
-from fedtorch.models.wordpieces import load_wordpieces
+from fedtorch.text.wordpieces import load_wordpieces
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "what", "is", "water", "##s", "policy", "covers"]
 

@@ -19,11 +19,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fedtorch.data.pretrained import located
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.patch import Patch
 from fedtorch.models.ranker import load_ranker, save_ranker
+from fedtorch.text.pretrained import located
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "what", "is", "water", "##s", "policy", "covers"]
 SMALL = BertEncoder(hidden=12, layers=2, heads=2, ffn=24, positions=16)
@@ -72,8 +72,8 @@ def test_dropout_before_the_head(wordpieces: Any) -> None:
 
 
 def test_the_engine_shares_the_backbone_and_keeps_the_patch(wordpieces: Any) -> None:
+    from fedtorch.core.weights import Partition
     from fedtorch.train.engine import Engine
-    from fedtorch.weights import Partition
 
     model = replace(SMALL, patch=Patch("outer", "pal", 6)).build(0, wordpieces)
     batch = SMALL.collate(wordpieces, PAIRS)
@@ -190,8 +190,8 @@ def test_the_longest_pair_must_fit_the_positions(wordpieces: Any, roberta: Path)
 @pytest.mark.parametrize("patch", [None, Patch(size=4), Patch("inner", "pal", 6), Patch(size=4, scope="encoder")])
 @torch.no_grad()
 def test_a_saved_model_comes_back_to_the_bit(patch: Patch | None, wordpieces: Any, tmp_path: Path) -> None:
+    from fedtorch.core.weights import Partition
     from fedtorch.train.engine import Engine
-    from fedtorch.weights import Partition
 
     encoder = replace(SMALL, patch=patch, head="two_class")
     model = encoder.build(3, wordpieces)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtorch.models.esim import Esim, over_words
-from fedtorch.models.words import Words
+from fedtorch.text.words import Words
 
 WORDS = Words(tuple(f"w{i}" for i in range(18)))
 SMALL = Esim(embedding=6, hidden=8, dropout=0.0)

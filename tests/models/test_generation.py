@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration
 
-from fedtorch.data.vocabulary import load_tokenizer
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import decode_greedily, token_energies
 from fedtorch.models.t5 import save_pretrained
+from fedtorch.text.sentencepiece import load_tokenizer
 
 SOURCES = [[5 + (7 * i + j) % 60 for j in range(1 + (5 * i) % 9)] + [1] for i in range(13)]
 LOGITS = [[5, 3, 1, 0, -2, -4], [2, 1.9, 1.8, 0.5, 0.1, 0], [9, 0, -1, -1.5, -3, 2], [1, 0.5, 0.25, 0, -0.5, 0.75]]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from fedtorch.config.validate import validate
+from fedtorch.config.yaml_tree import Tree
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.matchers import Matcher
 from fedtorch.models.patch import Patch
 from fedtorch.models.re2 import Re2
-from fedtorch.yaml_check import validate
-from fedtorch.yaml_tree import Tree
 
 
 @dataclass(frozen=True)

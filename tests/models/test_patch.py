@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.patch import Patch
 from fedtorch.models.ranker import Ranker
 

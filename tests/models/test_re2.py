@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.re2 import Re2, augmented
-from fedtorch.models.words import Words
+from fedtorch.text.words import Words
 
 WORDS = Words(tuple(f"w{i}" for i in range(18)))
 SMALL = Re2(embedding=6, hidden=8, dropout=0.0)

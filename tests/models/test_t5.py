@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedtorch.data.vocabulary import load_tokenizer
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.t5 import T5Model, generate_greedily, pad, save_pretrained
+from fedtorch.text.sentencepiece import load_tokenizer
 
 SMALL = T5Model(d_model=16, d_ff=32, d_kv=8, num_heads=3, num_layers=1, dropout=0.0)
 
@@ -37,8 +37,8 @@ def test_generating_in_batches_equals_one_by_one(tokenizer: Any) -> None:
 
 
 def test_a_saved_model_comes_back_to_the_bit_with_its_ties(tokenizer: Any, tmp_path: Path) -> None:
+    from fedtorch.core.weights import Partition
     from fedtorch.train.engine import Engine
-    from fedtorch.weights import Partition
 
     model = Engine(SMALL.build(0, tokenizer), Partition(), torch.device("cpu")).module
     save_pretrained(model, tokenizer, tmp_path)

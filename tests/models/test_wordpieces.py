@@ -13,9 +13,9 @@ from transformers import (
     BertTokenizer,
 )
 
-from fedtorch.errors import ConfigError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.bert import BertEncoder
-from fedtorch.models.wordpieces import load_wordpieces
+from fedtorch.text.wordpieces import load_wordpieces
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "what", "is", "water", "##s", "policy", "covers"]
 SMALL = BertEncoder(hidden=12, layers=2, heads=2, ffn=24, positions=16)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtorch.errors import ConfigError, DataError
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.models.esim import Esim
 from fedtorch.models.re2 import Re2
 from fedtorch.models.word_model import WordModel, align, max_over_words, mean_over_words
-from fedtorch.models.words import Words, read_vectors, read_words
+from fedtorch.text.words import Words, read_vectors, read_words
 
 WORDS = Words(("what", "is", "water", "policy", "covers"))
 SMALL: list[WordModel] = [Re2(embedding=3, hidden=4), Esim(embedding=3, hidden=4)]
@@ -146,8 +146,8 @@ def test_the_same_seed_builds_the_same_weights(sizes: WordModel) -> None:
 @both
 @torch.no_grad()
 def test_a_saved_model_comes_back_to_the_bit(sizes: WordModel, tmp_path: Path) -> None:
+    from fedtorch.core.weights import Partition
     from fedtorch.train.engine import Engine
-    from fedtorch.weights import Partition
 
     sizes = replace(sizes, head="two_class", vectors=vectors(tmp_path, "is 1 2 3\n"))
     model = Engine(sizes.build(3, WORDS), Partition(), torch.device("cpu")).module.eval()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fedtorch import selection
-from fedtorch.compression import Feedback, Quantise, TopK, give_back, with_feedback
-from fedtorch.payload import HEADER_BYTES, PayloadError, Sparse, decode, encode, num_bytes
-from fedtorch.selection import count_of, largest
-from fedtorch.weights import Layout
+from fedtorch.compression import topk as selection
+from fedtorch.compression.compressors import Feedback, Quantise, TopK, give_back, with_feedback
+from fedtorch.compression.payload import HEADER_BYTES, PayloadError, Sparse, decode, encode, num_bytes
+from fedtorch.compression.topk import count_of, largest
+from fedtorch.core.weights import Layout
 
 
 def vector(*numbers: float) -> Tensor:

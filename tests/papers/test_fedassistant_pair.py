@@ -22,12 +22,11 @@ from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.build import build
-from fedtorch.checkpoint import Checkpoints
+from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.compression import TopK
-from fedtorch.config import (
+from fedtorch.compression.compressors import TopK
+from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,
     Config,
@@ -37,17 +36,18 @@ from fedtorch.config import (
     ServerConfig,
     SystemConfig,
 )
+from fedtorch.core.errors import ConfigError, Interrupted
+from fedtorch.core.weights import digest_of
 from fedtorch.data.prepare_dialog import write_dialogs
-from fedtorch.errors import ConfigError, Interrupted
 from fedtorch.models.gpt2 import GPT2Model
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.turns import collate_turns
 from fedtorch.models.two_side import TwoSide
-from fedtorch.runner import Runner
+from fedtorch.rounds.runner import Runner
+from fedtorch.setup.build import build
 from fedtorch.tasks.dialog import Dialog
-from fedtorch.track import Tracker
+from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.precision import autocast, has_fp16
-from fedtorch.weights import digest_of
 
 BATCH = [
     [(0, [3, 5, 7]), (1, [4, 9]), (0, [11, 2, 6, 8]), (1, [13, 1])],

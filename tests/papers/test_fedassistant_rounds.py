@@ -20,14 +20,21 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.comm.messages import sum_of_messages
-from fedtorch.compression import Quantise, TopK
-from fedtorch.config import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig, PartitionConfig, ServerConfig
-from fedtorch.errors import ConfigError
-from fedtorch.payload import HEADER_BYTES, Sparse, decode, encode
-from fedtorch.runner import Runner
+from fedtorch.compression.compressors import Quantise, TopK
+from fedtorch.compression.payload import HEADER_BYTES, Sparse, decode, encode
+from fedtorch.config.schema import (
+    CheckpointConfig,
+    ClientConfig,
+    ClientsConfig,
+    EvalConfig,
+    PartitionConfig,
+    ServerConfig,
+)
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.update import Report, UpdateBuffer
+from fedtorch.core.weights import Layout
+from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.base import Task
-from fedtorch.update import Report, UpdateBuffer
-from fedtorch.weights import Layout
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}
 TASK = Quadratic(

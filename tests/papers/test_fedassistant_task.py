@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from fedtorch.config.load import load
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.prepare_dialog import write_dialogs
-from fedtorch.errors import ConfigError, DataError
 from fedtorch.main import main
 from fedtorch.metrics.perplexity import perplexity, table
 from fedtorch.models.gpt2 import GPT2Model
 from fedtorch.models.turns import fit
 from fedtorch.models.two_side import TwoSide
 from fedtorch.tasks.dialog import Dialog
-from fedtorch.yaml_config import load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = GPT2Model(width=8, layers=1, heads=2, positions=64, dropout=0.0)
@@ -276,7 +276,7 @@ def test_a_row_has_the_values_of_the_paper(row: str) -> None:
 
 def counts_of(top: Any, one_in: int) -> list[int]:
     """k of tensors with exactly one_in, one more, and one less numbers."""
-    from fedtorch.weights import Layout
+    from fedtorch.core.weights import Layout
 
     return top.counts(Layout(("a", "b", "c"), ((one_in,), (one_in + 1,), (one_in - 1,))))  # type: ignore[no-any-return]
 

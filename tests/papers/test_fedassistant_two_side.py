@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fedtorch.config import ClientConfig
-from fedtorch.errors import FedtorchError
+from fedtorch.config.schema import ClientConfig
+from fedtorch.core.errors import FedtorchError
+from fedtorch.core.weights import Partition
 from fedtorch.models import two_side
 from fedtorch.models.link import Increment, Traffic, link_pair
 from fedtorch.models.side import KvGrad, Passing, Side
@@ -20,7 +21,6 @@ from fedtorch.models.turns import collate_turns, collate_whole
 from fedtorch.models.two_side import OneModel, TwoSide
 from fedtorch.train.engine import Engine
 from fedtorch.train.precision import has_fp16
-from fedtorch.weights import Partition
 
 DIALOG = [(0, [3, 5, 7]), (1, [4, 9]), (0, [11, 2, 6, 8]), (1, [13, 1])]
 # ragged turns and lengths, both starting sides, one dialog of a single word a turn

@@ -11,14 +11,14 @@ from harness import make_config, make_runner
 from torch import Tensor, nn
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.client import ClientState
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.config import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig
+from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig
+from fedtorch.core.client import ClientState
+from fedtorch.core.weights import Layout
 from fedtorch.data.synthetic_qa import prepare
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.patch import Patch
 from fedtorch.tasks.qa import QA, hinge
-from fedtorch.weights import Layout
 
 PATCH = PartitionConfig(private=("patch.*",))
 
@@ -146,9 +146,9 @@ def test_the_paper_sizes_at_bert_base() -> None:
     """LG-FedAvg shares 1,538 numbers with two classes; 11 of 12 layers without the pooler 101,803,776."""
     from transformers import BertConfig, BertModel
 
+    from fedtorch.config.load import load
+    from fedtorch.core.weights import Partition
     from fedtorch.models.ranker import Ranker
-    from fedtorch.weights import Partition
-    from fedtorch.yaml_config import load
 
     root = Path(__file__).parents[2] / "configs" / "fedmatch"
     with torch.device("meta"):

@@ -175,7 +175,7 @@ SHARED_LAYERS = [
 @pytest.mark.parametrize("n", range(13))
 def test_shared_numbers_of_the_backbone_by_shared_layers(n: int) -> None:
     """n = 0 shares nothing; below 12 the pooler is private."""
-    from fedtorch.weights import Partition
+    from fedtorch.core.weights import Partition
 
     model = base(Patch())
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}

@@ -14,23 +14,23 @@ from harness import make_config, make_runner
 from parsing_toy import Scalar, Toy
 from torch import Tensor, nn
 
-import fedtorch.work
+import fedtorch.rounds.local_training
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedparsing import FedParsing, MaskedWords
 from fedtorch.algorithms.mean_teacher import Consistency, MeanTeacher, Student, Teacher
-from fedtorch.client import Client
-from fedtorch.config import ClientConfig, ClientsConfig, Config, EvalConfig
+from fedtorch.config.schema import ClientConfig, ClientsConfig, Config, EvalConfig
+from fedtorch.core.client import Client
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Report
+from fedtorch.core.weights import Partition
 from fedtorch.data.hydranet import Gold, Question, Row
-from fedtorch.errors import ConfigError
-from fedtorch.metrics.wikisql import logical_form, measures, percent
 from fedtorch.models.consistency import mask_words, probabilities, squared_distance
 from fedtorch.models.hydranet import Query, best_spans, decode, masked, row_losses, where_num_scores
-from fedtorch.runner import Runner
-from fedtorch.server import ServerState
+from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.base import SERVER
+from fedtorch.tasks.wikisql_measures import logical_form, measures, percent
 from fedtorch.train.engine import Engine
-from fedtorch.update import Report
-from fedtorch.weights import Partition
 
 close = {"rel": 1e-9, "abs": 1e-10}
 
@@ -294,7 +294,7 @@ def test_whole_rounds_server_broadcast_clients_average_server(
         by_name = {client.name: client for client in clients}
         return [(by_name[name], 1) for name in COHORTS[round]]
 
-    monkeypatch.setattr(fedtorch.work, "cohort", cohort)
+    monkeypatch.setattr(fedtorch.rounds.local_training, "cohort", cohort)
     algorithm = FedParsing(teacher=Teacher(update=update, lam=0.9), decoder=("w",))
     run = Watched(make_runner(toy_config(tmp_path, algorithm)), monkeypatch)
     students, averages, served = EXPECTED[update]

@@ -18,15 +18,15 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fewfedweight import FewFedWeight, SiloAugmented
 from fedtorch.algorithms.metaweighting import MetaWeighting, meta_weights
 from fedtorch.algorithms.token_weights import token_weights
-from fedtorch.client import ClientState
-from fedtorch.config import ClientConfig, EngineConfig, EvalConfig
+from fedtorch.config.schema import ClientConfig, EngineConfig, EvalConfig
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.update import Report, Update
 from fedtorch.data.synthetic.gym import prepare
-from fedtorch.errors import ConfigError
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import token_energies
-from fedtorch.runner import Runner
+from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.fewshot import FewShotTasks
-from fedtorch.update import Report, Update
 
 NAN = math.nan
 FOUR = [[5, 3, 1, 0, -2, -4], [2, 1.9, 1.8, 0.5, 0.1, 0], [9, 0, -1, -1.5, -3, 2], [1, 0.5, 0.25, 0, -0.5, 0.75]]

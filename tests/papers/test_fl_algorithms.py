@@ -21,13 +21,13 @@ from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.config import ClientsConfig, ServerConfig
-from fedtorch.runner import Runner
-from fedtorch.server import ServerOptimizer, ServerState
+from fedtorch.config.schema import ClientsConfig, ServerConfig
+from fedtorch.core.server import ServerOptimizer, ServerState
+from fedtorch.core.update import Report
+from fedtorch.core.weights import Partition
+from fedtorch.rounds.runner import Runner
 from fedtorch.train.engine import Engine
 from fedtorch.train.optim import OPTIMIZERS
-from fedtorch.update import Report
-from fedtorch.weights import Partition
 
 close = {"rel": 1e-9, "abs": 1e-9}
 
@@ -241,7 +241,9 @@ def test_scaffold_two_clients_three_rounds(tmp_path: Path, monkeypatch: pytest.M
     runner = make_runner(config)
     cohorts = [[0, 1], [0], [0, 1]]
     clients = runner.setting.clients
-    monkeypatch.setattr("fedtorch.work.cohort", lambda *args, round, **kw: [(clients[i], 1) for i in cohorts[round]])
+    monkeypatch.setattr(
+        "fedtorch.rounds.local_training.cohort", lambda *args, round, **kw: [(clients[i], 1) for i in cohorts[round]]
+    )
     expected = [
         ({"0": 0.95, "1": -3.6}, 1.265, -1.325),
         ({"0": 1.3155, "1": -3.6}, 1.4569, -1.14225),

@@ -15,7 +15,7 @@ from toy import Quadratic
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
-from fedtorch.config import ClientConfig, PartitionConfig
+from fedtorch.config.schema import ClientConfig, PartitionConfig
 from fedtorch.main import main
 
 CANARIES = {"north": "xylophoneegret", "south": "quartzmarmoset", "west": "vermilionaxolotl"}
@@ -24,7 +24,7 @@ CANARIES = {"north": "xylophoneegret", "south": "quartzmarmoset", "west": "vermi
 def prepare(root: Path) -> None:
     """Three clients with a word of their own in every row, and one whose training raises that word."""
     from fedtorch.data.folder import write_client, write_manifest
-    from fedtorch.data.vocabulary import train_vocabulary
+    from fedtorch.text.sentencepiece import train_vocabulary
 
     clients, texts = {}, []
     for name, word in CANARIES.items():
@@ -105,7 +105,7 @@ def test_no_canary_leaves_its_rank(tmp_path: Path) -> None:
 
 def _token_ids(root: Path) -> dict[str, list[bytes]]:
     """The canaries' token ids as int64 and as int32 bytes."""
-    from fedtorch.data.vocabulary import load_tokenizer
+    from fedtorch.text.sentencepiece import load_tokenizer
 
     tokenizer = load_tokenizer(root / "tokenizer")
     found = {}
@@ -146,8 +146,8 @@ def test_private_tensors_never_reach_the_group_after_the_common_start(tmp_path: 
 from dataclasses import dataclass  # noqa: E402
 
 from fedtorch.algorithms.fedavg import FedAvg  # noqa: E402
-from fedtorch.job import ClientJob  # noqa: E402
-from fedtorch.update import Update  # noqa: E402
+from fedtorch.core.update import Update  # noqa: E402
+from fedtorch.train.job import ClientJob  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from harness import make_config, make_runner
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.token_weights import token_weights
-from fedtorch.build import check_single
-from fedtorch.config import ClientConfig, EvalConfig
+from fedtorch.config.schema import ClientConfig, EvalConfig
+from fedtorch.core.errors import ConfigError
 from fedtorch.data.synthetic.gym import prepare
-from fedtorch.data.vocabulary import decode
-from fedtorch.errors import ConfigError
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import Generated
+from fedtorch.setup.build import check_single
 from fedtorch.tasks.fewshot import Example, FewShotTasks
+from fedtorch.text.sentencepiece import decode
 
 MODEL = EncoderDecoder(d_model=16, d_ff=32, num_heads=2, num_layers=1, max_positions=64, dropout=0.0)
 

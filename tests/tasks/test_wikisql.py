@@ -19,10 +19,10 @@ from fedtorch.algorithms.fedparsing import FedParsing
 from fedtorch.algorithms.mean_teacher import Consistency, Teacher
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import ClientConfig, ClientsConfig, EvalConfig
+from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.folder import write_manifest
 from fedtorch.data.hydranet import Question
-from fedtorch.errors import ConfigError, DataError
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.models.hydranet import HydraNet
 from fedtorch.tasks.base import SERVER

@@ -11,11 +11,11 @@ from harness import make_config, make_runner
 
 from fedtorch.algorithms.fedparsing import FedParsing
 from fedtorch.algorithms.mean_teacher import Student
-from fedtorch.build import CHECKED_CLIENTS
-from fedtorch.config import ClientConfig, ClientsConfig, EvalConfig
+from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig
+from fedtorch.core.sampling import cohort
 from fedtorch.models.encoder import EncoderModel
-from fedtorch.runner import Runner
-from fedtorch.sampling import cohort
+from fedtorch.rounds.runner import Runner
+from fedtorch.setup.build import CHECKED_CLIENTS
 from fedtorch.tasks.base import SERVER
 from fedtorch.tasks.wikisql import WikiSQL
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.train.batches import Parts
-from fedtorch.train.dealt import passes_of
+from fedtorch.train.micro_batches import passes_of
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 pytest.importorskip("deepspeed")
 
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.config import ClientConfig
+from fedtorch.config.schema import ClientConfig
+from fedtorch.core.weights import Partition
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine, Parts
 from fedtorch.train.loop import LossCurve, Step, train
-from fedtorch.weights import Partition
 
 CPU = torch.device("cpu")
 ADAMW = ClientConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1, no_decay=("*layer_norm*",), max_grad_norm=0.5)

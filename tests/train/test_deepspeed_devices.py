@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("deepspeed")
 
-from fedtorch.errors import PreflightError
+from fedtorch.core.errors import PreflightError
 from fedtorch.train.zero import check_worker, import_deepspeed
 
 GPU = torch.device("cuda", 1)

@@ -17,12 +17,12 @@ from transformers import AutoModelForSeq2SeqLM
 
 pytest.importorskip("deepspeed")
 
-from fedtorch import decision
-from fedtorch import runner as runner_module
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import ClientsConfig, Config, EngineConfig, EvalConfig, SystemConfig
+from fedtorch.config.schema import ClientsConfig, Config, EngineConfig, EvalConfig, SystemConfig
 from fedtorch.main import main
-from fedtorch.rank import Rank
+from fedtorch.rounds import aggregation as decision
+from fedtorch.rounds import runner as runner_module
+from fedtorch.rounds.context import Rank
 from fedtorch.tasks.text2sql import Text2SQL
 
 

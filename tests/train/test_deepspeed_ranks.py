@@ -18,17 +18,17 @@ from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import FedProx, proximal
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.build import build
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config import ClientConfig, Config, EngineConfig, EvalConfig, SystemConfig
-from fedtorch.dry_run import describe
-from fedtorch.errors import ConfigError
+from fedtorch.config.schema import ClientConfig, Config, EngineConfig, EvalConfig, SystemConfig
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.weights import Partition
 from fedtorch.models.t5 import T5Model
+from fedtorch.setup.build import build
+from fedtorch.setup.dry_run import describe
 from fedtorch.tasks.text2sql import Text2SQL
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
-from fedtorch.weights import Partition
 
 CPU = torch.device("cpu")
 ADAMW = ClientConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1, no_decay=("*ln_*",), max_grad_norm=0.5)

@@ -10,10 +10,10 @@ from harness import SGD
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from fedtorch.config import ClientConfig
+from fedtorch.config.schema import ClientConfig
+from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
-from fedtorch.weights import Partition
 
 CPU = torch.device("cpu")
 

@@ -16,18 +16,18 @@ from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.algorithms.metaweighting import MetaWeighting
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.build import build
-from fedtorch.config import ClientConfig, EngineConfig
-from fedtorch.dry_run import describe
-from fedtorch.engines import check_engine
-from fedtorch.errors import ConfigError
-from fedtorch.judging import judge
+from fedtorch.config.schema import ClientConfig, EngineConfig
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.weights import Partition
 from fedtorch.models.consistency import squared_distance
 from fedtorch.models.hydranet import MASKED, Decoder
+from fedtorch.rounds.scoring import judge
+from fedtorch.setup.build import build
+from fedtorch.setup.dry_run import describe
+from fedtorch.setup.engine import check_engine
 from fedtorch.train.engine import Engine, Parts
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.precision import LossScale, has_fp16
-from fedtorch.weights import Partition
 
 CPU = torch.device("cpu")
 SGD = ClientConfig(optimizer="sgd", lr=0.1)
@@ -323,7 +323,7 @@ def test_gradients_outside_a_step_refuse_fp16_but_not_bf16(algorithm: Algorithm,
 
 @pytest.mark.parametrize("kind", ["torch", "deepspeed"])
 def test_fp16_is_refused_on_a_cpu_without_it(kind: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtorch.engines.has_fp16", lambda device: False)
+    monkeypatch.setattr("fedtorch.setup.engine.has_fp16", lambda device: False)
     task = Quadratic(clients={"a": (1.0, 2.0, 4)})
     engine = EngineConfig(kind=kind, precision="fp16", stage=2 if kind == "deepspeed" else 0)
     with pytest.raises(ConfigError, match="this CPU does not have; set it to bf16 or fp32"):

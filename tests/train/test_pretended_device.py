@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedtorch import build
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fednova import FedNova
@@ -19,9 +18,11 @@ from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.config import ClientConfig, EvalConfig, PartitionConfig
-from fedtorch.errors import NonFiniteError
-from fedtorch.train import engine, shuttle
+from fedtorch.config.schema import ClientConfig, EvalConfig, PartitionConfig
+from fedtorch.core.errors import NonFiniteError
+from fedtorch.setup import build
+from fedtorch.train import engine
+from fedtorch.train import pinned_copy as shuttle
 from tests.harness import make_config, make_runner
 from tests.pretended_device import install
 from tests.ranks import run_ranks

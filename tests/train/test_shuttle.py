@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtorch.train import shuttle
-from fedtorch.train.shuttle import Shuttle
+from fedtorch.train import pinned_copy as shuttle
+from fedtorch.train.pinned_copy import Shuttle
 
 CPU = torch.device("cpu")
 

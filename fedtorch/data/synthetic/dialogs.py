@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.dialogs import ASSISTANT, USER, Turns
 from fedtorch.data.paths import atomic_folder
 from fedtorch.data.recipe import is_prepared
-from fedtorch.seeds import generator_for
 
 VOCAB_SIZE = 512
 SIZES = {"train": 48, "dev": 8, "test": 8}

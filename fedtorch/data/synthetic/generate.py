@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import read_manifest, write_client, write_manifest
 from fedtorch.data.paths import atomic_folder
 from fedtorch.data.synthetic.questions import PATTERNS, fill
 from fedtorch.data.synthetic.schemas import SCHEMAS, Schema
 from fedtorch.data.text2sql import source_text, target_text
-from fedtorch.data.vocabulary import load_tokenizer, train_vocabulary
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for
+from fedtorch.text.sentencepiece import load_tokenizer, train_vocabulary
 
 Example = dict[str, str]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from fedtorch.core.seeds import seed_for
 from fedtorch.data.crossfit import SEEDS, SPLITS
 from fedtorch.data.prepare_crossfit import prepare_crossfit
-from fedtorch.seeds import seed_for
 
 K = 8
 TEST_ROWS = 16

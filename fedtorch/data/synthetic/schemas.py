@@ -9,8 +9,8 @@ from typing import Literal
 
 import torch
 
-from fedtorch.errors import DataError
-from fedtorch.seeds import generator_for
+from fedtorch.core.errors import DataError
+from fedtorch.core.seeds import generator_for
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""One side's trained model of a data holder, out of a run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+from transformers.utils import logging
+
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.core.weights import Layout, Partition
+from fedtorch.models.side import Passing
+from fedtorch.tracking.run_folder import Run, read_run
+from fedtorch.train.precision import autocast, has_fp16
+
+SideName = Literal["user", "assistant"]
+SIDES: tuple[SideName, SideName] = ("user", "assistant")
+
+
+def open_run(folder: Path, holder: str) -> Run:
+    """The run, checked to be one whose `holder` can be talked to.
+
+    Raises:
+        ConfigError: it is no run of two-side dialogs, has no model yet, or no such holder.
+    """
+    run = read_run(folder)
+    if run.setting("task.name") != "dialog":
+        raise ConfigError(f"{folder} is a run of task.name {run.setting('task.name')}; name a run of dialog")
+    if run.setting("task.sides") == "one":
+        raise ConfigError(f"{folder} has task.sides one: one model for both sides; name a run of task.sides two")
+    for side in SIDES:
+        if not (folder / "model" / side / "config.json").is_file():
+            raise ConfigError(
+                f"{folder} has no trained model: model/{side} is missing; let the run end (the same command resumes "
+                "it), and train with paradigm: federated, which leaves one"
+            )
+    if holder not in run.clients:
+        raise ConfigError(f"--holder is {holder} but the run's holders are {', '.join(run.clients)}")
+    return run
+
+
+def load_side(run: Run, holder: str, side: SideName) -> GPT2LMHeadModel:
+    """The model that `holder` was judged with at the end, on the CPU, ready to be asked.
+
+    What is shared or frozen comes from `model/`; what is the holder's own from the last checkpoint.
+
+    Raises:
+        ConfigError: the model cannot be loaded. CheckpointError: the holder's own part is missing or damaged.
+    """
+    folder = run.folder / "model" / side
+    logging.disable_progress_bar()  # of loading weights
+    try:
+        model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise ConfigError(f"{folder} holds no GPT-2 ({type(error).__name__}); run the training again") from error
+    parameters = dict(model.named_parameters())
+    both = {f"{name}.{key}": tensor for name in SIDES for key, tensor in parameters.items()}
+    partition = Partition(*(tuple(run.setting(f"partition.{kind}") or ()) for kind in ("private", "frozen")))
+    shared, private, _ = partition.split(both)
+    state = _state(run, holder)
+    own = {"best/weights": shared} if "best/weights" in state and not state["best/is_received"] else {}
+    if private:
+        own["best/private" if "best/private" in state else "private"] = private
+    with torch.no_grad():
+        for key, names in own.items():
+            layout = Layout.of({name: both[name] for name in names})
+            if key not in state or state[key].numel() != layout.size:
+                raise CheckpointError(f"{run.folder / 'checkpoints'} has no model of {holder} that fits; train again")
+            for name, view in layout.view(state[key]).items():
+                if name.startswith(f"{side}."):
+                    parameters[name.removeprefix(f"{side}.")].copy_(view)
+    return model.eval()
+
+
+def passing_of(run: Run) -> Passing:
+    """How keys and values passed in training."""
+    names = ("kv_grad", "kv_transfer", "kv_dtype")
+    return Passing(**{name: value for name in names if (value := run.setting(f"task.{name}")) is not None})
+
+
+def computing(run: Run) -> AbstractContextManager[Any]:
+    """The models of the run are asked inside it: the run's precision, or fp32 where this CPU does not have it."""
+    precision, cpu = str(run.setting("engine.precision") or "fp32"), torch.device("cpu")
+    return autocast("fp32" if precision == "fp16" and not has_fp16(cpu) else precision, cpu)
+
+
+def _state(run: Run, holder: str) -> Mapping[str, Tensor | Any]:
+    """The holder's tensors in the last checkpoint, and `best/is_received`."""
+    checkpoints = Checkpoints(run.folder / "checkpoints", keep=1)
+    found = checkpoints.latest()
+    if found is None:
+        return {}
+    state = checkpoints.load_client(found, holder)
+    return {**state.tensors, "best/is_received": state.numbers.get("best/is_received", 0)}

@@ -1,0 +1,275 @@
+"""The files of a checkpoint: how they are named, written, digested, listed in a manifest and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from errno import EINVAL
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedtorch.core.client import file_stem
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.server import ServerState
+
+MANIFEST = "manifest.json"
+FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
+CLIENT_FILE = re.compile(r"[A-Za-z0-9_-]+-r(\d{6,})(?:-part\d+)?\.safetensors(\.\d+\.partial)?")
+_REFERENCE = re.compile(r"server\.(safetensors|json)|clients/[A-Za-z0-9_-]+-r\d{6,}(-part\d+)?\.safetensors")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of a checkpoint. path: relative to the checkpoints folder; bytes: its size; digest: xxh3, 64 bits."""
+
+    path: str
+    bytes: int
+    digest: int
+
+    def to_numbers(self) -> tuple[int, int, int]:
+        """(size, upper and lower half of the digest): each is exact as int64 and as fp64. The path is not sent."""
+        return self.bytes, self.digest >> 32, self.digest & 0xFFFFFFFF
+
+    @classmethod
+    def from_numbers(cls, client: str, round: int, numbers: Sequence[float], part: int = 0) -> FileEntry:
+        """What `to_numbers` of the rank that wrote this part of `client` in `round` stood for."""
+        size, upper, lower = (int(number) for number in numbers)
+        return cls(client_path(client, round, part), size, upper << 32 | lower)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint's manifest. folder: where it lies; round: rounds done; clients: the files of each that has a state.
+
+    Paths in `files` and `clients` begin with `clients/` or are the server's two files.
+    """
+
+    folder: Path
+    round: int
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    files: dict[str, FileEntry]
+    clients: dict[str, tuple[str, ...]]
+
+    def locate(self, path: str) -> Path:
+        """Where the file that the manifest calls `path` lies."""
+        return (self.folder.parent if path.startswith("clients/") else self.folder) / path
+
+    def fault(self, path: str) -> str | None:
+        """What is wrong with the file `path`, or None; reads all of it."""
+        entry, where = self.files[path], self.locate(path)
+        try:
+            size = where.stat().st_size
+            if size != entry.bytes:
+                return f"{where} has {size} bytes instead of {entry.bytes}"
+            return None if digest_file(where) == entry.digest else f"{where} has other content than when it was written"
+        except OSError as error:
+            return f"{where} cannot be read ({error.strerror})"
+
+
+def client_path(client: str, round: int, part: int = 0) -> str:
+    """The file of a client's state after `round` rounds, relative to the checkpoints folder.
+
+    part: 0, or the rank in a worker that has a part of the state for itself.
+    """
+    return f"clients/{file_stem(client)}-r{round:06d}{f'-part{part}' if part else ''}.safetensors"
+
+
+def write_folder(
+    folder: Path,
+    round: int,
+    server: ServerState,
+    clients: Mapping[str, Sequence[FileEntry]],
+    config: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint's own files into `folder`, the manifest last, all synced."""
+    save_tensors(folder / "server.safetensors", server.tensors, {})
+    state = {"numbers": server.numbers, "num_clients": server.num_clients, "names": list(server.tensors)}
+    (folder / "server.json").write_text(to_json(state))
+    sync(folder / "server.json")
+    entries = [entry for files in clients.values() for entry in files]
+    for name in ("server.safetensors", "server.json"):
+        entries.append(FileEntry(name, (folder / name).stat().st_size, digest_file(folder / name)))
+    manifest = {
+        "round": round,
+        "config": config,
+        "facts": facts,
+        "files": {entry.path: {"bytes": entry.bytes, "xxh3": f"{entry.digest:016x}"} for entry in entries},
+        "clients": {client: [entry.path for entry in clients[client]] for client in sorted(clients)},
+    }
+    text = to_json(manifest)
+    sealed = {"xxh3": xxhash.xxh3_64_hexdigest(text.encode()), "manifest": json.loads(text)}
+    (folder / MANIFEST).write_text(to_json(sealed, indent=1))
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def read_manifest(folder: Path) -> Found:
+    """The manifest in `folder`, checked against its own digest; the files it names are not.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        sealed = json.loads(path.read_bytes())
+        manifest = sealed["manifest"]
+        if sealed["xxh3"] != xxhash.xxh3_64_hexdigest(to_json(manifest).encode()):
+            raise CheckpointError(f"{path} has other content than when it was written")
+        files = {p: FileEntry(p, e["bytes"], int(e["xxh3"], 16)) for p, e in manifest["files"].items()}
+        # one file in manifests of earlier versions
+        clients = {c: (p,) if isinstance(p, str) else tuple(p) for c, p in manifest["clients"].items()}
+        named = [path for paths in clients.values() for path in paths]
+        strange = [p for p in (*files, *named) if p not in files or not _REFERENCE.fullmatch(p)]
+        if strange:
+            raise CheckpointError(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
+        return Found(folder, manifest["round"], manifest["config"], manifest["facts"], files, clients)
+    except OSError as error:
+        advice = "name a folder such as runs/my_run/checkpoints/round_000012"
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); {advice}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a manifest ({type(error).__name__})") from error
+
+
+def put_in_place(partial: Path, target: Path) -> None:
+    """Rename `partial` to `target`; a folder already there steps aside first, as rename wants an empty one."""
+    old = target.with_name(f"{target.name}.old")
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(target, old)
+    try:
+        os.replace(partial, target)
+    except OSError:
+        if old.exists():
+            os.replace(old, target)
+        raise
+    sync(target.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a checkpoint's folder."""
+    (folder / MANIFEST).unlink(missing_ok=True)  # first, so that a half-deleted folder is no checkpoint
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def writing(target: Path, need: int, partial: Path) -> Iterator[Path]:
+    """Turn what the disk raises into a CheckpointError about `target`, and remove `partial`."""
+    try:
+        yield partial
+    except (OSError, SafetensorError) as error:  # safetensors wraps the system's error in its own class
+        shutil.rmtree(partial, ignore_errors=True)
+        remove_files(partial)
+        raise CheckpointError(
+            f"could not write {target}: {error}; it needs {need} bytes, {_free_bytes(target)} are free; "
+            "the last complete checkpoint is untouched; free some space, or set `run.dir` to another disk"
+        ) from error
+
+
+def remove_files(*paths: Path) -> None:
+    """Remove what is there of `paths`, on a disk that may refuse even that."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _free_bytes(path: Path) -> int | str:
+    for folder in path.parents:
+        if folder.exists():
+            try:
+                return shutil.disk_usage(folder).free
+            except OSError:
+                break
+    return "unknown"
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write and sync a safetensors file; tensors may be on any device and share memory."""
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        # safetensors refuses two names for the same memory
+        plain[name] = tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    save_file(plain, path, metadata=metadata)
+    sync(path)
+
+
+def load_tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Tensors in the order of `names`, copied: a mapped file that another machine deletes later is a bus error."""
+    if not names:  # safe_open refuses a file without tensors and metadata, which save_file writes
+        return {}
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name).clone() for name in names}
+
+
+def checked(found: Found, path: str) -> Path:
+    """Where the file `path` of `found` lies.
+
+    Raises:
+        CheckpointError: it is not what was written.
+    """
+    if fault := found.fault(path):
+        raise CheckpointError(fault)
+    return found.locate(path)
+
+
+def digest_file(path: Path) -> int:
+    """xxh3 of the file's content, 64 bits."""
+    hasher = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            hasher.update(block)
+    return hasher.intdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until the file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != EINVAL:  # a file system that cannot sync a folder
+            raise
+    finally:
+        os.close(handle)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON with numpy's and torch's numbers as plain ones, dataclasses as objects, paths as text."""
+    return json.dumps(value, default=_plain, indent=indent)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return asdict(value)
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def check_present(folder: Path, entries: Mapping[str, Sequence[FileEntry]]) -> None:
+    """Are the files of all clients in `folder`, with their sizes?
+
+    Raises:
+        CheckpointError: one is not; names the client, the file and both sizes.
+    """
+    for client, entry in ((client, entry) for client, files in entries.items() for entry in files):
+        path = folder / entry.path
+        size = path.stat().st_size if path.exists() else None
+        if size != entry.bytes:
+            raise CheckpointError(
+                f"the state of client `{client}` should be in {path} with {entry.bytes} bytes, the server finds "
+                f"{'no such file' if size is None else f'{size} bytes'}; "
+                "`run.dir` must lie on a file system that all ranks share"
+            )

@@ -1,0 +1,291 @@
+"""Server and client states on disk: written aside, renamed into place, checked by digest before they are used."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from fedtorch.checkpoint.files import (
+    CLIENT_FILE,
+    FOLDER,
+    MANIFEST,
+    FileEntry,
+    Found,
+    check_present,
+    checked,
+    client_path,
+    digest_file,
+    load_tensors,
+    put_in_place,
+    read_manifest,
+    remove_files,
+    remove_folder,
+    save_tensors,
+    sync,
+    to_json,
+    write_folder,
+    writing,
+)
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.server import ServerState
+
+__all__ = ["Checkpoints", "FileEntry", "Found"]
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of a run, in `folder`; the last `keep` are kept.
+
+    1. Each home rank calls `write_client` for every client that changed, and sends the entry's numbers.
+    2. The server calls `write`. It writes into `round_000012.partial` (manifest last), renames that to
+       `round_000012`, and only then deletes what no kept manifest refers to.
+
+    A client that did not change keeps its earlier file, to which the new manifest refers.
+    A process that dies anywhere leaves the previous checkpoint intact; what it left unfinished has no manifest
+    and is removed by a later `write`. After a failed `write` its entries are void: the changed clients have to be
+    written again. All ranks must see the same `folder`; no rank may read while the server writes.
+    """
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"`keep` is {keep}; at least one checkpoint must be kept")
+        self.folder, self.keep = folder, keep
+        # of the last checkpoint written or loaded, for unchanged clients
+        self._entries: dict[str, tuple[FileEntry, ...]] = {}
+
+    def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
+        """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.
+
+        part: where each rank of a worker writes the entries that it alone has, the rank's place in the worker.
+
+        Raises:
+            CheckpointError: the disk refused; nothing is left behind.
+        """
+        path = self.folder / client_path(client, round, part)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        with writing(path, state.num_bytes, partial):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            extra = {"numbers": state.numbers, "names": list(state.tensors)}
+            save_tensors(partial, state.tensors, {"state": to_json(extra)})
+            entry = FileEntry(client_path(client, round, part), partial.stat().st_size, digest_file(partial))
+            os.replace(partial, path)
+            sync(path.parent)
+        return entry
+
+    def write(
+        self,
+        round: int,
+        server: ServerState,
+        entries: Mapping[str, Sequence[FileEntry]],
+        *,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> Path:
+        """Complete the checkpoint after `round` rounds and return its folder; server only, blocks on nobody.
+
+        entries: the files of the clients written since the last successful `write` or `load_server`.
+        config: the resolved config. facts: what else must fit (code version, digest of the layout).
+        Checkpoints of later rounds are deleted: training went back before them.
+
+        Raises:
+            CheckpointError: the disk refused, or a client's file is not there. The previous checkpoint is untouched.
+        """
+        target = self.folder / f"round_{round:06d}"
+        partial = target.with_name(f"{target.name}.partial")
+        merged = {**self._entries, **{client: tuple(files) for client, files in entries.items()}}
+        need = sum(t.numel() * t.element_size() for t in server.tensors.values())
+        known = {entry for files in self._entries.values() for entry in files}
+        new = [self.folder / entry.path for files in entries.values() for entry in files if entry not in known]
+        try:
+            with writing(target, need, partial):
+                check_present(self.folder, merged)
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+                write_folder(partial, round, server, merged, config, facts)
+                put_in_place(partial, target)
+        except CheckpointError:
+            if not target.exists():
+                remove_files(*new)  # room on a full disk
+            raise
+        self._entries = merged
+        try:
+            self._retire(round)
+        except OSError as error:
+            logger.warning("old checkpoints in %s could not be deleted: %s", self.folder, error)
+        return target
+
+    def latest(self) -> Found | None:
+        """The newest checkpoint whose files all have the right size and digest; None if there never was one.
+
+        Server only (it reads every file); the others then use `at` with the round it found.
+
+        Raises:
+            CheckpointError: there are checkpoints, but every one of them is damaged.
+        """
+        faults: list[str] = []
+        for round, folder in sorted(self._folders().items(), reverse=True):
+            if not (folder / MANIFEST).exists():
+                continue
+            try:
+                return self.open(folder)
+            except CheckpointError as error:
+                faults.append(str(error))
+                logger.warning("THE CHECKPOINT OF ROUND %d IS DAMAGED AND WILL BE SKIPPED: %s", round, error)
+        if faults:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged: {'; '.join(faults)}; "
+                "restore the files, or begin anew with `--resume never`"
+            )
+        return None
+
+    def open(self, folder: Path) -> Found:
+        """The checkpoint in `folder` (of this run or another), every file of it checked; server only.
+
+        Raises:
+            CheckpointError: it is none, or damaged; the message names the file.
+        """
+        found = read_manifest(folder)
+        for path in found.files:
+            if fault := found.fault(path):
+                raise CheckpointError(fault)
+        return found
+
+    def at(self, round: int) -> Found:
+        """This run's checkpoint after `round` rounds, files unchecked (loading checks what it loads).
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        folder = self._folders().get(round)
+        if folder is None:
+            raise CheckpointError(
+                f"no checkpoint of round {round} in {self.folder}, although the server found one; "
+                "`run.dir` must lie on a file system that all ranks share"
+            )
+        return read_manifest(folder)
+
+    def adopt(self, found: Found) -> Found:
+        """Copy another run's checkpoint into this run's folder, so that every rank finds it with `at`; server only.
+
+        A checkpoint that lies in this run's folder already is returned as it is.
+
+        Raises:
+            CheckpointError: it cannot be copied; nothing but unreferenced client files is left behind.
+        """
+        if found.folder.resolve().parent == self.folder.resolve():
+            return found
+        target = self.folder / f"round_{found.round:06d}"
+        partial = target.with_name(f"{target.name}.partial")
+        need = sum(entry.bytes for entry in found.files.values())
+        with writing(target, need, partial):
+            (self.folder / "clients").mkdir(parents=True, exist_ok=True)
+            for path in {path for paths in found.clients.values() for path in paths}:
+                shutil.copyfile(found.locate(path), self.folder / path)
+                sync(self.folder / path)
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(found.folder, partial)
+            put_in_place(partial, target)
+        return read_manifest(target)
+
+    def load_server(self, found: Found) -> ServerState:
+        """The server's state; the next `write` refers to the client files of `found`, one of this run's (`adopt`).
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        state = json.loads(checked(found, "server.json").read_bytes())
+        tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
+        self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
+        return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
+
+    def load_client(self, found: Found, client: str, is_wanted: Callable[[str], bool] = lambda _: True) -> ClientState:
+        """The state of `client`, an empty one if it had none; called on its home rank.
+
+        is_wanted: asked for every entry, tensor or number; the others are not read.
+
+        Raises:
+            CheckpointError: a file of it is damaged.
+        """
+        whole = ClientState()
+        for name in found.clients.get(client, ()):
+            path = checked(found, name)
+            with safe_open(path, "pt") as file:
+                state = json.loads(file.metadata()["state"])
+            whole.tensors |= load_tensors(path, [name for name in state["names"] if is_wanted(name)])
+            whole.numbers |= {name: value for name, value in state["numbers"].items() if is_wanted(name)}
+        return whole
+
+    def check_fits(
+        self,
+        found: Found,
+        config: Mapping[str, Any],
+        difference: Callable[[dict[str, Any], dict[str, Any]], Sequence[str]],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Refuse a checkpoint of another config, or with other `facts`.
+
+        difference: gives one line per field that differs between the saved and the present config.
+
+        Raises:
+            CheckpointError: with those lines and what to do about them.
+        """
+        now = json.loads(to_json(facts)) if facts else {}
+        lines = list(difference(found.config, json.loads(to_json(config))))
+        lines += [
+            f"{key}: {found.facts[key]!r} -> {value!r}"
+            for key, value in now.items()
+            if key in found.facts and found.facts[key] != value
+        ]
+        if lines:
+            raise CheckpointError(
+                f"{found.folder} was written with another config or by other code; saved -> present:\n  "
+                + "\n  ".join(lines)
+                + "\nset these back, or begin anew (`--resume never`, or another `run.dir`), or, if the difference is "
+                "meant, go on with `--resume force`"
+            )
+
+    def clear(self) -> None:
+        """Delete every checkpoint of this run; for a run that begins anew in an old folder."""
+        for folder in self._folders().values():
+            remove_folder(folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._entries = {}
+
+    def _folders(self) -> dict[int, Path]:
+        """Round -> folder. `.old` counts only where a process died between the two renames of `_put_in_place`."""
+        if not self.folder.is_dir():
+            return {}
+        found: dict[int, Path] = {}
+        for path in sorted(self.folder.iterdir(), reverse=True):  # `x.old` before `x`, which overwrites it
+            if (match := FOLDER.fullmatch(path.name)) and path.is_dir():
+                found[int(match[1])] = path
+        return found
+
+    def _retire(self, round: int) -> None:
+        kept: list[Found] = []
+        for number, folder in sorted(self._folders().items(), reverse=True):
+            try:
+                if number <= round and len(kept) < self.keep:
+                    kept.append(read_manifest(folder))
+                    continue
+            except CheckpointError:
+                pass  # damaged: `latest` has said so if it mattered
+            remove_folder(folder)
+        for path in self.folder.iterdir():
+            if path.suffix in (".partial", ".old") and path.is_dir():
+                shutil.rmtree(path)
+        used = {path for found in kept for paths in found.clients.values() for path in paths}
+        for path in self.folder.glob("clients/*"):
+            match = CLIENT_FILE.fullmatch(path.name)
+            # Files of later rounds stay: a worker that is ahead of the server may be writing them.
+            if match and int(match[1]) <= round and f"clients/{path.name}" not in used:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,291 @@
+"""From YAML files and `--set` to a checked `Config`, and back.
+
+Layers, each over the one before: the files under `base` (later ones over earlier ones), the file itself, every
+`--set`. Mappings merge key by key; lists and null replace. `task` and `algorithm` are validated against the dataclass
+their `name` stands for; where a layer changes that name, fields of lower layers that the new class lacks are dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtorch.config.registry import NAMED, named_class
+from fedtorch.config.schema import ClientConfig, Config
+from fedtorch.config.validate import at, field_names, unknown, validate, wrong
+from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value, write
+from fedtorch.core.errors import ConfigError
+
+DEFAULT = Path(__file__).with_name("default.yaml")
+"""The job that runs when no config is named; package data."""
+
+NO_EFFECT = (
+    "run.name",  # where the results are kept and what they are called
+    "run.dir",
+    "run.published",
+    "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
+    "track",  # logging takes no part in training
+    "compare",  # another run, with its own digest
+    "system.timeout",  # when to give up
+    "system.shutdown_grace",
+    "system.server_works",  # results do not depend on which rank trains a client,
+    "system.backend",
+    "system.exchange",  # on how the sum travels (it is exact),
+    "system.update_memory_mb",  # or on what waits in memory or on disk
+    "system.state_memory_mb",
+    "system.oom_retry",  # a run that has enough memory never needs it,
+    "clients.on_loss",  # nor one that loses nobody this
+)
+"""Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
+
+MASK = "<masked>"
+_SECRET = {"token", "key", "secret", "password"}
+_HIDDEN = ("task_name", "algorithm_name")
+
+
+def load(path: Path | str | Sequence[Path] | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The config of one run: `path` (the default job if None) with its base files, then each `key.path=value`.
+
+    Several paths are laid over one another, the later ones on top.
+
+    Raises:
+        ConfigError: anything that is wrong, all of it at once where possible, one line each, with file and line.
+    """
+    paths = [Path(path or DEFAULT)] if isinstance(path, Path | str | None) else list(path)
+    tree = _read_file(paths[0], ())
+    for upper in paths[1:]:
+        tree = _overlay(tree, _read_file(upper, ()))
+    for override in overrides:
+        tree = _overlay(tree, _read_override(override))
+    run = tree.data.setdefault("run", {})
+    if isinstance(run, dict):
+        run.setdefault("name", "+".join(path.stem for path in paths))
+    config = _build(tree)
+    companion(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
+    return config
+
+
+def companion(config: Config, tree: Tree | None = None) -> Config | None:
+    """The config of the run that `config.compare` describes, or None. `tree` only improves messages."""
+    if config.compare is None:
+        return None
+    lower = to_dict(config) | {"compare": None}
+    kept = tree.marks if tree is not None else {}
+    upper = Tree(config.compare, {key[1:]: mark for key, mark in kept.items() if key[0] == "compare" and key[1:]})
+    for refused in ("compare", "base"):
+        if refused in config.compare:
+            raise ConfigError(f"compare.{refused} is set{at(upper, (refused,))} but cannot be; remove it")
+    merged = _overlay(Tree(lower, {key: mark for key, mark in kept.items() if key[0] != "compare"}), upper)
+    changes = config.compare.get("run", {})
+    if isinstance(changes, dict):
+        paradigm = merged.data["paradigm"]
+        merged.data["run"] = merged.data["run"] | {
+            "name": changes.get("name", f"{config.run.name}-{paradigm}"),
+            "dir": changes.get("dir", str(config.folder / "compare")),
+        }
+    try:
+        return _build(merged)
+    except ConfigError as error:
+        raise ConfigError("in the run that `compare` describes: " + str(error)) from error
+
+
+def to_dict(config: Config, *, masked: bool = False) -> dict[str, Any]:
+    """The resolved config as plain nested data, every key present; reading it back gives an equal Config.
+
+    masked: replace strings under keys that end in token, key, secret or password by `<masked>`, for what is written
+    to disk; such a key has to be given again before the data can be used as a config.
+    """
+    data: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.name in _HIDDEN:
+            continue
+        data[field.name] = _plain(getattr(config, field.name))
+        if field.name in NAMED:
+            kind = type(getattr(config, field.name))
+            name = getattr(config, f"{field.name}_name") or f"{kind.__module__}:{kind.__qualname__}"
+            data[field.name] = {"name": name, **data[field.name]}
+    return _masked(data) if masked else data
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved config as YAML, with secrets masked; itself a valid config file unless it had secrets."""
+    return write(to_dict(config, masked=True))
+
+
+def digest(config: Config, *, everything: bool = False) -> str:
+    """sha256 of all keys that can change results (`NO_EFFECT` lists the others); of all keys if `everything`.
+
+    Two runs may share results when the digests are equal; two ranks fit together when those of everything are.
+    """
+    kept = {key: value for key, value in _leaves(to_dict(config)) if everything or not _no_effect(key)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def difference(old: Config, new: Config) -> list[str]:
+    """One line per key that can change results and differs; empty exactly when the digests are equal."""
+    return record_difference(to_dict(old), to_dict(new))
+
+
+def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`difference` of two configs as `to_dict` gives them, such as one from a checkpoint (both masked or neither)."""
+    before, after = (
+        {key: (value, _shown(value, key)) for key, value in _leaves(record) if not _no_effect(key)}
+        for record in (old, new)
+    )
+    nothing = (None, "not set")
+    return [
+        f"{key} was {before.get(key, nothing)[1]} and is now {after.get(key, nothing)[1]}"
+        for key in {**before, **after}
+        if key not in before or key not in after or before[key] != after[key]
+    ]
+
+
+# Files and layers
+
+
+def _read_file(path: Path, parents: tuple[Path, ...], named_in: str = "") -> Tree:
+    if path.resolve() in parents:
+        chain = " -> ".join(os.path.relpath(p) for p in (*parents, path.resolve()))
+        raise ConfigError(f"base files form a cycle: {chain}; remove one `base`")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"base file {path}{named_in}" if parents else f"config file {path}"
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        raise ConfigError(f"{what} {reason}") from error
+    own = read(text, str(path))
+    bases = own.data.pop("base", None)
+    bases = [bases] if isinstance(bases, str) else bases or []
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"base{at(own, ('base',))} is {describe(bases)} but should be a list of file names")
+    tree = Tree()
+    for base in bases:
+        found = _read_file(Path(os.path.normpath(path.parent / base)), (*parents, path.resolve()), at(own, ("base",)))
+        tree = _overlay(tree, found)
+    return _overlay(tree, own)
+
+
+def _read_override(override: str) -> Tree:
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    source = f"--set {override}"
+    if not equals or not all(keys):
+        raise ConfigError(f"`{source}` should have the form `--set section.key=value`")
+    if keys[0] == "base":
+        raise ConfigError(f"`{source}`: base can only be given in a file")
+    value = read_value(text, f"`{source}`")
+    marks: dict[Key, str] = {tuple(keys[: n + 1]): source for n in range(len(keys))}
+    for key in reversed(keys):
+        value = {key: value}
+    return Tree(value, marks)
+
+
+def _overlay(lower: Tree, upper: Tree) -> Tree:
+    data = dict(lower.data)
+    for section, (_, _, default) in NAMED.items():
+        old, new = data.get(section), upper.data.get(section)
+        if isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get("name"), str):
+            if new["name"] != old.get("name", default):
+                known = field_names(named_class(section, new["name"], at(upper, (section, "name"))))
+                data[section] = {key: value for key, value in old.items() if key in known}
+    return Tree(merge(data, upper.data), {**lower.marks, **upper.marks})
+
+
+# Validation
+
+
+def _build(tree: Tree) -> Config:
+    data, problems = dict(tree.data), []
+    for hidden in _HIDDEN:
+        if hidden in data:
+            problems.append(unknown(Config, (hidden,), tree))
+            del data[hidden]
+    problems += [
+        f"{key} is masked{at(tree, tuple(key.split('.')))}; give its value with --set {key}=..."
+        for key, value in _leaves(data)
+        if value == MASK
+    ]
+    parts: dict[str, Any] = {}
+    for section, (_, _, default) in NAMED.items():
+        values = data.pop(section, {})
+        if not isinstance(values, dict):
+            problems.append(wrong((section,), values, "a mapping", tree))
+            continue
+        name = values.get("name", default)
+        if not isinstance(name, str):
+            problems.append(wrong((section, "name"), name, "a string", tree))
+            continue
+        cls = named_class(section, name, at(tree, (section, "name")))
+        values = {key: value for key, value in values.items() if key != "name"}
+        parts[section], found = validate(cls, values, (section,), tree)
+        parts[f"{section}_name"] = name
+        problems += found
+    parts["per_client"], found = _per_client(data.get("client", {}), data.pop("per_client", None), tree)
+    problems += found
+    config, found = validate(Config, data | dict.fromkeys(NAMED), (), tree)
+    problems += found
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return dataclasses.replace(config, **parts)
+
+
+def _per_client(common: Any, changes: Any, tree: Tree) -> tuple[dict[str, Any], list[str]]:
+    """For each client the validated values that `client_for` has to put into `client`."""
+    # what is wrong with `client` itself is reported once, with the other sections
+    basis = validate(ClientConfig, common, ("client",), tree)[0] if isinstance(common, dict) else None
+    if not isinstance(changes, dict | None):
+        return {}, [wrong(("per_client",), changes, "a mapping of client names", tree)]
+    result: dict[str, Any] = {}
+    problems: list[str] = []
+    for client, own in (changes or {}).items():
+        if not isinstance(own, dict | None):
+            problems.append(wrong(("per_client", client), own, "a mapping", tree))
+        elif own and basis is not None:
+            whole, found = validate(ClientConfig, common | own, ("per_client", client), tree)
+            problems += found
+            if not found:
+                values = {name: getattr(whole, name) for name in field_names(ClientConfig)}
+                result[client] = {n: v for n, v in values.items() if n in own or v != getattr(basis, n)}
+    return result, problems
+
+
+# Plain data
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(getattr(value, name)) for name in field_names(type(value))}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is not a mapping."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _masked(data: Any, key: str = "") -> Any:
+    if isinstance(data, dict):
+        return {name: _masked(value, name) for name, value in data.items()}
+    return MASK if isinstance(data, str) and data and key.lower().split("_")[-1] in _SECRET else data
+
+
+def _shown(value: Any, key: str) -> str:
+    value = _masked(value, key.rpartition(".")[2])
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _no_effect(key: str) -> bool:
+    return any(key == name or key.startswith(name + ".") for name in NO_EFFECT)

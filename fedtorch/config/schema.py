@@ -1,0 +1,257 @@
+"""The configuration of a run: one frozen dataclass per section of the YAML file.
+
+Every field is a key of the file; the line under a field explains it. Reading, merging and checking of files is in
+`config/load.py`. Checks that involve two keys are in `__post_init__`, so they also hold for configs built in Python;
+ranges of single values are checked when a file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedtorch.config.system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
+from fedtorch.config.training import ClientConfig, Count, EngineConfig, Positive, ServerConfig, Whole
+from fedtorch.core.errors import ConfigError
+
+__all__ = [
+    "CheckpointConfig",
+    "ClientConfig",
+    "ClientsConfig",
+    "Config",
+    "EngineConfig",
+    "EvalConfig",
+    "PartitionConfig",
+    "RunConfig",
+    "ServerConfig",
+    "SystemConfig",
+    "TrackConfig",
+]
+
+
+@dataclass(frozen=True)
+class ClientsConfig:
+    """`clients`: who takes part in a round and what happens when one fails."""
+
+    per_round: Literal["all"] | Count = "all"
+    """Clients drawn for each round."""
+    sampling: Literal["uniform", "size_proportional", "numpy_round_seed"] = "uniform"
+    """uniform: without replacement; size_proportional: with replacement, by training size (FedProx);
+    numpy_round_seed: legacy numpy generator seeded with the round (FedML)."""
+    min: Count = 1
+    """With fewer accepted updates than this the server takes no step in that round."""
+    on_failure: Literal["skip", "stop"] = "skip"
+    """A client whose training fails or whose update is not finite: go on without it, or end the run."""
+    on_loss: Literal["continue", "restart"] = "restart"
+    """A worker's process or machine dies. restart: the run ends, for the launcher to start it again; continue: go on
+    without its clients, where the launcher lets the others live (srun, launchers.local), if `min` clients are left."""
+    max_update_norm: Positive | None = None
+    """Updates with a larger L2 norm are treated as failed; null: no limit."""
+    max_norm_to_median: Annotated[float, Field(gt=1)] | None = None
+    """Updates whose L2 norm is more than so many times the median of the round's are treated as failed, where at least
+    3 clients send one that is not zero; null: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.per_round != "all" and self.min > self.per_round:
+            raise ConfigError(
+                f"clients.min is {self.min} but clients.per_round is {self.per_round}, so no round could count; "
+                f"set clients.min to at most {self.per_round}"
+            )
+        if self.max_norm_to_median is not None and self.per_round in (1, 2):
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but clients.per_round is {self.per_round}, and a median of fewer "
+                "than 3 norms tells nothing; set clients.per_round to at least 3, or use clients.max_update_norm"
+            )
+        if self.per_round == "all" and self.sampling == "size_proportional":
+            raise ConfigError(
+                "clients.sampling is size_proportional but clients.per_round is all; set clients.per_round to a number"
+            )
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """`partition`: which parameters do not travel, by shell patterns over their names (`encoder.block.0.*`)."""
+
+    private: tuple[str, ...] = ()
+    """Trained by each client for itself and never sent."""
+    frozen: tuple[str, ...] = ()
+    """Never trained and never sent."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """`eval`: when and on what the models are judged, and which one is kept as the best."""
+
+    every: Whole = 1
+    """Rounds between evaluations, counted from the first; 0: none during training."""
+    split: str = "dev"
+    """Split judged during training, by which the best model is chosen."""
+    final_split: str = "test"
+    """Split the best model is judged on at the end."""
+    select_by: str | None = None
+    """Metric that chooses the best model; null: the task's main metric."""
+    point: Literal["received", "trained"] = "received"
+    """The model a client is judged with: the server's (beside its private parameters), or its own as it was after its
+    training of the round, before the server combined it; a client that sat out the round has only the former. Where a
+    client has a model that the server never overwrites (paradigm local, personal algorithms), it is always that one."""
+    also_received: bool = False
+    """With `point: trained`: judge both; scores of the former are called `received/<metric>`, at the end those of the
+    newest weights."""
+    best: Literal["together", "per_client"] = "together"
+    """One best round by the scores of all clients, or each client keeps the model of its own best round. Where
+    nothing is exchanged it is always the latter."""
+    per_example: bool = False
+    """Record the final split's scores example by example, for a paired test between two runs; of metrics that are means
+    over examples only."""
+    batch_size: Count = 64
+    """Examples per prediction step."""
+    patience: Count | None = None
+    """Evaluations without gain before training stops; with `best: per_client` those of every client that has a score.
+    Where nothing is exchanged each client rests by itself. null: never."""
+    merge: bool = True
+    """Choose by all clients' examples together (micro average); false: by the mean over clients (macro average)."""
+    on_start: bool = False
+    """Evaluate also before the first round."""
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.every == 0:
+            raise ConfigError(
+                f"eval.patience is {self.patience} but eval.every is 0 (no evaluations); "
+                f"set eval.every to at least 1 or eval.patience to null"
+            )
+        if self.also_received and self.point == "received":
+            raise ConfigError("eval.also_received is true but eval.point is received already; set one of them back")
+        if self.best == "per_client" and self.every == 0:
+            raise ConfigError("eval.best is per_client but eval.every is 0 (no evaluations); set eval.every to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run. Read one with `fedtorch.config.load.load`."""
+
+    run: RunConfig = RunConfig()
+    """Name, folder, seed."""
+    paradigm: Literal["federated", "centralized", "local"] = "federated"
+    """federated; centralized: one client that owns all data; local: every client by itself, nothing is sent."""
+    rounds: Count = 10
+    """Rounds to train; for centralized and local the upper limit of stretches between evaluations."""
+    task: Any
+    """Data, model, loss and score: `name` (or `module:Class`) and the fields of that task's dataclass."""
+    algorithm: Any
+    """What clients compute and how it is combined: `name` (or `module:Class`) and that dataclass's fields."""
+    server: ServerConfig = ServerConfig()
+    """The server's optimiser."""
+    clients: ClientsConfig = ClientsConfig()
+    """Who takes part."""
+    client: ClientConfig = ClientConfig()
+    """Local training."""
+    per_client: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Client name -> the fields of `client` that differ for it."""
+    engine: EngineConfig = EngineConfig()
+    """What the clients' models are trained by: plain torch, or DeepSpeed."""
+    partition: PartitionConfig = PartitionConfig()
+    """Private and frozen parameters."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation and choice of the best model."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving for a resume."""
+    track: TrackConfig = TrackConfig()
+    """Logs and curves."""
+    system: SystemConfig = SystemConfig()
+    """Devices, threads, memory, transport."""
+    compare: dict[str, Any] | None = None
+    """Changes that make a second run, trained after this one and shown beside it, such as `{paradigm: local}`."""
+    task_name: str = field(default="", metadata={"hidden": True})
+    """Not a key of the file: the `name` under `task`."""
+    algorithm_name: str = field(default="", metadata={"hidden": True})
+    """Not a key of the file: the `name` under `algorithm`."""
+
+    def __post_init__(self) -> None:
+        if self.system.backend == "nccl" and self.clients.on_loss == "continue":
+            raise ConfigError(
+                "system.backend is nccl but clients.on_loss is continue, and an NCCL group cannot be formed anew "
+                "around a rank that is lost; set system.backend to auto or clients.on_loss to restart"
+            )
+        if self.paradigm == "centralized" and self.per_client:
+            raise ConfigError(
+                f"per_client has entries ({', '.join(list(self.per_client)[:3])}) but paradigm is centralized, which "
+                f"has one client that owns all data; set per_client to null"
+            )
+        if self.paradigm == "centralized" and self.partition.private:
+            raise ConfigError(
+                "partition.private is set but paradigm is centralized, where the one client's private parameters would "
+                "reach none of those that are judged; set partition.private to []"
+            )
+        if self.paradigm == "centralized" and self.eval.point == "trained":
+            raise ConfigError(
+                "eval.point is trained but paradigm is centralized, where those that are judged do not train; set "
+                "eval.point to received and eval.also_received to false"
+            )
+        if self.paradigm == "centralized" and self.system.placement == "pinned":
+            raise ConfigError(
+                "paradigm is centralized, where one client owns all data, but system.placement is pinned, where no "
+                "rank has all data; set system.placement to balanced"
+            )
+        if self.paradigm != "federated" and self.clients.max_norm_to_median is not None:
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but paradigm is {self.paradigm}, where no updates of several "
+                "clients are compared; set it to null"
+            )
+        if self.paradigm == "local" and self.eval.also_received:
+            raise ConfigError(
+                "eval.also_received is true but paradigm is local, where nothing is received; set eval.also_received "
+                "to false"
+            )
+        if self.algorithm_name == "fedopt" and self.paradigm == "federated" and self.server.optimizer == "none":
+            raise ConfigError(
+                "server.optimizer is none but algorithm.name is fedopt; set server.optimizer, for example to sgd, "
+                "or algorithm.name to fedavg"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The run folder: `run.dir`, or `runs/<run.name>`."""
+        return Path(self.run.dir) if self.run.dir is not None else Path("runs") / self.run.name
+
+    def client_for(self, name: str) -> ClientConfig:
+        """The local training of one client: `client` with the fields of `per_client.<name>` in place."""
+        changes = self.per_client.get(name)
+        return replace(self.client, **changes) if changes else self.client
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """To be called once the task's clients are known.
+
+        Raises:
+            ConfigError: `per_client` names a client the task does not have, or a round wants more clients than exist.
+        """
+        for name in self.per_client:
+            if name not in names and self.paradigm != "centralized":
+                near = get_close_matches(name, names, 1)
+                raise ConfigError(
+                    f"per_client.{name} is set but the task `{self.task_name}` has no client `{name}`; "
+                    + (f"did you mean `{near[0]}`?" if near else f"its clients are {', '.join(list(names)[:10])}")
+                )
+        if self.clients.max_norm_to_median is not None and len(names) < 3:
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but the task `{self.task_name}` has {len(names)} clients, and a "
+                "median of fewer than 3 norms tells nothing; use clients.max_update_norm"
+            )
+        for key in ("per_round", "min"):
+            value = getattr(self.clients, key)
+            if value != "all" and value > len(names) and (self.paradigm == "federated" or key == "min"):
+                advice = "`all` or at most" if key == "per_round" else "at most"
+                raise ConfigError(
+                    f"clients.{key} is {value} but the task `{self.task_name}` has {len(names)} clients; "
+                    f"set it to {advice} {len(names)}"
+                )
+
+    def companion(self) -> Config | None:
+        """The run described by `compare`: this one with its changes, in the folder `compare` of this one's."""
+        from fedtorch.config.load import companion  # which needs this module's classes
+
+        return companion(self)

@@ -1,0 +1,113 @@
+"""The parts of a configuration that are about the run itself: its name and folder, saving, logs, devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedtorch.config.training import Count, Positive, Whole
+from fedtorch.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """`run`: what the run is called, where it is kept, and its seed."""
+
+    name: str = "run"
+    """Name of the run; the config file's name without `.yaml` when the file does not give one."""
+    dir: str | None = None
+    """Run folder, with everything the run writes; null: `runs/<name>`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """All randomness is derived from this number."""
+    published: str | None = None
+    """Row of a paper's table that reports show beside this run, as `lorar/fedopt_lorar`; null: the one of its name."""
+
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or any(c in self.name for c in "/\\\0") or len(self.name) > 200:
+            raise ConfigError(
+                f"run.name is {self.name[:40]!r} but it names a folder; use 1 to 200 characters other than / and \\"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """`checkpoint`: how often the state is saved for a resume."""
+
+    every: Count = 1
+    """Rounds between checkpoints; one is also written at the end and on a signal."""
+    keep: Count = 2
+    """Checkpoints kept, the newest ones; the best model is kept apart."""
+    save_retries: Whole = 3
+    """Rounds in a row in which saving may fail (disk full) before the run ends."""
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """`track`: what is shown and logged while the run goes on."""
+
+    tensorboard: bool = True
+    """Write event files, one folder per client."""
+    step_curves: bool = True
+    """Log every client's training loss over its steps."""
+    progress: Literal["auto", "bar", "lines", "off"] = "auto"
+    """On the terminal: a bar, one line per round, or nothing; auto: a bar on a terminal, else lines."""
+    client_limit: Whole = 50
+    """With more clients than this: quantiles and the worst ten in place of one curve per client."""
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """`system`: how the work is done; `device` and `threads` can change the last bits of the result."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one. Rank number LOCAL_RANK of a machine gets the GPU of that number, modulo their
+    count."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """How weights and updates travel. nccl: from GPU to GPU, for which every rank must have one of its own; gloo: over
+    the network from the CPU's memory; auto: nccl where it can be had (never with `clients.on_loss: continue`). Numbers
+    always travel over gloo. Same result."""
+    threads: Count = 1
+    """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
+    timeout: Positive = 600.0
+    """Seconds without a sign of life from a rank before the run ends with its name."""
+    shutdown_grace: Annotated[float, Field(gt=0, lt=30)] | None = 20.0
+    """Seconds after a signal in which the state must be saved. Then a rank leaves at once, with the last checkpoint as
+    it is; below the 30 after which torchrun and SLURM kill. null: as long as it takes."""
+    placement: Literal["balanced", "pinned"] = "balanced"
+    """balanced: every rank can read every client, and clients are shared out by their work; pinned: a client's files
+    are where `pinned` says, and only its sizes are known elsewhere."""
+    pinned: dict[str, Whole] = field(default_factory=dict)
+    """With `placement: pinned`: every client -> the rank, or machine, that has its files. Their order here counts as
+    the clients' order."""
+    pinned_to: Literal["rank", "node"] = "rank"
+    """What the numbers in `pinned` are; a node's clients are shared out among its ranks."""
+    server_works: Literal["auto"] | bool = "auto"
+    """Does rank 0 train clients too; auto: only when it is the only rank."""
+    ranks_per_worker: Count | tuple[Count, ...] = 1
+    """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
+    train. A list, such as [2, 1]: of each worker. Alone in one process a rank does the work of all of them, whatever
+    stands here."""
+    exchange: Literal["auto", "reduce", "send"] = "auto"
+    """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
+    oom_retry: bool = True
+    """A client that runs out of memory is tried once more, by all ranks of its worker, with micro-batches in halves:
+    the same mean gradient, but for dropout; false: it counts as failed at once. Not inside DeepSpeed's own exchanges
+    between ranks, where it ends the run."""
+    update_memory_mb: Count = 1024
+    """Memory per rank for updates that wait to be sent."""
+    state_memory_mb: Count = 2048
+    """Memory per rank for the states of its clients; more is kept on disk."""
+
+    def __post_init__(self) -> None:
+        if self.backend == "nccl" and self.device == "cpu":
+            raise ConfigError(
+                "system.backend is nccl, which moves what is on GPUs, but system.device is cpu; set system.backend to "
+                "auto"
+            )
+        if (self.placement == "pinned") != bool(self.pinned):
+            raise ConfigError(
+                f"system.placement is {self.placement} but system.pinned has {len(self.pinned)} clients; set both: "
+                "`placement: pinned` and the rank of every client, such as `pinned: {north: 1, south: 2}`"
+            )

@@ -1,0 +1,1 @@
+"""How a process starts to stop, and ends."""

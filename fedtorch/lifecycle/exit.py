@@ -1,0 +1,59 @@
+"""How a rank ends: its exit code, and what status.json and the terminal say."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.lifecycle.status import ended_with, write_status
+from fedtorch.rounds.runner import Runner
+
+log = logging.getLogger("fedtorch")
+
+
+def of_last_attempt(error: FedtorchError) -> FedtorchError:
+    """A lost rank in torchrun's last attempt means that its restarts are used up; any other error is itself."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    if not isinstance(error, DeadlineError) or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) < max(1, restarts):
+        return error
+    return RestartsError(f"{error}; this was the last of {restarts} restarts", ranks=error.ranks)
+
+
+def last_words(config: Config, folders: Sequence[Path], rank: int, command: str, runner: Runner | None = None) -> None:
+    """Say why this rank leaves although it has not saved; what it was at is in its log.
+
+    folders: whose status.json is to say so, the server's job.
+    """
+    saved = None if runner is None else runner.saved
+    lost = "no round had begun" if saved is None else f"{saved} rounds are saved, and what came after will be repeated"
+    reason = (
+        f"stopped by a signal, and rank {rank} was still at work after system.shutdown_grace = "
+        f"{config.system.shutdown_grace} s; {lost}"
+    )
+    for folder in dict.fromkeys(folders if rank == 0 else ()):
+        write_status(folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
+    log.error("%s", reason)
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
+            faulthandler.dump_traceback(handler.stream)
+
+
+def end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
+    """Say why the run ends, in status.json too where this rank speaks for it; returns the exit code."""
+    if rank == 0 or not isinstance(error, Interrupted):
+        print(f"fedtorch: {error}", file=sys.stderr)
+    if config is None:
+        return error.exit_code
+    speaks = rank == 0 or (
+        # the server cannot, unless it had the time
+        isinstance(error, LostRankError) and 0 in error.ranks and ended_with(config.folder) != Interrupted.exit_code
+    )
+    if speaks:
+        write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
+    return error.exit_code

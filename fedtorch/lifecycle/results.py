@@ -1,0 +1,57 @@
+"""results.json: what a run came to, for people and for `report`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtorch.rounds.runner import Result
+from fedtorch.rounds.scoring import averages
+from fedtorch.setup.build import Parts
+from fedtorch.tracking.records import counted
+from fedtorch.tracking.run_folder import read_run
+
+
+def table(parts: Parts, result: Result) -> dict[str, Any]:
+    """Everything the final table shows, every score with the number of examples behind it."""
+    run = read_run(parts.config.folder)  # from the records, which a resumed run has too
+    last = run.last
+    sizes = {client.name: client.sizes["train"] for client in parts.clients}
+    clients = {}
+    for name in parts.names:
+        if name not in last and name not in result.scores:
+            continue
+        record = last.get(name, {})
+        clients[name] = {
+            "examples": sizes.get(name, 0),
+            "status": record.get("status"),
+            "loss": record.get("loss_mean"),
+            "weight": record.get("weight"),
+            "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
+        }
+    metrics = sorted({metric for scores in result.scores.values() for metric in scores})
+    means = {}
+    for metric in metrics:
+        macro, micro, count = averages(result.scores, metric)
+        means[metric] = {"macro": macro, "micro": micro, "count": count}
+    return {
+        "rounds": result.rounds,
+        "best_round": result.best_round,
+        "split": parts.config.eval.final_split,
+        "clients": clients,
+        "averages": means,
+        "traffic": _traffic(run.of_kind("round")),
+        "summary": parts.task.summary(result.scores),
+        "digest": result.digest,
+        "lost": result.lost,
+        "task": parts.task.record(),
+    }
+
+
+def _traffic(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes and messages of all rounds together; see `Meter` for what is counted."""
+    total: Counter[str] = Counter()
+    for record in rounds:
+        total.update(counted(record))
+    return dict(total)

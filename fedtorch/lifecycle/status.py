@@ -1,0 +1,80 @@
+"""status.json: what a run is doing or how it ended, and the command that continues it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtorch.core.errors import Interrupted
+
+logger = logging.getLogger(__name__)
+
+NAME = "status.json"
+
+
+def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, round: int | None = None) -> None:
+    """Write `run_dir`/status.json in one step; server only. A disk that refuses is a warning, not the run's end.
+
+    code: the exit code; None while the run is going on. reason: one line, without any client's text.
+    command: the one that continues the run. round: rounds done. These three come last in the file.
+    """
+    record = {
+        "state": _state(code),
+        "round": round,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "code": code,
+        "reason": reason,
+        "command": command,
+    }
+    path = run_dir / NAME
+    partial = path.with_name(f"{NAME}.partial")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.write_text(json.dumps(record, indent=1) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        logger.warning("could not write %s: %s", path, error)
+
+
+def ended_with(run_dir: Path) -> int | None:
+    """The code in `run_dir`/status.json; None while the run is going on, or if there is no such file."""
+    try:
+        code = json.loads((run_dir / NAME).read_text())["code"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return code if isinstance(code, int) else None
+
+
+def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> str:
+    """The command that continues this run; a launcher says its own by FEDTORCH_COMMAND."""
+    if told := os.environ.get("FEDTORCH_COMMAND"):
+        try:
+            words = shlex.split(told)
+        except ValueError:  # bash writes some letters in a way of its own
+            words = told.split()
+        return shlex.join(masked(word) if "=" in word else word for word in words)
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
+    if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
+        start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
+    words = [*start, "-m", "fedtorch.main"]
+    words += ["--config", *map(str, configs)] if configs else []
+    words += ["--set", *map(masked, overrides)] if overrides else []
+    return shlex.join(words)
+
+
+def masked(override: str) -> str:
+    """`key=value`, also in the midst of a shell's line, with what follows hidden where the key ends like a secret's."""
+    return re.sub(r"(token|key|secret|password)=.*", r"\1=<masked>", override, flags=re.IGNORECASE | re.DOTALL)
+
+
+def _state(code: int | None) -> str:
+    if code is None:
+        return "running"
+    return {0: "done", Interrupted.exit_code: "interrupted"}.get(code, "failed")

@@ -1,0 +1,177 @@
+"""`python -m fedtorch.report apir`: few-shot runs against a base run, as FewFedWeight's tables and figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.metrics.apir import Comparison, compare
+from fedtorch.report.apir_plots import plot_tasks, plot_weights
+from fedtorch.report.published.fewfedweight import COSTS, Published, find
+from fedtorch.tracking.records import RECEIVED
+from fedtorch.tracking.run_folder import Run, read_run
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in nothing but the seed, each against the base of its seed."""
+
+    runs: list[Run]
+    comparisons: list[Comparison]
+
+    @property
+    def name(self) -> str:
+        """The first run's."""
+        return self.runs[0].name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `apir`."""
+    for name, about in (
+        ("--base", "run that the others are compared with, or one per seed (Data Silo)"),
+        ("--new", "runs to compare; those that differ only in the seed share a row"),
+    ):
+        parser.add_argument(name, help=about, nargs="+", type=Path, metavar="RUN", required=True)
+    parser.add_argument("--out", type=Path, help="folder for apir.md and the plots; default: first new RUN/report")
+    parser.add_argument("--no-plots", action="store_true", help="write the tables only")
+
+
+def make(args: argparse.Namespace) -> None:
+    """Print the tables; write them, the per-task bars (figure 4) and the weight curves (figure 5).
+
+    Raises:
+        ConfigError: a folder is no run, was not judged, or was judged on other tasks than its base.
+    """
+    bases = [read_run(folder) for folder in args.base]
+    rows = group([read_run(folder) for folder in args.new], bases)
+    text = f"{tables(rows)}\n{costs(bases[0], rows)}"
+    sys.stdout.write(text)
+    out: Path = args.out or args.new[0] / "report"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "apir.md").write_text(text)
+    paths = [out / "apir.md"]
+    for index, row in enumerate([] if args.no_plots else rows):
+        stem = f"{row.name.replace('/', '-')}" + (f"-{index}" if [r.name for r in rows].count(row.name) > 1 else "")
+        paths += [plot_tasks(row.name, row.comparisons, out / f"{stem}_tasks.png")]
+        paths += plot_weights(row.runs[0], out / f"{stem}_weights.png")
+    print("\n".join(["", *(f"wrote {path}" for path in paths)]), file=sys.stderr)
+
+
+def results(run: Run) -> dict[str, dict[str, float]]:
+    """client -> `<task>/<metric>` -> score, of the evaluation that counts.
+
+    Raises:
+        ConfigError: the run was not judged on tasks.
+    """
+    found = {}
+    for client, metrics in (run.judged()[0].metrics if run.judged() else {}).items():
+        kept = {name: pair for name, pair in metrics.items() if "/" in name and not name.startswith(RECEIVED)}
+        tasks = {name: total / n for name, (total, n) in kept.items() if n}
+        found[client] = {name: score for name, score in tasks.items() if not name.endswith("/undefined")}
+    if not any(found.values()):
+        raise ConfigError(f"{run.folder} has no scores of single tasks; name finished runs of task.name: fewshot")
+    return found
+
+
+def group(runs: Sequence[Run], bases: Sequence[Run]) -> list[Row]:
+    """The runs as rows, each compared with the base of its own seed, or the only one."""
+    by_seed = {base.setting("run.seed"): base for base in bases}
+    rows: dict[str, Row] = {}
+    for run in runs:
+        seed = run.setting("run.seed")
+        base = bases[0] if len(bases) == 1 else by_seed.get(seed)
+        if base is None:
+            raise ConfigError(f"{run.folder} has run.seed {seed}, of which there is no run among --base; add it")
+        try:
+            comparison = compare(results(base), results(run))
+        except ValueError as error:
+            raise ConfigError(f"{run.folder} and its base {base.folder} do not fit: {error}") from None
+        row = rows.setdefault(_identity(run), Row([], []))
+        row.runs.append(run)
+        row.comparisons.append(comparison)
+    return list(rows.values())
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """One markdown table per table of the paper that the runs' names belong to, and one for the others."""
+    blocks: dict[str, list[str]] = {}
+    for row in rows:
+        match = find(row.name)
+        published = match[1] if match else None
+        blocks.setdefault(published.table if published else "Other runs", []).append(_line(row, published))
+    head = "| run | APIR % | pooled % | win | lose | tie | undefined | pairs | published APIR %, win/lose/tie |\n"
+    head += "|---|" + "---:|" * 7 + "---|\n"
+    texts = [f"{title}\n\n{head}" + "".join(lines) for title, lines in sorted(blocks.items())]
+    notes = []
+    for row in rows:
+        notes += [f"- {run.name}: not finished\n" for run in row.runs if not run.is_finished]
+    return "\n".join(texts) + ("\n" + "".join(notes) if notes else "")
+
+
+def costs(base: Run, rows: Sequence[Row]) -> str:
+    """Table 4: seconds of generating and of training, rows trained on and bytes, per client and round."""
+    lines = ["Table 4, cost per client and round\n\n"]
+    lines += ["| run | generate s | train s | rows | sent MB | received MB | published generate/train |\n"]
+    lines += ["|---|" + "---:|" * 5 + "---|\n"]
+    for name, run in [(base.name, base), *((row.name, row.runs[0]) for row in rows)]:
+        done = [record for record in run.of_kind("client") if record["status"] == "ok" and record.get("steps")]
+        if not done:
+            continue
+
+        def mean(key: str, other: str, done: Sequence[dict[str, float]] = done) -> float:
+            return fmean(record.get(key, record.get(other, 0.0)) or 0.0 for record in done)
+
+        match = find(name)
+        paper = "/".join(f"{unit:g}" for unit in COSTS[match[0]]) if match and match[0] in COSTS else "-"
+        epochs = run.setting("client.epochs") or 1
+        trained = fmean(record.get("rows") or record["examples"] * epochs for record in done)
+        cells = [f"{mean('generate_s', ''):.2f}", f"{mean('train_s', 'seconds'):.2f}", f"{trained:.0f}"]
+        cells += [_megabytes(run, done, way) for way in ("sent_bytes", "received_bytes")]
+        lines.append(f"| {name} | {' | '.join(cells)} | {paper} |\n")
+    return "".join(lines)
+
+
+def _megabytes(run: Run, done: Sequence[dict[str, Any]], way: str) -> str:
+    """Per client and round: as its algorithm counted them, else the round's traffic shared out over its clients.
+
+    A centralized run has no clients to send anything.
+    """
+    if run.setting("paradigm") == "centralized":
+        return "-"
+    if any(way in record for record in done):
+        return f"{fmean(record.get(way, 0.0) for record in done) / 1e6:.2f}"
+    traffic = {"sent_bytes": "bytes_up", "received_bytes": "bytes_down"}[way]
+    total = sum(record.get(traffic, 0) for record in run.of_kind("round"))
+    return f"{total / len(done) / 1e6:.2f}"
+
+
+def _line(row: Row, published: Published | None) -> str:
+    def figure(value: Callable[[Comparison], float], digits: int) -> str:
+        values = [value(comparison) for comparison in row.comparisons]
+        if any(map(math.isnan, values)):
+            return "-"
+        spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+        return f"{fmean(values):.{digits}f}{spread}"
+
+    counts = [figure(lambda c, key=key: getattr(c, key), int(len(row.runs) > 1)) for key in _COUNTS]  # type: ignore[misc]
+    rates = [figure(lambda c: 100 * c.apir, 1), figure(lambda c: 100 * c.pooled, 1)]
+    shown = f"{row.name} (n={len(row.runs)})" if len(row.runs) > 1 else row.name
+    paper = f"{published.apir} ({published.win}/{published.lose}/{published.tie})" if published else "-"
+    return f"| {' | '.join([shown, *rates, *counts, str(row.comparisons[0].pairs), paper])} |\n"
+
+
+_COUNTS = ("win", "lose", "tie", "undefined")
+
+
+def _identity(run: Run) -> str:
+    """Equal for runs that differ only in seed, folder and bookkeeping."""
+    kept = {k: v for k, v in run.config.items() if k not in ("run", "track", "system", "checkpoint", "compare")}
+    return json.dumps([run.name, kept] if run.config else str(run.folder.resolve()), sort_keys=True, default=str)

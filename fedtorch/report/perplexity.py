@@ -1,0 +1,125 @@
+"""Dialog runs as rows and domains as columns: perplexity, the FedAssistant paper's below ours, and bytes exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.report.published.fedassistant import DOMAINS, REMARKS, TABLE, TITLE, find
+from fedtorch.report.score_table import same_settings
+from fedtorch.tracking.run_folder import Run
+
+_ROWS = {"perplexity": "", "perplexity_assistant": " _A"}
+_AVERAGES = ("All", "union")
+_BYTES = ("bytes_up", "bytes_down", "kv_bytes", "kv_overhead_bytes")
+_PHYSICAL = ("physical_up", "physical_down")
+_PAPER = (("task.model.name", "microsoft/DialoGPT-small"), ("task.max_train", None), ("task.max_test", None))
+
+
+def perplexity_markdown(runs: Sequence[tuple[str, Run]]) -> str:
+    """Both tables. Runs that differ in the seed alone share a row (mean ± standard deviation).
+
+    Raises:
+        ConfigError: a run is of another task.
+    """
+    groups: dict[str, list[tuple[str, Run]]] = {}
+    for name, run in runs:
+        if run.setting("task.name") != "dialog":
+            raise ConfigError(f"{run.folder} is a run of task.name {run.setting('task.name')}; name runs of dialog")
+        groups.setdefault(same_settings(run), []).append((name, run))
+    return _scores(list(groups.values())) + "\n" + _traffic(list(groups.values()))
+
+
+def _scores(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
+    domains = list(dict.fromkeys(name for group in groups for _, run in group for name in _columns(run)))
+    heads = [DOMAINS.get(name, name) for name in domains] + list(_AVERAGES)
+    lines = ["| run | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    notes: list[str] = []
+    for group in groups:
+        name, run = group[0]
+        name += f" (n={len(group)})" if len(group) > 1 else ""
+        found = [summary for _, each in group if (summary := _summary(each))]
+        if not found:
+            notes.append(f"- {name}: not finished: {run.last_round} of {run.rounds} rounds")
+        published = find(run.name) if set(_columns(run)) & set(DOMAINS) else None
+        for key, suffix in _ROWS.items():
+            ours = [summary[key] for summary in found if key in summary]
+            if ours:
+                lines.append(_line(f"{name}{suffix}", [[row.get(c) for row in ours] for c in (*domains, *_AVERAGES)]))
+            if published:
+                lines += _published_line(published, suffix, domains)
+        notes += _notes(run, published, notes) if published else []
+    return "\n".join(["perplexity, lower is better", "", *lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def _traffic(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
+    """Bytes of all rounds of the group's first run, and of a round; see `Meter` for what is counted."""
+    heads = ("rounds", "up MB", "down MB", "keys and values MB", "their masks and headers MB", "sum MB", "MB per round")
+    moved_heads = ("sent to the server MB", "sent by the server MB")
+    lines = [
+        "bytes exchanged by all clients, logical (each client's own copy), and what the server's rank physically sent "
+        "and received (nothing in one process)",
+        "",
+    ]
+    lines += [f"| run | {' | '.join((*heads, *moved_heads))} |", "|---|" + "---:|" * (len(heads) + 2)]
+    for group in groups:
+        name, run = group[0]
+        rounds = run.of_kind("round")
+        sums, moved = ([sum(record.get(key) or 0 for record in rounds) for key in keys] for keys in (_BYTES, _PHYSICAL))
+        each = sum(sums) / len(rounds) if rounds else 0.0
+        cells = [f"{amount / 1e6:.3f}" for amount in (*sums, sum(sums), each, *moved)]
+        lines.append(f"| {name} | {len(rounds)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _columns(run: Run) -> list[str]:
+    """The domains of a run: of its result, else its clients."""
+    found = _summary(run).get("perplexity", {})
+    return [name for name in found if name not in _AVERAGES] or list(run.clients)
+
+
+def _summary(run: Run) -> Mapping[str, Any]:
+    results = run.of_kind("result")
+    return results[-1].get("summary", {}) if results else {}
+
+
+def _source(run: Run) -> str:
+    """What `python -m fedtorch.data prepare dialog --source` was given for the run's data."""
+    results = run.of_kind("result")
+    record = results[-1].get("task", {}).get("data", {}) if results else {}
+    return str(record.get("options", {}).get("source", "another source"))
+
+
+def _line(label: str, columns: Sequence[Sequence[float | None]]) -> str:
+    cells = []
+    for column in columns:
+        values = [value for value in column if value is not None]
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        cells.append(f"{fmean(values):.2f}{spread}" if values else "-")
+    return f"| {label} | " + " | ".join(cells) + " |"
+
+
+def _published_line(row: str, suffix: str, domains: Sequence[str]) -> list[str]:
+    """The paper's line for the run's own, none where the paper has none."""
+    title, both, assistant = TABLE[row]
+    figures = assistant if suffix else both
+    if figures is None:
+        return []
+    known = dict(zip((*DOMAINS, "All"), figures, strict=True))
+    return [_line(f"published: {title}{suffix}", [[known.get(name)] for name in (*domains, *_AVERAGES)])]
+
+
+def _notes(run: Run, row: str, earlier: Sequence[str]) -> list[str]:
+    notes = [f"- published: {TITLE}"]
+    notes += [f"- {REMARKS[row]}"] if row in REMARKS else []
+    notes = [note for note in notes if note not in earlier]
+    changed = [
+        f"{key} {run.setting(key)} (paper: {'all' if paper is None else paper})"
+        for key, paper in _PAPER
+        if run.setting(key) != paper
+    ]
+    if (source := _source(run)) != "taskmaster1":
+        changed.append(f"data of {source} (paper: taskmaster1)")
+    return notes + ([f"- {run.name} differs from the paper: {', '.join(changed)}"] if changed else [])

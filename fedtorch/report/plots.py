@@ -1,0 +1,143 @@
+"""A run's curves as PNG files: every client's losses and weights, and the scores during training."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedtorch.tracking.records import RECEIVED
+from fedtorch.tracking.run_folder import Run
+
+Line = tuple[Sequence[float], Sequence[float]]
+
+log = logging.getLogger(__name__)
+
+MAX_CHARTS = 40  # of a run: a few-shot client has dozens of tasks, each with a score
+MAX_NAMED = 20  # more lines than this get no name and no colour of their own
+
+
+def plot_run(run: Run, out: Path, prefix: str = "") -> list[Path]:
+    """Write the plots of `run` into `out` and return their paths; what was not recorded is not plotted.
+
+    At most `MAX_CHARTS`, those of single tasks' scores last; a warning says how many were left out.
+    """
+    charts: dict[str, tuple[str, str, str, Mapping[str, Line], Mapping[str, Line]]] = {
+        "loss_steps": ("training loss", "optimiser steps of the client", "loss", _steps(run), {}),
+        "loss_rounds": ("training loss", "round", "mean loss in the round", _per_round(run, "loss_mean"), {}),
+        "weights": ("weight in the combined update", "round", "weight", _per_round(run, "weight"), {}),
+    }
+    scores = _scores(run)
+    for label, split, metric in sorted(scores, key=lambda key: "/" in key[2].removeprefix(RECEIVED)):
+        clients, averages = scores[label, split, metric]
+        stem = re.sub(r"[^A-Za-z0-9_-]", "_", f"{split}_{metric}" + ("" if label == "training" else f"_{label}"))
+        charts[stem] = (
+            f"{metric} on {split}" + ("" if label == "training" else f" ({label})"),
+            "round",
+            metric,
+            clients,
+            averages,
+        )
+    charts = {stem: chart for stem, chart in charts.items() if chart[3]}
+    if len(charts) > MAX_CHARTS:
+        log.warning("%s: %d of %d charts are drawn; all scores are in its metrics.jsonl and event files",
+                    run.name, MAX_CHARTS, len(charts))  # fmt: skip
+    paths = []
+    for stem, (title, x, y, lines, heavy) in list(charts.items())[:MAX_CHARTS]:
+        paths.append(out / f"{prefix}{stem}.png")
+        _draw(paths[-1], f"{run.name}: {title}", (x, y), lines, heavy)
+    return paths
+
+
+def _steps(run: Run) -> dict[str, Line]:
+    found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for record in run.of_kind("steps"):
+        xs, ys = found[record["client"]]
+        for step, loss in enumerate(record["loss"], record["first_step"] + 1):
+            xs.append(step)
+            ys.append(float("nan") if loss is None else loss)
+    return {name: found[name] for name in run.clients if name in found}
+
+
+def _per_round(run: Run, key: str) -> dict[str, Line]:
+    found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for record in run.of_kind("client"):
+        if record.get(key) is not None and record["status"] == "ok":
+            found[record["client"]][0].append(record["round"])
+            found[record["client"]][1].append(record[key])
+    return {name: found[name] for name in run.clients if name in found}
+
+
+def _scores(run: Run) -> dict[tuple[str, str, str], tuple[dict[str, Line], dict[str, Line]]]:
+    """(label, split, metric) -> (lines of the clients, macro and micro), where there is more than one round."""
+    found: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for record in run.of_kind("eval"):
+        for metric, (total, count) in record["metrics"].items():
+            if count and total is not None:
+                points = found[(record["label"], record["split"], metric)][record["client"]]
+                points.append((record["round"], total / count))
+    heavy: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for record in run.of_kind("eval_total"):
+        for metric, total in record["metrics"].items():
+            for kind in ("macro", "micro"):
+                if total[kind] is not None:
+                    heavy[(record["label"], record["split"], metric)][kind].append((record["round"], total[kind]))
+    return {
+        key: (_unzip(lines), _unzip(heavy[key]))
+        for key, lines in found.items()
+        if any(len(points) > 1 for points in lines.values())
+    }
+
+
+def _unzip(lines: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Line]:
+    return {name: ([x for x, _ in points], [y for _, y in points]) for name, points in lines.items()}
+
+
+def plot_lines(path: Path, title: str, axes_names: tuple[str, str], lines: Mapping[str, Line]) -> None:
+    """Draw named lines into a PNG file."""
+    _draw(path, title, axes_names, lines, {})
+
+
+def _draw(
+    path: Path, title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], heavy: Mapping[str, Line]
+) -> None:
+    # imported here: it takes a second, and it is not part of a base installation
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # without pyplot: nothing global is changed, no window system is looked for
+    axes = figure.subplots()
+    is_crowded = len(lines) > MAX_NAMED
+    if is_crowded and not heavy:
+        heavy = {f"median of {len(lines)} clients": _median(lines)}
+    for index, (name, (xs, ys)) in enumerate(lines.items()):
+        style: dict[str, Any] = {"color": "0.75", "lw": 0.5} if is_crowded else _style(index)
+        marker = "o" if len(xs) < 30 else None
+        axes.plot(xs, ys, label=None if is_crowded else name, marker=marker, ms=3, **style)
+    for (name, (xs, ys)), dash in zip(heavy.items(), ("-", "--"), strict=False):
+        axes.plot(xs, ys, label=name, color="black", lw=2.2, ls=dash)
+    axes.set(title=title, xlabel=axes_names[0], ylabel=axes_names[1])
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize="small", ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def _style(index: int) -> dict[str, Any]:
+    """Ten colours, then the same ten dashed."""
+    return {"color": f"C{index % 10}", "lw": 1.2, "ls": "-" if index < 10 else "--"}
+
+
+def _median(lines: Mapping[str, Line]) -> Line:
+    at: dict[float, list[float]] = defaultdict(list)
+    for xs, ys in lines.values():
+        for x, y in zip(xs, ys, strict=True):
+            at[x].append(y)
+    places = sorted(at)
+    return places, [median(at[x]) for x in places]

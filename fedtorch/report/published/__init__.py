@@ -1,0 +1,29 @@
+"""Figures that papers print, to be shown beside ours; one module per paper."""
+
+from __future__ import annotations
+
+from fedtorch.report.published.fedmatch import FEDMATCH
+from fedtorch.report.published.lorar import LORAR
+from fedtorch.report.published.table import Paper, Row
+from fedtorch.tracking.run_folder import Run
+
+PAPERS = {f"{paper.name}/{paper.metric}": paper for paper in (LORAR, *FEDMATCH)}
+
+
+def find(run: Run, metric: str | None = None) -> tuple[Paper, Row] | None:
+    """The published row for a run, of this metric if given.
+
+    `run.published` of its config (`lorar/fedopt_lorar`) names it, else `run.name`. Of a name like `fedavg-local` (the
+    run beside `fedavg`) or `seed3-fedavg` the part after the last `-` counts if the whole matches nothing, of
+    `fedavg+small` (a config with another laid over it) the part before the `+`. None also if the run has no client in
+    common with the paper's table.
+    """
+    for wanted in (run.setting("run.published"), run.name, run.name.partition("+")[0], run.name.rpartition("-")[2]):
+        paper_name, _, row_name = str(wanted or "").rpartition("/")
+        for paper in PAPERS.values():
+            row = paper.rows.get(paper.aliases.get(row_name, row_name))
+            if metric is not None and paper.metric != metric:
+                continue
+            if row is not None and paper_name in ("", paper.name) and set(run.clients) & set(paper.clients):
+                return paper, row
+    return None

@@ -1,0 +1,229 @@
+"""Runs as the rows of a paper's table: one column per client, averages, and the published row under ours."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.report.published import Paper, find
+from fedtorch.tracking.records import totals
+from fedtorch.tracking.run_folder import Judged, Pair, Run, companions, read_run
+
+
+@dataclass
+class TableRow:
+    """A line of the table. values: client, `macro`, `micro` -> one figure per seed; counts: client -> examples."""
+
+    label: str
+    split: str = ""
+    values: dict[str, list[float]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    correct: list[float] = field(default_factory=list)
+    num_runs: int = 1
+    notes: list[str] = field(default_factory=list)
+    is_published: bool = False
+
+
+@dataclass
+class Table:
+    """columns: client -> heading; sizes: client -> examples behind its column unless a cell says otherwise."""
+
+    metric: str
+    columns: dict[str, str]
+    sizes: dict[str, int]
+    rows: list[TableRow]
+
+    @property
+    def is_percent(self) -> bool:
+        """Are all figures shares?"""
+        return all(0 <= value <= 1 for row in self.rows for values in row.values.values() for value in values)
+
+
+def read_all(folders: Sequence[Path]) -> list[tuple[str, Run]]:
+    """The runs, each followed by its companions, with the names they go by; ConfigError for a folder without a run."""
+    found = []
+    for folder in folders:
+        run = read_run(folder)
+        found.append((run.name, run))
+        for inner in companions(folder):
+            other = read_run(inner)
+            found.append((other.name if other.config else f"{run.name}/{inner.name}", other))
+    return found
+
+
+def build(runs: Sequence[tuple[str, Run]], metric: str | None) -> Table:
+    """The table of `runs`; those that differ in nothing but the seed share a row.
+
+    Raises:
+        ConfigError: no run was ever judged by `metric`.
+    """
+    names = [name for _, run in runs if (name := run.metric()) is not None]
+    chosen = metric or next(iter(names), "exact_match")
+    known = {m for _, run in runs for judged in run.judged() for scores in judged.metrics.values() for m in scores}
+    if known and chosen not in known:
+        raise ConfigError(f"--metric is {chosen} but the runs have {', '.join(sorted(known))}")
+    groups: dict[str, list[tuple[str, Run]]] = {}
+    for name, run in runs:
+        groups.setdefault(same_settings(run), []).append((name, run))
+    papers = [match[0] for _, run in runs if (match := find(run, chosen)) is not None]
+    columns = dict(papers[0].clients) if papers else {}
+    sizes = _sizes(papers[0]) if papers else {}
+    rows: list[TableRow] = []
+    for group in groups.values():
+        rows += _rows(group, chosen)
+    rows = [row for i, row in enumerate(rows) if not row.is_published or row not in rows[:i]]
+    for row in rows:
+        for client, count in row.counts.items():
+            columns.setdefault(client, client)
+            sizes.setdefault(client, count)
+    return Table(chosen, columns, sizes, rows)
+
+
+def markdown(table: Table) -> str:
+    """The table for people: figures in percent with two decimals, examples in the headings, remarks below."""
+    scale = 100 if table.is_percent else 1
+    sizes = {client: f" ({table.sizes[client]})" if client in table.sizes else "" for client in table.columns}
+    heads = [f"{heading}{sizes[client]}" for client, heading in table.columns.items()]
+    header = ["run", "split", *heads, "Macro", "Micro", "correct" if table.is_percent else "sum"]
+    lines = [f"{table.metric}{', percent' if table.is_percent else ''} (examples in brackets)", ""]
+    lines += ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
+    for row in table.rows:
+        cells = []
+        for client in table.columns:
+            count = row.counts.get(client)
+            suffix = f" of {count}" if count not in (None, table.sizes.get(client)) else ""
+            cells.append(_figure(row.values.get(client, []), scale) + suffix)
+        cells += [_figure(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
+        cells.append(f"{fmean(row.correct):.6g} of {sum(row.counts.values())}" if row.correct else "-")
+        lines.append("| " + " | ".join([row.label, row.split or "-", *cells]) + " |")
+    notes = [f"- {row.label}: {note}" for row in table.rows for note in row.notes]
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """The table for programs: per client the mean, the standard deviation over seeds, and the number of examples."""
+    scale = 100 if table.is_percent else 1
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    keys = [*table.columns, "macro", "micro"]
+    head = [f"{key}{part}" for key in keys for part in ("", "_std", *(["_examples"] if key in table.columns else []))]
+    writer.writerow(["run", "split", "metric", "runs", *head, "correct", "examples", "notes"])
+    for row in table.rows:
+        cells: list[object] = []
+        for key in keys:
+            values = [scale * value for value in row.values.get(key, [])]
+            cells += [f"{fmean(values):.4f}" if values else "", f"{stdev(values):.4f}" if len(values) > 1 else ""]
+            cells += [row.counts.get(key, "")] if key in table.columns else []
+        correct = f"{fmean(row.correct):.6g}" if row.correct else ""
+        examples = sum(row.counts.values()) or ""
+        line = [row.label, row.split, table.metric, row.num_runs, *cells, correct, examples, "; ".join(row.notes)]
+        writer.writerow(line)
+    return text.getvalue()
+
+
+def same_settings(run: Run) -> str:
+    """Equal for runs that differ only in seed, name and folder; a run without config is alone."""
+    if not run.config:
+        return str(run.folder.resolve())
+    ignored = ("run", "track", "system", "checkpoint", "compare")
+    return json.dumps({k: v for k, v in run.config.items() if k not in ignored}, sort_keys=True, default=str)
+
+
+def _rows(group: Sequence[tuple[str, Run]], metric: str) -> list[TableRow]:
+    name, run = group[0]
+    match = find(run, metric)
+    remarks = [note for member in group for note in _remarks(*member, is_alone=len(group) == 1)]
+    judged = [_counting(member, metric) for _, member in group]
+    labels = list(dict.fromkeys(j.label for found in judged for j in found))
+    rows = []
+    for label in labels:
+        members = [j for found in judged for j in found if j.label == label]
+        shown = name if len(labels) == 1 else f"{name} [{label}]"
+        rows.append(_row(shown, members, metric))
+    if not rows:
+        rows = [TableRow(name)]
+        remarks.append("not evaluated yet" if not run.is_finished else f"has no {metric}")
+    rows[0].notes += remarks
+    rows[0].label += "" if len(group) == 1 else f" (n={len(group)})"
+    rows[0].num_runs = len(group)
+    if match is not None:
+        paper, published = match
+        rows[0].notes += _differences(paper, rows[0], paper.differences(published, run))
+        rows.append(
+            TableRow(
+                f"published: {published.title}",
+                "test",
+                {
+                    **{c: [p / 100] for c, p in zip(paper.clients, published.percent, strict=True)},
+                    "macro": [published.macro / 100],
+                    "micro": [] if published.micro is None else [published.micro / 100],
+                },
+                _sizes(paper),
+                [] if published.correct is None else [published.correct],
+                notes=[f"{paper.title}; {paper.remark}"],
+                is_published=True,
+            )
+        )
+    return rows
+
+
+def _counting(run: Run, metric: str) -> list[Judged]:
+    """The evaluation that counts, and those of other models on the same split."""
+    found = [judged for judged in run.judged() if judged.of(metric)]
+    return [j for i, j in enumerate(found) if i == 0 or (j.split == found[0].split and j.label != "training")]
+
+
+def _row(label: str, members: Sequence[Judged], metric: str) -> TableRow:
+    row = TableRow(label, "/".join(dict.fromkeys(j.split for j in members)), num_runs=len(members))
+    for judged in members:
+        pairs: Mapping[str, Pair] = judged.of(metric)
+        for client, (total, count) in pairs.items():
+            row.values.setdefault(client, []).append(total / count)
+            row.counts[client] = count
+        average = totals({client: {metric: pair} for client, pair in pairs.items()})[metric]
+        for kind in ("macro", "micro"):
+            row.values.setdefault(kind, []).append(average[kind] or 0.0)
+        row.correct.append(sum(total for total, _ in pairs.values()))
+    return row
+
+
+def _remarks(name: str, run: Run, *, is_alone: bool) -> list[str]:
+    who = "" if is_alone else f"seed {run.setting('run.seed')}: "
+    notes = []
+    if not run.is_finished:
+        notes.append(f"{who}not finished: {run.last_round} of {run.rounds} rounds")
+    failed: dict[str, int] = {}
+    for record in run.of_kind("client"):
+        if record["status"] != "ok":
+            failed[record["client"]] = failed.get(record["client"], 0) + 1
+    if failed:
+        notes.append(who + "failed rounds: " + ", ".join(f"{client} {n}" for client, n in failed.items()))
+    return notes
+
+
+def _sizes(paper: Paper) -> dict[str, int]:
+    return dict(zip(paper.clients, paper.sizes, strict=False))  # empty if the paper does not say
+
+
+def _differences(paper: Paper, row: TableRow, settings: Sequence[str]) -> list[str]:
+    notes = [f"differs from the paper: {', '.join(settings)}"] if settings else []
+    if row.split and row.split != "test":
+        notes.append(f"judged on {row.split}, the published row on test")
+    sizes = _sizes(paper)
+    others = [f"{c} {n} ({sizes[c]})" for c, n in row.counts.items() if c in sizes and n != sizes[c]]
+    if others:
+        notes.append(f"other numbers of examples than the paper's: {', '.join(others)}")
+    return notes
+
+
+def _figure(values: Sequence[float], scale: int) -> str:
+    if not values:
+        return "-"
+    text = f"{scale * fmean(values):.2f}"
+    return text if len(values) == 1 else f"{text} ± {scale * stdev(values):.2f}"

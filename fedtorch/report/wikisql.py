@@ -1,0 +1,80 @@
+"""Runs as rows and measures as columns, all examples together, with the FedParsing paper's figures below ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from fedtorch.report.published.fedparsing import MEASURES, NAMES, REMARKS, TABLE, TITLE
+from fedtorch.report.score_table import same_settings
+from fedtorch.tracking.records import totals
+from fedtorch.tracking.run_folder import Judged, Run
+
+LOGICAL_FORM = "logical_form"
+_COLUMNS = (*MEASURES, LOGICAL_FORM)
+_HEADS = ("Overall", "Agg", "Sel", "Wn", "Wc", "Op", "Val", "logical form")
+
+
+def measures_markdown(runs: Sequence[tuple[str, Run]]) -> str:
+    """The table in percent, one decimal. Runs that differ in the seed alone share a row (mean ± standard deviation).
+
+    dev is that of the round that was kept as the best.
+    """
+    groups: dict[str, list[tuple[str, Run]]] = {}
+    for name, run in runs:
+        groups.setdefault(same_settings(run), []).append((name, run))
+    lines = ["| run | split | examples | " + " | ".join(_HEADS) + " |", "|---|---|" + "---:|" * (len(_HEADS) + 1)]
+    notes: list[str] = []
+    for group in groups.values():
+        name = group[0][0] + (f" (n={len(group)})" if len(group) > 1 else "")
+        for split in ("test", "dev"):
+            found = [judged for _, run in group if (judged := _judged(run, split)) is not None]
+            lines.append(_row(name, split, found))
+        lines += _published(group[0][1], notes)
+    return "\n".join(["measures, percent", "", *lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def _row(name: str, split: str, found: Sequence[Judged]) -> str:
+    means = [totals(judged.metrics) for judged in found]
+    counts = sorted({int(mean[MEASURES[0]]["count"] or 0) for mean in means if MEASURES[0] in mean})
+    cells = []
+    for measure in _COLUMNS:
+        values = [100 * (mean[measure]["micro"] or 0.0) for mean in means if measure in mean]
+        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+        cells.append(f"{fmean(values):.1f}{spread}" if values else "-")
+    return f"| {name} | {split} | {'/'.join(map(str, counts)) or '-'} | " + " | ".join(cells) + " |"
+
+
+def _published(run: Run, notes: list[str]) -> list[str]:
+    """The paper's rows for the run's group and S; none for another size."""
+    group, size = run.setting("algorithm.group"), run.setting("task.server_labelled")
+    if run.setting("task.name") != "wikisql" or (group, size) not in TABLE:
+        return []
+    encoder = run.setting("task.encoder.name")
+    note = f"- published: {TITLE}" + (f"; S = {size}: {REMARKS[size]}" if size in REMARKS else "")
+    notes += [note] if note not in notes else []
+    changed = [f"encoder {encoder} (paper: RoBERTa)"] if "roberta" not in str(encoder) else []
+    changed += [
+        f"{key} {run.setting(key)} (paper: {paper})"
+        for key, paper in (("task.num_clients", 1000), ("clients.per_round", 10), ("client.epochs", 3))
+        if run.setting(key) != paper
+    ]
+    if changed:
+        notes.append(f"- {run.name} differs from the paper: {', '.join(changed)}")
+    return [
+        f"| published: {NAMES[group]}, S = {size} | {split} | - | "
+        + " | ".join([*(f"{figure:.1f}" for figure in figures), "-"])
+        + " |"
+        for split, figures in zip(("test", "dev"), TABLE[(group, size)], strict=True)
+    ]
+
+
+def _judged(run: Run, split: str) -> Judged | None:
+    """The final evaluation of a split, else among those made while training the one that chose the best model."""
+    metric = run.metric()
+    found = [judged for judged in run.every_evaluation() if judged.split == split and metric and judged.of(metric)]
+    if final := [judged for judged in found if judged.label == "final"]:
+        return final[-1]
+    if not found or metric is None:
+        return None
+    return max(found, key=lambda judged: (totals(judged.metrics)[metric]["micro"] or 0.0, -judged.round))

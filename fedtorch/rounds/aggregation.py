@@ -1,0 +1,160 @@
+"""The exchange of a round: which updates count, and what they come to together. Called by all ranks alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from torch import Tensor
+
+from fedtorch.algorithms.base import Updates
+from fedtorch.core.client import Client
+from fedtorch.core.errors import NonFiniteError, QuorumError
+from fedtorch.core.update import Report
+from fedtorch.rounds import replicas
+from fedtorch.rounds.context import Rank
+
+log = logging.getLogger(__name__)
+
+# Rounds in a row without `clients.min` usable updates after which a run is given up: what failed will fail again.
+QUORUM_PATIENCE = 3
+LOST = "failed:Lost"
+LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one decides
+
+
+@dataclass
+class Decision:
+    """What the server decided; elsewhere only `verdict` and the names in `accepted` are set.
+
+    verdict: `ok`, or the name of the error that ends the run. reports: of the whole cohort, those of lost clients too.
+    usable: accepted updates, as often as their clients were drawn; with too few of them nothing is accepted.
+    weights: client -> weight. combined: the pseudo-gradient, on the server; messages: where clients send messages.
+    """
+
+    verdict: str = "ok"
+    reports: list[Report] = field(default_factory=list)
+    accepted: list[Report] = field(default_factory=list)
+    refused: list[tuple[Report, str]] = field(default_factory=list)
+    usable: int = 0
+    void_rounds: int = 0
+    weights: dict[str, float] = field(default_factory=dict)
+    combined: Tensor | None = None
+    messages: list[Tensor] = field(default_factory=list)
+
+
+def exchange(rank: Rank, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
+    """Decide and combine; changes nothing, for it is done again when a worker is lost in it.
+
+    reports: on the server, all that were gathered. cohort: of the round.
+    """
+    decision = _decide(rank, with_lost(rank, reports, cohort)) if rank.comm.is_server else Decision()
+    decision = _share(rank, decision)
+    if decision.verdict != "ok" or not decision.accepted or not rank.algorithm.exchanged:
+        return decision
+    if rank.has_messages:
+        decision.messages = replicas.collect(rank, decision.accepted)
+        return decision
+
+    def combine(updates: Updates) -> Tensor:
+        weights = rank.algorithm.weigh(updates.reports)
+        decision.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
+        return rank.algorithm.aggregate(updates, weights)
+
+    decision.combined = rank.comm.aggregate(rank.updates, decision.accepted, combine, round=rank.round)
+    return decision
+
+
+def conclude(rank: Rank, decision: Decision) -> None:
+    """Note on the server what was decided.
+
+    Raises:
+        NonFiniteError, QuorumError: on all ranks, when the server decided that the run must end.
+    """
+    limit = rank.config.clients.min
+    if rank.comm.is_server:
+        for report, reason in decision.refused:
+            log.warning("round %d: client %s is left out: %s", rank.round + 1, report.client, reason)
+        rank.server.numbers["void_rounds"] = decision.void_rounds
+        if decision.void_rounds:
+            log.warning(
+                "round %d: %d usable updates, clients.min is %d: the server takes no step",
+                rank.round + 1,
+                decision.usable,
+                limit,
+            )
+    if decision.verdict == "NonFiniteError":
+        raise NonFiniteError(
+            f"round {rank.round + 1}: a client failed, sent NaN or infinity, or an update above a limit of "
+            "`clients`, and clients.on_failure is stop; the log names it"
+        )
+    if decision.verdict == "QuorumError":
+        raise QuorumError(
+            f"round {rank.round + 1}: fewer than clients.min = {limit} usable updates in {QUORUM_PATIENCE} "
+            "rounds in a row; the log names each client's reason"
+        )
+
+
+def with_lost(rank: Rank, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
+    """The reports, those of lost clients replaced by one that says so; in manifest order."""
+    if not rank.lost:
+        return list(reports)
+    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in rank.lost]
+    found = {report.client: report for report in (*reports, *lost)}
+    return [found[name] for name in rank.comm.names if name in found]
+
+
+def sift(
+    reports: Sequence[Report], max_norm: float | None, max_ratio: float | None = None
+) -> tuple[list[Report], list[tuple[Report, str]]]:
+    """(accepted reports, refused ones with the reason), each in the given order.
+
+    max_ratio: of a norm to the median of all finite ones that are not zero, if they are `LEAST_FOR_MEDIAN`.
+    """
+    accepted: list[Report] = []
+    refused: list[tuple[Report, str]] = []
+    norms = [report.norm for report in reports if report.is_ok and report.norm > 0]
+    middle = median(norms) if max_ratio is not None and len(norms) >= LEAST_FOR_MEDIAN else None
+    for report in reports:
+        if report.status != "ok":
+            refused.append((report, report.status))
+        elif not report.is_ok:
+            refused.append((report, "its update or its loss is not finite"))
+        elif max_norm is not None and report.norm > max_norm:
+            refused.append((report, f"its update's norm {report.norm:.3g} is above clients.max_update_norm {max_norm}"))
+        elif middle is not None and max_ratio is not None and report.norm > max_ratio * middle:
+            limit = f"clients.max_norm_to_median {max_ratio:g} times the round's median {middle:.3g}"
+            refused.append((report, f"its update's norm {report.norm:.3g} is above {limit}"))
+        else:
+            accepted.append(report)
+    return accepted, refused
+
+
+def as_shown(decision: Decision) -> list[Report]:
+    """The reports for the records: one that was refused is not ok."""
+    refused = {report.client for report, _ in decision.refused if report.status == "ok"}
+    return [replace(r, status="refused") if r.client in refused else r for r in decision.reports]
+
+
+def _decide(rank: Rank, reports: list[Report]) -> Decision:
+    config = rank.config.clients
+    accepted, refused = sift(reports, config.max_update_norm, config.max_norm_to_median)
+    usable = sum(int(report.extra.get("draws", 1)) for report in accepted)
+    void_rounds = 0 if usable >= config.min else int(rank.server.numbers.get("void_rounds", 0)) + 1
+    has_failed = any(report.status != LOST for report, _ in refused)
+    ends = {"NonFiniteError": has_failed and config.on_failure == "stop"}
+    ends["QuorumError"] = void_rounds >= QUORUM_PATIENCE
+    verdict = next((name for name, is_so in ends.items() if is_so), "ok")
+    return Decision(verdict, reports, [] if void_rounds else accepted, refused, usable, void_rounds)
+
+
+def _share(rank: Rank, decision: Decision) -> Decision:
+    messages = []
+    if rank.comm.is_server:
+        messages = [rank.message("decision", status=decision.verdict)]
+        messages += [rank.message("decision", report.client) for report in decision.accepted]
+    verdict, *names = rank.comm.share(messages, round=rank.round)
+    if rank.comm.is_server:
+        return decision
+    return Decision(verdict.status, accepted=[Report(rank.name(message)) for message in names])

@@ -1,0 +1,129 @@
+"""Clients whose data lie on one rank or machine only: first of all the ranks tell each other the sizes, as numbers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.wire import Message
+from fedtorch.config.load import digest
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError, DataError, FedtorchError
+from fedtorch.rounds.placement import make_topology, workers_with_data
+from fedtorch.tasks.prepared import Entry, Prepared
+
+log = logging.getLogger(__name__)
+_DIGEST_WORDS = 8  # of 32 bits, in a sha256
+
+
+def is_pinned(config: Config) -> bool:
+    """Has every client its place?"""
+    return config.system.placement == "pinned"
+
+
+def exchange_sizes(config: Config, comm: Communicator) -> Config:
+    """The config with a task that knows the sizes of all clients in `system.pinned`; all ranks call it first of all.
+
+    A rank opens no file of clients that are not pinned to it. What the others learn of a client is what its entry in
+    the manifest counts: examples, characters, and the digest of its files, so that a resume notices other data.
+
+    Raises:
+        ConfigError: the task cannot do with its own clients' files.
+        DataError: on all ranks, if one lacks a client that it is to have; that rank's message says which files.
+    """
+    comm.preflight({"config": digest(config, everything=True)})
+    task = check_task(config)
+    found, problem = _own(config, task, comm)
+    comm.arrive("sizes", round=0)
+    gathered = comm.gather(found, round=0)
+    comm.arrive("sizes are there", round=0)
+    messages = comm.share(gathered, round=0)
+    if problem is not None:
+        raise problem
+    if missing := [comm.names[message.client] for message in messages if message.status != "ok"]:
+        ranks = {name: config.system.pinned[name] for name in missing}
+        where = ", ".join(f"`{name}` ({config.system.pinned_to} {place})" for name, place in ranks.items())
+        raise DataError(f"clients cannot be read where they are pinned to: {where}; the log of the rank says why")
+    entries = {comm.names[message.client]: _entry(message) for message in messages}
+    return replace(config, task=task.with_entries(entries))
+
+
+def adopt(config: Config, other: Config) -> Config:
+    """`other`, a companion of `config`, with the sizes that were exchanged for `config`.
+
+    Raises:
+        ConfigError: it is about other data.
+    """
+    task = check_task(other)
+    if task.data != config.task.data:
+        raise ConfigError(f"compare.task.data is {task.data} but system.placement is pinned; leave it as it is")
+    return replace(other, task=task.with_entries(config.task.prepared["clients"]))
+
+
+def check_task(config: Config) -> Prepared:
+    """The task, if its clients can be on different disks.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    task = config.task
+    if not isinstance(task, Prepared) or task.reads_other_clients:
+        raise ConfigError(
+            f"system.placement is pinned but the task `{config.task_name}` needs the files of all clients on every "
+            "rank; set system.placement to balanced"
+        )
+    return task
+
+
+def _own(config: Config, task: Prepared, comm: Communicator) -> tuple[list[Message], FedtorchError | None]:
+    """A message for each client that this rank speaks for: the first of the ranks that have its data does."""
+    topology = make_topology(config, comm.size)
+    allowed = workers_with_data(config, topology)
+    names = list(config.system.pinned) if allowed is None else list(allowed)
+    messages: list[Message] = []
+    problem: FedtorchError | None = None
+    for index, name in enumerate(names):
+        if allowed is not None and topology.workers[allowed[name][0]][0] != comm.rank:
+            continue
+        try:
+            entry = task.own_entry(name)
+            if unknown := [other for other in task.prepared["clients"] if other not in names]:
+                raise DataError(
+                    f"{task.folder} has a client `{unknown[0]}`, which system.pinned gives no place; add it"
+                )
+            messages.append(_message(index, entry))
+        except DataError as error:
+            log.error("client %s is pinned to this rank: %s", name, error)
+            messages.append(Message(index, "numbers", status="failed"))
+            problem = problem or DataError(f"client `{name}` is pinned to rank {comm.rank}: {error}")
+    return messages, problem
+
+
+def _message(index: int, entry: Entry) -> Message:
+    numbers: dict[str, int | float] = {}
+    lists: dict[str, tuple[float, ...]] = {}
+    for split, facts in entry["splits"].items():
+        for fact, value in facts.items():
+            if fact == "sha256":
+                lists[f"{split}/{fact}"] = tuple(float(int(value[i : i + 8], 16)) for i in range(0, 64, 8))
+            elif isinstance(value, list):
+                lists[f"{split}/{fact}"] = tuple(map(float, value))
+            elif isinstance(value, int | float):
+                numbers[f"{split}/{fact}"] = value
+    return Message(index, "numbers", numbers=numbers, lists=lists)
+
+
+def _entry(message: Message) -> Entry:
+    splits: dict[str, dict[str, Any]] = {}
+    facts: Mapping[str, Any] = {**message.numbers, **message.lists}
+    for key, value in facts.items():
+        split, _, fact = key.partition("/")
+        if fact == "sha256":
+            value = "".join(f"{int(word):08x}" for word in value[:_DIGEST_WORDS])
+        elif isinstance(value, tuple):
+            value = [int(number) for number in value]
+        splits.setdefault(split, {})[fact] = value
+    return {"splits": splits}

@@ -1,0 +1,1 @@
+"""Records, curves, console."""

@@ -1,0 +1,123 @@
+"""Reading a run folder: its config, its records, and the scores that count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.tracking import records
+from fedtorch.tracking.records import Record
+
+Pair = tuple[float, int]  # sum over examples, examples
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One evaluation. metrics: client -> metric -> (sum, examples)."""
+
+    label: str
+    split: str
+    round: int
+    metrics: Mapping[str, Mapping[str, Pair]]
+
+    def of(self, metric: str) -> dict[str, Pair]:
+        """client -> (sum, examples), for the clients that were scored."""
+        return {c: m[metric] for c, m in self.metrics.items() if metric in m and m[metric][1]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its folder tells it. rounds: planned; last_round: done. last: each client's last record."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    records: list[Record]
+    clients: tuple[str, ...] = ()
+    rounds: int = 0
+    last_round: int = 0
+    is_finished: bool = False
+    last: Mapping[str, Record] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`run.name` of the config, or the folder's name."""
+        return str(self.setting("run.name") or self.folder.resolve().name)
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted key of config.yaml, None where there is none."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def of_kind(self, kind: str) -> list[Record]:
+        """The records of one kind, in their order."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    def every_evaluation(self) -> list[Judged]:
+        """All evaluations, in the order they were made."""
+        found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
+        for record in self.of_kind("eval"):
+            key = (record["label"], record["split"], record["round"])
+            found.setdefault(key, {})[record["client"]] = {
+                name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
+            }
+        return [Judged(label, split, round, metrics) for (label, split, round), metrics in found.items()]
+
+    def judged(self) -> list[Judged]:
+        """The last evaluation of every label and split, the one that counts first.
+
+        That is the one labelled `final`, else one on `test`, else the latest.
+        """
+        latest: dict[tuple[str, str], Judged] = {}
+        for judged in self.every_evaluation():
+            latest[(judged.label, judged.split)] = judged
+        order = sorted(latest.values(), key=lambda j: (j.label == "final", j.split == "test", j.round), reverse=True)
+        return order
+
+    def metric(self) -> str | None:
+        """The score the run is judged by: `eval.select_by`, or the first one that was recorded."""
+        chosen = self.setting("eval.select_by")
+        names = [name for judged in self.judged()[:1] for metrics in judged.metrics.values() for name in metrics]
+        return chosen if chosen in names else next(iter(names), None)
+
+
+def read_run(folder: Path) -> Run:
+    """Read metrics.jsonl and config.yaml (which may be missing) of `folder`, finished or still growing.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    path = folder / records.NAME
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
+    config: Any = {}
+    if (folder / "config.yaml").is_file():
+        try:
+            config = yaml.safe_load((folder / "config.yaml").read_text())
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{folder / 'config.yaml'} is not YAML: {error}") from error
+    found = list(records.read(path))
+    heads = [record for record in found if record["kind"] in ("run", "resume")]
+    clients = [client for record in heads for client in record.get("clients", ())]
+    clients += [record["client"] for record in found if "client" in record]
+    return Run(
+        folder,
+        config if isinstance(config, Mapping) else {},
+        found,
+        clients=tuple(dict.fromkeys(clients)),
+        rounds=max((record.get("rounds", 0) for record in heads[-1:]), default=0),
+        last_round=max((record["round"] for record in found if record["kind"] == "round"), default=0),
+        is_finished=any(record["kind"] == "result" or record.get("label") == "final" for record in found),
+        last={record["client"]: record for record in found if record["kind"] == "client"},
+    )
+
+
+def companions(folder: Path) -> list[Path]:
+    """The folders of runs inside a run's folder (such as `local`), by name."""
+    return sorted(path.parent for path in folder.glob(f"*/{records.NAME}"))

@@ -1,0 +1,71 @@
+"""The table at the end of a run: every client's result, beside its result without the others."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.tracking.records import totals
+from fedtorch.tracking.run_folder import Pair, Run, companions, read_run
+
+
+def show_results(run_dir: Path, *, metric: str | None = None, console: Console | None = None) -> None:
+    """Print the table of the run in `run_dir`, and the commands that show more; reads only the run's records.
+
+    A companion run inside the folder (`local`, ...) becomes a column of its own. Scores are followed by the number of
+    examples behind them.
+    """
+    run = read_run(run_dir)
+    metric = metric or run.metric()
+    console = console or Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title=f"{run.name}: {run.last_round} rounds", title_justify="left", box=box.SIMPLE)
+    table.add_column("client")
+    for heading in ("examples", "last round's loss", "weight"):
+        table.add_column(heading, justify="right")
+    scores = _scores(run, metric)
+    columns = [] if scores is None else [scores]
+    for folder in companions(run_dir):
+        try:
+            other = read_run(folder)
+        except ConfigError:
+            continue
+        if (scores := _scores(other, metric)) is not None:
+            columns.append((f"{other.setting('paradigm') or folder.name}: {scores[0]}", scores[1]))
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs in columns)]
+    for name in names:
+        record = run.last.get(name, {})
+        cells = [str(record.get("examples", "-")), _number(record.get("loss_mean")), _number(record.get("weight"))]
+        table.add_row(name, *cells, *(_pair(pairs.get(name)) for _, pairs in columns))
+    table.add_section()
+    averages = [totals({name: {"score": pair} for name, pair in pairs.items()}) for _, pairs in columns]
+    for kind, examples in (("macro", ""), ("micro", str(sum(r.get("examples", 0) for r in run.last.values())))):
+        cells = [f"{a['score'][kind]:.4f} of {a['score']['count']}" if a else "-" for a in averages]
+        table.add_row(kind, examples, "", "", *cells)
+    console.print(table)
+    here = shlex.quote(str(run_dir))
+    console.print(f"curves:  tensorboard --logdir {here}", highlight=False)
+    console.print(f"report:  python -m fedtorch.report {here}", highlight=False)
+
+
+def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair]] | None:
+    """(heading, client -> score) of the evaluation that counts."""
+    for judged in run.judged():
+        if metric is not None and (pairs := judged.of(metric)):
+            return f"{judged.split} {metric}", pairs
+    return None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _pair(pair: Pair | None) -> str:
+    return "-" if pair is None else f"{pair[0] / pair[1]:.4f} of {pair[1]}"

@@ -1,0 +1,154 @@
+"""TensorBoard: records drawn as curves, the same tags in one run folder per client so that they lie in one chart."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedtorch.core.client import file_stem
+from fedtorch.tracking.event_file import EventFile
+from fedtorch.tracking.records import Record
+
+# Numbers of a client's record that get their own tag; further ones (an algorithm's) become `train/<name>`.
+CLIENT_TAGS = {
+    "loss_mean": "train/loss",
+    "weight": "train/weight",
+    "norm": "train/update_norm",
+    "seconds": "train/seconds",
+}
+NOT_DRAWN = {
+    "kind", "time", "round", "client", "status", "examples", "steps",
+    "loss_first", "loss_last", "loss_max", "loss_min", "max_abs",
+}  # fmt: skip
+ROUND_TAGS = {"update_norm_median": "update/norm_median", "update_norm_max": "update/norm_max"}
+QUANTILES = (0, 25, 50, 75, 100)
+NUM_WORST = 10
+LAYOUT = {
+    "Clients": {
+        "training loss per round": ["Multiline", [r"^train/loss$"]],
+        "training loss per step": ["Multiline", [r"^train_steps/loss$"]],
+        "weight in the round": ["Multiline", [r"^train/weight$"]],
+        "scores": ["Multiline", [r"^eval/"]],
+    },
+    "Global": {
+        "scores": ["Multiline", [r"^global/eval/"]],
+        "norms of the updates": ["Multiline", [r"^update/"]],
+        "seconds": ["Multiline", [r"^round/seconds/"]],
+    },
+}
+
+
+class Curves:
+    """The event files below `folder`: `client-<name>` for each client and `server`.
+
+    They are a drawing of metrics.jsonl and are drawn anew when a run is resumed: event files cannot be cut, and
+    TensorBoard's own `purge_step` drops every tag from one step on, which cannot be right for tags over rounds and
+    tags over optimiser steps at once.
+    With more than `client_limit` clients: only quantiles, a histogram and the worst ten, in the server's folder.
+    """
+
+    def __init__(self, folder: Path, clients: Sequence[str], client_limit: int, past: Iterable[Record]) -> None:
+        for old in (folder / "server", *folder.glob("client-*")):
+            shutil.rmtree(old, ignore_errors=True)
+        self.is_crowded = len(clients) > client_limit
+        self.folder = folder
+        self._files: dict[str, EventFile] = {}
+        self._of_round: list[Record] = []
+        self._file(None).layout(LAYOUT)
+        for record in past:
+            self.draw(record)
+        self.flush()
+
+    def draw(self, record: Record) -> None:
+        """Add one record's points."""
+        kind = record["kind"]
+        if kind in ("client", "eval") and self.is_crowded:
+            self._of_round.append(record)
+        elif kind == "client":
+            tags = {key: CLIENT_TAGS.get(key, f"train/{key}") for key in record if key not in NOT_DRAWN}
+            self._scalars(record["client"], record, {tag: record[key] for key, tag in tags.items()})
+        elif kind == "steps" and not self.is_crowded:
+            file = self._file(record["client"])
+            for step, loss in enumerate(record["loss"], record["first_step"]):
+                if loss is not None:
+                    file.scalar("train_steps/loss", loss, step, record["time"])
+        elif kind == "round":
+            self._round(record)
+        elif kind == "eval":
+            prefix = f"{client_prefix(record['label'])}eval/{record['split']}"
+            points = {f"{prefix}/{name}": s / n for name, (s, n) in record["metrics"].items() if n and s is not None}
+            self._scalars(record["client"], record, points)
+        elif kind == "eval_total":
+            self._total(record)
+
+    def flush(self) -> None:
+        """Write out what was drawn; a killed process loses the rest."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Flush and close all files."""
+        for file in self._files.values():
+            file.close()
+
+    def _file(self, client: str | None) -> EventFile:
+        name = "server" if client is None else folder_name(client)
+        if name not in self._files:
+            self._files[name] = EventFile(self.folder / name)
+        return self._files[name]
+
+    def _scalars(self, client: str | None, record: Record, points: dict[str, float | None]) -> None:
+        for tag, value in points.items():
+            if isinstance(value, (int, float)):
+                self._file(client).scalar(tag, value, record["round"], record["time"])
+
+    def _round(self, record: Record) -> None:
+        points = {f"round/seconds/{phase}": value for phase, value in record["seconds"].items()}
+        for key, value in record.items():
+            if key not in ("kind", "time", "round", "seconds", "traffic", "total", "extra"):
+                points[ROUND_TAGS.get(key, f"round/{key}")] = value
+        points |= {f"total/{key}": value for key, value in record.get("total", {}).items()}
+        points |= {key if "/" in key else f"round/{key}": value for key, value in record["extra"].items()}
+        self._scalars(None, record, points)
+        clients, self._of_round = self._of_round, []
+        for key, tag in CLIENT_TAGS.items():
+            self._spread(record, tag, [r[key] for r in clients if r["kind"] == "client" and r.get(key) is not None])
+        losses = [(r["loss_mean"], r["client"], r["examples"]) for r in clients if r.get("loss_mean") is not None]
+        if losses:
+            rows = [f"| {name} | {loss:.4f} | {n} |" for loss, name, n in sorted(losses, reverse=True)[:NUM_WORST]]
+            table = "\n".join(["| client | loss | examples |", "|---|---|---|", *rows])
+            self._file(None).text("train/worst", table, record["round"], record["time"])
+
+    def _total(self, record: Record) -> None:
+        prefix = f"{server_prefix(record['label'])}eval/{record['split']}"
+        for name, total in record["metrics"].items():
+            points = {f"{prefix}/{name}/{kind}": total[kind] for kind in ("macro", "micro")}
+            self._scalars(None, record, points)
+            pairs = [r["metrics"][name] for r in self._of_round if r["kind"] == "eval" and name in r["metrics"]]
+            self._spread(record, f"{prefix}/{name}", [s / n for s, n in pairs if n and s is not None])
+        self._of_round = [r for r in self._of_round if r["kind"] != "eval"]
+
+    def _spread(self, record: Record, tag: str, values: list[float]) -> None:
+        if not values:
+            return
+        ordered = sorted(values)
+        points = {f"{tag}/quantile_{q}": ordered[round(q / 100 * (len(ordered) - 1))] for q in QUANTILES}
+        self._scalars(None, record, dict(points))
+        self._file(None).histogram(f"{tag}/histogram", values, record["round"], record["time"])
+
+
+def folder_name(client: str) -> str:
+    """The run folder of a client; a name that is not a plain word gets a safe one."""
+    return f"client-{client if re.fullmatch(r'[A-Za-z0-9_-]{1,60}', client) else file_stem(client)}"
+
+
+def client_prefix(label: str) -> str:
+    """In front of a client's `eval/` tags; nothing for the scores taken during training."""
+    return "" if label in ("global", "training") else f"{label}/"
+
+
+def server_prefix(label: str) -> str:
+    """In front of the server's `eval/` tags."""
+    return "global/" if label in ("global", "training") else f"{label}/"

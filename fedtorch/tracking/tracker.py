@@ -1,0 +1,267 @@
+"""What a run tells the world: metrics.jsonl, TensorBoard, the console, results.json. One writer, on the server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedtorch.core.update import Report
+from fedtorch.tracking import records
+from fedtorch.tracking.console import Console, Progress
+from fedtorch.tracking.records import Log, Record, Scores, totals
+from fedtorch.tracking.summary import show_results
+from fedtorch.tracking.tensorboard import Curves
+
+logger = logging.getLogger(__name__)
+
+RESULTS = "results.json"
+
+REFUSALS = (OSError, ValueError)
+"""What a terminal or pipe raises that is gone, closed, or cannot encode a client's name."""
+
+
+class Tracker:
+    """Records, curves and console of one run; made on the server only, blocks on no other rank.
+
+    1. Every number becomes a record, written to metrics.jsonl at once.
+    2. Curves and the console's lines are drawings of records, so a resumed run draws its past from the file.
+    3. On a resume after round k, records of later rounds are dropped first: those rounds will be trained again.
+
+    Nothing here stops a run: if a disk, TensorBoard or the terminal refuses, there is one warning and that output
+    ends or has gaps. Rounds are passed as the loop counts them, from 0, and are recorded and shown from 1.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        clients: Sequence[str],
+        rounds: int,
+        tensorboard: bool = True,
+        step_curves: bool = True,
+        client_limit: int = 50,
+        progress: Progress = "auto",
+        resume_round: int | None = None,
+        metric: str | None = None,
+    ) -> None:
+        """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too.
+
+        metric: the score in the console's line; by default each evaluation's first.
+        """
+        self.run_dir, self.step_curves, self.metric = run_dir, step_curves, metric
+        self._past = self._take_up(run_dir / records.NAME, resume_round)
+        self._log = Log(run_dir / records.NAME)
+        self._steps: Counter[str] = Counter()
+        self._total: Counter[str] = Counter()
+        for record in self._past:
+            if record["kind"] == "steps":
+                self._steps[record["client"]] = record["first_step"] + len(record["loss"])
+            elif record["kind"] == "round":
+                self._total.update(records.counted(record))
+        self._console: Console | None = Console(progress, rounds, resume_round or 0)
+        self._curves: Curves | None = None
+        self._shown_round, self._score = resume_round or 0, ("", 0)
+        if tensorboard:
+            try:
+                self._curves = Curves(run_dir / "tensorboard", clients, client_limit, self._past)
+            except Exception as error:  # whatever it is, it is not worth a training run
+                self._warn("TensorBoard is off", error)
+        self._past = []
+        if resume_round is None:
+            self._record({"kind": "run", "clients": list(clients), "rounds": rounds})
+        else:
+            self._record({"kind": "resume", "round": resume_round, "rounds": rounds})
+
+    def round(
+        self,
+        round: int,
+        reports: Sequence[Report],
+        weights: Mapping[str, float],
+        seconds: Mapping[str, float],
+        traffic: Mapping[str, float],
+        extra: Mapping[str, float] | None = None,
+    ) -> None:
+        """Round `round` (0-based) is over.
+
+        reports: of the whole cohort. weights: of the clients whose updates were combined. seconds: per phase.
+        traffic: `bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn. The others' sums over
+            all rounds so far are the record's `total`, drawn as `total/<name>`.
+        extra: further numbers of the server, drawn as `round/<name>` (a name with a slash is the tag itself).
+        """
+        for report in reports:
+            base = {"kind": "client", "round": round + 1, "client": report.client, "status": report.status}
+            base["weight"] = weights.get(report.client)
+            self._record({**base, **report.numbers(), **base})
+            if self.step_curves and report.curve:
+                first = self._steps[report.client]
+                self._steps[report.client] += len(report.curve)
+                steps = {"kind": "steps", "round": round + 1, "client": report.client, "first_step": first}
+                self._record({**steps, "loss": list(report.curve)})
+        ok = [report for report in reports if report.is_ok]
+        examples = sum(report.examples for report in ok)
+        loss = math.fsum(report.examples * report.loss_mean for report in ok) / examples if examples else None
+        norms = [report.norm for report in ok]
+        sums = {"bytes_up": 0, "bytes_down": 0, **{name: n for name, n in traffic.items() if "/" not in name}}
+        self._total.update(records.counted(sums))
+        record = self._record(
+            {
+                "kind": "round",
+                "round": round + 1,
+                "loss": loss,
+                "examples": examples,
+                "clients_ok": len(ok),
+                "clients_failed": len(reports) - len(ok),
+                "seconds": dict(seconds),
+                **sums,
+                "total": dict(self._total),
+                "traffic": {name: value for name, value in traffic.items() if "/" in name},
+                "update_norm_median": median(norms) if norms else None,
+                "update_norm_max": max(norms, default=None),
+                "extra": dict(extra or {}),
+            }
+        )
+        self._flush()
+        self._shown_round = round + 1
+        facts = [
+            ("clients", f"{len(ok)}/{len(reports)}"),
+            ("loss", "-     " if record["loss"] is None else f"{record['loss']:.4f}"),
+        ]
+        if self._score[0]:
+            text, judged = self._score
+            facts.append((text, "" if judged == round + 1 else f"(round {judged})"))
+        if self._console is not None:
+            try:
+                logger.debug(self._console.round(round + 1, facts))
+            except REFUSALS as error:
+                self._console = None
+                self._warn("the console is off", error)
+
+    def evaluation(self, round: int, split: str, scores: Scores, label: str = "global") -> dict[str, Any]:
+        """The scores of a model after round `round` (0-based; −1: before the first round).
+
+        scores: client -> metric -> (sum over examples, examples). label: which model, such as `global`, `training`
+        (both drawn under the same tags), `personal`, `final`. Called before `round` of the same round, the score is
+        part of that round's line; otherwise it gets its own.
+
+        Returns metric -> {macro, micro, count}.
+        """
+        base = {"round": round + 1, "split": split, "label": label}
+        for client, metrics in scores.items():
+            pairs = {name: list(pair) for name, pair in metrics.items()}
+            self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
+        result = totals(scores)
+        self._record({"kind": "eval_total", **base, "metrics": result})
+        self._flush()
+        name = self.metric if self.metric in result else next(iter(result), None)
+        if name is not None and result[name]["count"]:
+            total = result[name]
+            self._score = (f"{split} {name} {total['micro']:.4f} of {total['count']}", round + 1)
+            if round + 1 <= self._shown_round:
+                width = len(str(self._console.rounds)) if self._console is not None else 1
+                text = f"{split} {name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
+                self.say(f"round {round + 1:>{width}}  {label} {text}")
+        return result
+
+    def examples(self, round: int, split: str, each: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """The scores of single examples: client -> metric -> one value per example (NaN: it does not count)."""
+        for client, metrics in each.items():
+            self._record({"kind": "examples", "round": round + 1, "split": split, "client": client, "metrics": metrics})
+
+    def working(self, text: str) -> None:
+        """Show progress inside a round, such as `atis step 34, geoquery step 7`; may be called at every step."""
+        if self._console is not None:
+            try:
+                self._console.working(text)
+            except REFUSALS as error:
+                self._console = None
+                self._warn("the console is off", error)
+
+    def say(self, line: str) -> None:
+        """Show a line and log it at debug level."""
+        logger.debug(line)
+        if self._console is not None:
+            try:
+                self._console.say(line)
+            except REFUSALS as error:
+                self._console = None
+                self._warn("the console is off", error)
+
+    def result(self, table: Mapping[str, Any], *, show: bool = False) -> None:
+        """Record the final table and write it to results.json in one step; also works after `close`.
+
+        show: print the table of clients and the two commands that show more (see `summary.show_results`).
+        """
+        self._record({"kind": "result", **table})
+        path = self.run_dir / RESULTS
+        partial = path.with_name(f"{RESULTS}.partial")
+        try:
+            partial.write_text(json.dumps(records.plain(table), indent=1) + "\n")
+            os.replace(partial, path)
+            if show:
+                if self._console is not None:
+                    self._console.close()
+                show_results(self.run_dir, metric=self.metric)
+        except REFUSALS as error:
+            self._warn(f"could not write or show {path}", error)
+
+    def show(self) -> None:
+        """Print the final table of the run, and of those inside its folder beside it."""
+        try:
+            show_results(self.run_dir, metric=self.metric)
+        except OSError as error:
+            self._warn("the table could not be shown", error)
+
+    def close(self) -> None:
+        """Finish all files and give the terminal back."""
+        if self._console is not None:
+            try:
+                self._console.close()
+            except REFUSALS as error:
+                self._warn("the console is off", error)
+        if self._curves is not None:
+            curves, self._curves = self._curves, None
+            try:
+                curves.close()
+            except Exception as error:
+                self._warn("the last curves may be missing", error)
+        self._log.close()
+
+    def _take_up(self, path: Path, resume_round: int | None) -> list[Record]:
+        try:
+            if resume_round is not None:
+                return records.trim(path, resume_round)
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"old records stay in {path}", error)
+        return []
+
+    def _record(self, record: Record) -> Record:
+        """Write and draw one record; returns it as a reader will see it."""
+        record = records.plain({**record, "time": time.time()})
+        self._log.append(record)
+        if self._curves is not None:
+            try:
+                self._curves.draw(record)
+            except Exception as error:  # a full disk shows up here as whatever the writer's thread met
+                self._curves = None
+                self._warn("TensorBoard is off from here on", error)
+        return record
+
+    def _flush(self) -> None:
+        if self._curves is not None:
+            try:
+                self._curves.flush()
+            except Exception as error:
+                self._curves = None
+                self._warn("TensorBoard is off from here on", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
