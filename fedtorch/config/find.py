@@ -132,7 +132,7 @@ def _advice(name: str) -> str:
     for known in names():
         by_stem.setdefault(known.rpartition("/")[2], []).append(known)
     stem = name.rpartition("/")[2].removesuffix(".yaml")
-    near = by_stem.get(stem) or get_close_matches(name, names(), 3)
+    near = by_stem.get(stem) or (get_close_matches(name, names(), 3) if "/" in name else [])
     near = near or [known for other in get_close_matches(stem, by_stem, 1) for known in by_stem[other]]
     if near:
         return f"did you mean {' or '.join(f'`{known}`' for known in near[:3])}?"
