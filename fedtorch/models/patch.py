@@ -193,7 +193,7 @@ class Place:
 
 
 def insert(bert: Any, patches: Patches, patch: Patch) -> None:
-    """Put `patches` into transformers' `BertModel` or `RobertaModel`, for good (eqs. of section 3.3 and 3.4).
+    """Put `patches` into transformers' `BertModel` or `RobertaModel`, for good (equations: docs/fedmatch.md).
 
     Hooks hold the patches as arguments, not in closures, so that a deep copy of a module that owns both is whole.
     """
