@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local, reproducible
 from fedtorch.comm import server_updates as remote
@@ -24,7 +25,6 @@ from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import digest_of
-from tests.ranks import expect_exit, run_ranks
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, -0.1, 0.25, 0.0, 0.2, 1.7, 1e-6)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import expect_exit, run_ranks, start_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.core.errors import DeadlineError, PreflightError
-from tests.ranks import expect_exit, run_ranks, start_ranks
 
 TIMEOUT_S = 2.0
 

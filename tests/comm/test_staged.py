@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local, reproducible, transport
 from fedtorch.comm import server_updates as remote
@@ -23,7 +24,6 @@ from fedtorch.comm.transport import Staged, Staging
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 from tests.comm.test_exchange import NAMES, one_round, spread
-from tests.ranks import expect_exit, run_ranks
 
 ON_CPU = Staging("gloo", torch.device("cpu"), pin=False)
 

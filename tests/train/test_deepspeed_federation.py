@@ -10,10 +10,11 @@ import pytest
 import torch
 from harness import make_runner
 from ranks import expect_exit, run_ranks, start_ranks
-from test_deepspeed_ranks import Outcome, agree, federation, result
-from test_main import TINY
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
+
+from tests.test_main import TINY
+from tests.train.test_deepspeed_ranks import Outcome, agree, federation, result
 
 pytest.importorskip("deepspeed")
 

@@ -15,7 +15,7 @@ from toy import Quadratic
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.load import load
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 CLIENTS = {"a": (1.0, 1.0, 10), "b": (1.0, 2.0, 10), "c": (1.0, 300.0, 10)}
 TASK = Quadratic(clients=CLIENTS)
 
