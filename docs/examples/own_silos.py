@@ -29,7 +29,7 @@ def write(out: Path) -> None:
             splits = {"train": rows[8:], "dev": rows[:4], "test": rows[4:8]}
             clients[name] = write_client(folder, name, splits, facts={"schema": f"| {name} : name , km"})
             texts += [row[key].lower() for row in splits["train"] for key in ("question", "sql")]
-        train_vocabulary(texts, folder / "tokenizer", size=80)
+        train_vocabulary(texts, folder / "tokenizer", size=120)
         write_manifest(folder, "text2sql", clients=clients, record={"made by": "own_silos.py"})
 
 
