@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtorch.compression.payload import Sparse
 from fedtorch.core.client import ClientState
+from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
@@ -48,6 +49,10 @@ class Algorithm:
     exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights",)
     is_personal: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        accept_old_names(cls, {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"})
 
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
