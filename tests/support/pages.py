@@ -114,7 +114,8 @@ def has_name(name: str, root: Path) -> bool:
     if not module.is_file():
         return False
     bound = set()
-    for node in ast.parse(module.read_text()).body:
+    body = ast.parse(module.read_text()).body
+    for node in [*body, *(inner for outer in body if isinstance(outer, ast.If) for inner in outer.body)]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             bound.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
