@@ -91,6 +91,8 @@ def test_a_good_page_has_nothing_broken(page: Path) -> None:
         ),
         ("::: fedtorch.core.update.Gone", "::: fedtorch.core.update.Gone: no such name"),
         ("`[x](missing.md)`, `comm/base.py`, `tests/test_*.py`, `RUN/log.py`", None),
+        ("installed: `fedtorch/configs`, `fedtorch/launchers/plan.py`", None),
+        ("installed: `fedtorch/launchers/gone.py`", "`launchers/gone.py`: no such file"),
         ("::: fedtorch.core.update.Report", None),
     ],
 )

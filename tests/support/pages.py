@@ -17,6 +17,8 @@ IMPORT = re.compile(r"^\s*from ((?:fedtorch|launchers)[\w.]*) import ([\w, ]+)",
 DIRECTIVE = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
 TOP = ("benchmarks", "configs", "docs", "fedtorch", "launchers", "slurm", "tests")
 """Folders of the repository; a path in a command that begins with one of them must be there."""
+INSTALLED = re.compile(r"^fedtorch/(?=(?:configs|launchers)\b)")
+"""These two lie in the package once it is installed, and beside it in the repository."""
 SUFFIXES = (".py", ".yaml", ".yml", ".md", ".sbatch", ".svg", ".toml")
 
 
@@ -61,7 +63,7 @@ def paths(text: str) -> list[str]:
             if not re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+/?", word) or re.search(r"\b[A-Z]{2,}\b", word):
                 continue
             if word.split("/")[0] in TOP or word.endswith(SUFFIXES):
-                found.append(word)
+                found.append(INSTALLED.sub("", word))
     return found
 
 
