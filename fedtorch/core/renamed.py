@@ -45,7 +45,8 @@ def accept_old_names(cls: type, names: Mapping[str, str]) -> None:
 
 def moved(error: Exception) -> str:
     """What to do about an import of a module that has moved; empty where `error` is another one."""
-    new = MODULES.get(error.name or "") if isinstance(error, ImportError) else None
+    old = error.name if isinstance(error, ImportError) else None
+    new = MODULES.get(old or "")
     if new is None:
         return ""
-    return f"; `{error.name}` is `{new}` now, and what algorithms and tasks are made of is importable from `fedtorch`"
+    return f"; `{old}` is `{new}` now, and what algorithms and tasks are made of is importable from `fedtorch`"

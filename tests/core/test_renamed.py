@@ -17,7 +17,10 @@ from fedtorch.core.renamed import MODULES
 
 
 def test_members_are_overridden_by_their_old_names_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="Mine defines `judged_weights`, which is called `eval_weights` now"):
+    with pytest.warns(
+        FutureWarning,
+        match="defines `(exchanged|judged_weights)`, which is called `(exchanged_vectors|eval_weights)` now",
+    ):
 
         class Mine(Algorithm):
             exchanged: ClassVar[tuple[str, ...]] = ()
@@ -45,13 +48,12 @@ def test_a_member_under_both_names_is_refused() -> None:
 
 
 def test_an_import_of_a_module_that_has_moved_names_the_new_one(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "of_last_year.py").write_text("from fedtorch.update import Report\n")
-    (tmp_path / "run.yaml").write_text('algorithm: {name: "of_last_year:Mine"}\n')
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        ConfigError, match="`fedtorch.update` is `fedtorch.core.update` now.*importable from `fedtorch`"
-    ):
-        load(tmp_path / "run.yaml")
+    for number, (old, name) in enumerate([("fedtorch.update", "Report"), ("fedtorch.config", "ClientsConfig")]):
+        (tmp_path / f"of_last_year{number}.py").write_text(f"from {old} import {name}\n")
+        (tmp_path / "run.yaml").write_text(f'algorithm: {{name: "of_last_year{number}:Mine"}}\n')
+        with pytest.raises(ConfigError, match=f"`{old}` is `{MODULES[old]}` now.*importable from `fedtorch`"):
+            load(tmp_path / "run.yaml")
 
 
 def test_moved_modules_are_where_the_error_says() -> None:
