@@ -93,6 +93,8 @@ def test_a_good_page_has_nothing_broken(page: Path) -> None:
         ("`[x](missing.md)`, `comm/base.py`, `tests/test_*.py`, `RUN/log.py`", None),
         ("installed: `fedtorch/configs`, `fedtorch/launchers/plan.py`", None),
         ("installed: `fedtorch/launchers/gone.py`", "`launchers/gone.py`: no such file"),
+        ("`python -m launchers.NAME --config PAPER/ROW`, `benchmarks/README.md`", None),
+        ("`fedtorch/README.md`", "`fedtorch/README.md`: no such file"),
         ("::: fedtorch.core.update.Report", None),
     ],
 )

@@ -15,6 +15,8 @@ CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 COMMAND = re.compile(r"(?:python3?|torchrun|\$\(BIN\)/python)\b[^\n`]*?\s-m\s+([\w.]+)")
 IMPORT = re.compile(r"^\s*from ((?:fedtorch|launchers)[\w.]*) import ([\w, ]+)", re.MULTILINE)
 DIRECTIVE = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
+PLACEHOLDER = re.compile(r"\b(?!README|CONTRIBUTING|CHANGELOG|LICENSE)[A-Z]{2,}\b")
+"""A word such as FILE, which the reader fills in."""
 TOP = ("benchmarks", "configs", "docs", "fedtorch", "launchers", "slurm", "tests")
 """Folders of the repository; a path in a command that begins with one of them must be there."""
 INSTALLED = re.compile(r"^fedtorch/(?=(?:configs|launchers)\b)")
@@ -60,7 +62,7 @@ def paths(text: str) -> list[str]:
     for piece in code(text):
         for word in re.split(r"[\s'\"=,;()|]+", piece):
             word = word.removeprefix("./").rstrip(".:")
-            if not re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+/?", word) or re.search(r"\b[A-Z]{2,}\b", word):
+            if not re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+/?", word) or PLACEHOLDER.search(word):
                 continue
             if word.split("/")[0] in TOP or word.endswith(SUFFIXES):
                 found.append(INSTALLED.sub("", word))
@@ -70,7 +72,8 @@ def paths(text: str) -> list[str]:
 def modules(text: str) -> list[str]:
     """Modules of ours that a command on the page runs."""
     named = [name for piece in code(text) for name in COMMAND.findall(piece)]
-    return [name for name in named if name.split(".")[0] in ("fedtorch", "launchers")]
+    ours = [name for name in named if name.split(".")[0] in ("fedtorch", "launchers")]
+    return [name for name in ours if not PLACEHOLDER.search(name)]
 
 
 def documented(text: str) -> list[str]:
@@ -95,7 +98,7 @@ def configs(text: str) -> list[str]:
                 for word in rest.split():
                     if word.startswith("-"):
                         break
-                    if "/" in word and not re.search(r"[${}<>*…]|\b[A-Z]{2,}\b", word):
+                    if "/" in word and not re.search(r"[${}<>*…]", word) and not PLACEHOLDER.search(word):
                         found.append(word.strip("'\""))
     return found
 
