@@ -1,4 +1,4 @@
-"""Oracles of fedmatch.md that concern the task; models, data and metrics have files of their own."""
+"""Oracles of FedMatch that concern the task; models, data and metrics have files of their own."""
 
 from __future__ import annotations
 
