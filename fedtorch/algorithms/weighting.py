@@ -16,7 +16,7 @@ def _size(report: Report) -> float:
 
 
 def _equal(report: Report) -> float:
-    return float(report.extra.get("draws", 1))
+    return float(report.draws)
 
 
 def _loss_reduction(report: Report) -> float:

@@ -25,7 +25,7 @@ from fedtorch.config.load import digest, to_dict
 from fedtorch.config.schema import ClientConfig, ClientsConfig, Config
 from fedtorch.core.client import Client
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.rounds.context import RunComponents
+from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, make_topology, place
 from fedtorch.setup.engine import check_engine, divide, make_engine
 from fedtorch.tasks.base import SERVER, Merged, Task
@@ -132,10 +132,10 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     with_server = [SERVER] if training.server_examples() else []
     replace(config, clients=ClientsConfig()).check_clients([*(client.name for client in clients), *with_server])
     replace(config, per_client={}).check_clients([client.name for client in clients])
-    if config.clients.sampling == "size_proportional" and getattr(algorithm, "weights", "equal") != "equal":
+    if config.clients.sampling == "size_proportional" and algorithm.weighting != "equal":
         raise ConfigError(
             "clients.sampling is size_proportional, which already favours large clients, and algorithm.weights is "
-            f"{getattr(algorithm, 'weights', None)}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
+            f"{algorithm.weighting}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
         )
     if config.paradigm == "centralized" and not algorithm.exchanged_vectors:
         raise ConfigError(
@@ -258,7 +258,7 @@ def check_data(task: Task, placement: Placement, topology: Topology, rank: int) 
     Returns one line for each client that has something to remark on.
     """
     here = {worker for worker, ranks in enumerate(topology.workers) if rank in ranks}
-    mine = [name for name, worker in placement.judges.items() if worker in here]
+    mine = [name for name, worker in placement.evaluators.items() if worker in here]
     checked = mine if len(mine) <= CHECKED_CLIENTS else []
     return [f"{name}: {remark}" for name in checked if (remark := task.check(name))]
 

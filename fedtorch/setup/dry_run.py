@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import ClientConfig
 from fedtorch.rounds.placement import costs
@@ -38,8 +39,9 @@ def _traffic(parts: Parts, num_ranks: int) -> str:
     cohort = len(parts.clients) if config.clients.per_round == "all" else config.clients.per_round
     down = 4 * size * (num_ranks - 1)
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
-    if message := parts.algorithm.message_bytes(parts.engine.shared):
-        copies = cohort if parts.algorithm.combines_everywhere else 1
+    algorithm = parts.algorithm
+    if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(parts.engine.shared)):
+        copies = cohort if algorithm.combines_everywhere else 1
         down, up = message * copies * (num_ranks - 1), message * cohort
     count = f"{parts.engine.shared.size:,} shared and {parts.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"

@@ -18,6 +18,7 @@ from fedtorch.core.weights import Layout
 from fedtorch.data.synthetic_qa import prepare
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.patch import Patch
+from fedtorch.rounds.private_weights import private_weights
 from fedtorch.tasks.qa import QA, hinge
 
 PATCH = PartitionConfig(private=("patch.*",))
@@ -103,9 +104,13 @@ def test_a_private_tensor_changes_only_by_the_clients_own_steps(task: QA, tmp_pa
     runner = make_runner(config)
     runner._share_initial_weights()
     for _ in range(3):
-        before = {name: runner.context.private_of(name, runner.context.store.get(name)) for name in task.manifest()}
+        before = {
+            name: private_weights(runner.components, name, runner.context.store.get(name)) for name in task.manifest()
+        }
         runner._one_round()
-        after = {name: runner.context.private_of(name, runner.context.store.get(name)) for name in task.manifest()}
+        after = {
+            name: private_weights(runner.components, name, runner.context.store.get(name)) for name in task.manifest()
+        }
         changed = [name for name in before if not _equal(before[name], after[name])]
         assert len(changed) == 2
 
@@ -117,7 +122,7 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 def test_clients_draw_different_patches_around_one_backbone(task: QA, tmp_path: Path) -> None:
     runner = make_runner(make_config(tmp_path, task, partition=PATCH))
-    drawn = [runner.context.private_of(name, ClientState()) for name in task.manifest()]
+    drawn = [private_weights(runner.components, name, ClientState()) for name in task.manifest()]
     assert all(not _equal(drawn[0], other) for other in drawn[1:])
     layout: Layout = runner.components.engine.private
     assert drawn[0] is not None
