@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from fedtorch.core.client import ClientState
+from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
@@ -52,6 +53,10 @@ class Algorithm:
         super().__init_subclass__(**kwargs)
         if "server_train" in vars(cls):
             cls.trains_server = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        accept_old_names(cls, {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"})
 
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""

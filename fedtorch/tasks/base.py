@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fedtorch.core.renamed import accept_old_names
+
 Scores = dict[str, tuple[float, int]]
 
 SERVER = "server"
@@ -27,6 +29,11 @@ class Task:
     main_metric: ClassVar[str] = "accuracy"
     judges_loss: ClassVar[bool] = True
     has_labelled_clients: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        old = {"judged_parts": "eval_batches", "measured": "pop_counters", "owners": "parameter_owners"}
+        accept_old_names(cls, old)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""
