@@ -49,14 +49,11 @@ class Algorithm:
     trains_server: ClassVar[bool] = False
     """does the server train on data of its own? True for every class that defines `server_train`"""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "server_train" in vars(cls):
-            cls.trains_server = True
-
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         accept_old_names(cls, {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"})
+        if "server_train" in vars(cls):
+            cls.trains_server = True
 
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
