@@ -42,18 +42,18 @@ class LabellingTask(Protocol):
         top_k: int,
         temperature: float,
         on_batch: Callable[[], None] | None,
-    ) -> list[Any]: ...
-    def judge_labels(
+    ) -> Sequence[Label]: ...
+    def evaluate_labels(
         self,
         model: nn.Module,
         examples: Sequence[Any],
-        labels: Sequence[Any],
+        labels: Sequence[Label],
         *,
         batch_size: int,
         top_k: int,
         temperature: float,
         on_batch: Callable[[], None] | None,
-    ) -> list[Any]: ...
+    ) -> Sequence[Label]: ...
     def relabelled(self, example: Any, tokens: list[int], weights: list[float] | None) -> Any: ...
 
 
@@ -63,7 +63,7 @@ def labelling_task(task: Any) -> LabellingTask:
     Raises:
         ConfigError: it cannot.
     """
-    if not all(hasattr(task, name) for name in ("label", "judge_labels", "relabelled", "row_losses")):
+    if not all(hasattr(task, name) for name in ("label", "evaluate_labels", "relabelled", "row_losses")):
         raise ConfigError(
             f"algorithm.name needs a task that can make pseudo labels, which {type(task).__name__} cannot; "
             "set task.name: fewshot, and paradigm: federated"
@@ -85,10 +85,12 @@ class Labelling:
 
 @dataclass
 class PseudoData:
-    """rows: the client's examples with a model's answers. numbers: for the report, see `make`."""
+    """What a model made of a client's examples."""
 
     rows: list[Any]
+    """the examples with the model's answers"""
     numbers: dict[str, float]
+    """for the client's report, see `make`"""
 
 
 def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tensor | None = None) -> PseudoData:
@@ -120,7 +122,7 @@ def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tenso
         )
     if energy_from is not None:
         with loaded(energy_from) as model:
-            labels = task.judge_labels(
+            labels = task.evaluate_labels(
                 model,
                 examples,
                 labels,
