@@ -1,4 +1,4 @@
-"""`python -m fedtorch.report ttest`: do two runs differ by more than chance, over examples both were judged on?"""
+"""`python -m fedtorch.report ttest`: do two runs differ by more than chance, over the examples of both?"""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def compare(run: Run, ours: Values, base: Run, theirs: Values) -> Mapping[str, T
     """client, and at last `all` -> the test; examples that do not count in either run are left out.
 
     Raises:
-        ConfigError: the runs were not judged on the same examples.
+        ConfigError: the runs were not evaluated on the same examples.
     """
     sizes = [{client: len(values) for client, values in scores.items()} for scores in (ours, theirs)]
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"{run.folder} and {base.folder} were not judged on the same examples: {sizes[0]} and {sizes[1]}; a paired "
-            "test needs the same data and the same limits (`task.max_test`)"
+            f"{run.folder} and {base.folder} were not evaluated on the same examples: {sizes[0]} and {sizes[1]}; a "
+            "paired test needs the same data and the same limits (`task.max_test`)"
         )
     pairs = {
         client: [(a, b) for a, b in zip(ours[client], theirs[client], strict=True) if a is not None and b is not None]
