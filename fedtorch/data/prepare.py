@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import DataError, FedtorchError
+from fedtorch.core.extras import require
 from fedtorch.data import prepare_crossfit, prepare_dialog, prepare_fedqa
 from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
 from fedtorch.data.recipe import Recipe, digests, is_prepared
@@ -39,8 +40,10 @@ def prepare_text2sql(
 
     Raises:
         DataError: a file is missing or malformed, or `out` was prepared differently.
-        ConfigError: no vocabulary of that size can be trained.
+        ConfigError: no vocabulary of that size can be trained, or sqlglot, for `parse_sql`, is not installed.
     """
+    if parse_sql:
+        require("--parse-sql", "sqlglot", extra="lorar")
     from fedtorch.data import text2sql
     from fedtorch.text.sentencepiece import load_tokenizer, train_vocabulary
 
@@ -184,10 +187,10 @@ RECIPES = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m fedtorch.data") -> int:
     """The command line; returns the exit code. Errors of `fedtorch.core.errors` become one line on stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    parser = argparse.ArgumentParser(prog="python -m fedtorch.data", description="Prepare data sets for fedtorch.")
+    parser = argparse.ArgumentParser(prog=prog, description="Prepare data sets for fedtorch.")
     prepare = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("prepare", help="prepare a data set")
     names = prepare.add_subparsers(required=True, dest="name", metavar="NAME")
     for name, recipe in RECIPES.items():

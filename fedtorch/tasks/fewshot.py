@@ -86,7 +86,9 @@ class FewShotTasks(Task):
     @cached_property
     def gym(self) -> PreparedGym:
         """The prepared folder's manifest and rows."""
-        return PreparedGym(self.folder)
+        gym = PreparedGym(self.folder)
+        gym.require_packages()
+        return gym
 
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
