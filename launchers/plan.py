@@ -15,7 +15,8 @@ from typing import Any
 from fedtorch.config import load as yaml_config
 from fedtorch.config import yaml_tree
 from fedtorch.core.errors import ConfigError
-from launchers.submit import Request
+
+from .submit import Request
 
 NAME = "sweep.json"
 
