@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtorch.compression.payload import Sparse
 from fedtorch.core.client import ClientState
+from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
@@ -38,16 +39,20 @@ class Updates(Protocol):
 class Algorithm:
     """What clients compute and how the server combines it; the fields of a subclass are its YAML keys.
 
-    exchanged: the flat vectors that travel each round, down under these names and up as their pseudo-gradients,
+    exchanged_vectors: the flat vectors that travel each round, down under these names and up as their pseudo-gradients,
         all over the shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each
         name in `ServerState.tensors`; `weights` are the model's, others start at zero.
     is_personal: clients are judged with models of their own, so each is evaluated at its home.
     needs_labels: do clients train on the task's own loss?
     """
 
-    exchanged: ClassVar[tuple[str, ...]] = ("weights",)
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights",)
     is_personal: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        accept_old_names(cls, {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"})
 
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
@@ -134,7 +139,7 @@ class Algorithm:
         """The step along the weighted sum of the clients' vectors, as a message of the same length; may keep things."""
         raise NotImplementedError
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """The flat shared weights that a client is evaluated with (its private ones are added by the engine)."""
         return received
 

@@ -50,6 +50,6 @@ class Ditto(FedAvg):
         job.send_difference(received)
         return Update(job.outgoing["weights"], self.report(job, curve))
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """v_i; the received model for a client that never took part."""
         return state.tensors.get("personal", received)

@@ -123,7 +123,7 @@ class FewFedWeight(FedAvg):
         total = math.fsum(losses)
         return [loss / total for loss in losses] if total else [1.0 / len(losses)] * len(losses)
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """F_i; the received model for a client that never took part."""
         return state.tensors.get("personal", received)
 
@@ -132,7 +132,7 @@ class FewFedWeight(FedAvg):
 class SiloAugmented(FewFedWeight):
     """Data Silo DA: no server; every client labels with its own model, and all tokens count alike."""
 
-    exchanged: ClassVar[tuple[str, ...]] = ()
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ()
 
     token_weights: TokenWeighting = "uniform"
 

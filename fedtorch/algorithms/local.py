@@ -19,7 +19,7 @@ from fedtorch.train.loop import LossCurve
 class Local(FedAvg):
     """Each client continues its own model. A client whose dev score stopped rising (`eval.patience`) rests."""
 
-    exchanged: ClassVar[tuple[str, ...]] = ()
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ()
     is_personal: ClassVar[bool] = True
 
     def client_update(self, job: ClientJob) -> Update:
@@ -35,6 +35,6 @@ class Local(FedAvg):
         """Nothing is averaged."""
         return [0.0] * len(reports)
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """The client's own model; w^0 before its first round."""
         return state.tensors.get("personal", received)

@@ -65,6 +65,6 @@ class PFedMe(FedAvg):
         curve = LossCurve(tuple(losses), (0.0,) * len(losses), tuple(epochs))
         return Update(job.outgoing["weights"], self.report(job, curve))
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """theta_i; the received model for a client that never took part."""
         return state.tensors.get("personal", received)

@@ -30,7 +30,7 @@ class Scaffold(FedAvg):
     `server.optimizer: sgd`, or 1 with `none`.
     """
 
-    exchanged: ClassVar[tuple[str, ...]] = ("weights", "control")
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
     weights: Literal["equal"] = "equal"
     """the paper's means are unweighted"""
     option: Literal["I", "II"] = "II"

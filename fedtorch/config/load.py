@@ -71,7 +71,10 @@ def load(path: Path | str | Sequence[Path] | None = None, overrides: Sequence[st
 
 
 def companion(config: Config, tree: Tree | None = None) -> Config | None:
-    """The config of the run that `config.compare` describes, or None. `tree` only improves messages."""
+    """The run that `config.compare` describes, or None: this one with its changes, in the folder `compare` of its own.
+
+    tree: what `config` was read from; it only improves messages.
+    """
     if config.compare is None:
         return None
     lower = to_dict(config) | {"compare": None}

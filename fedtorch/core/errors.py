@@ -53,8 +53,8 @@ class DeadlineError(LostRankError):
     exit_code = 7
 
 
-class LostError(DeadlineError):
-    """A collective failed on this rank and the run can go on without the one that is lost; see `Rank.together`."""
+class CollectiveFailed(DeadlineError):
+    """A collective failed here and the run can go on without the lost rank; see `RoundContext.retry_on_loss`."""
 
 
 class CheckpointError(FedtorchError, RuntimeError):

@@ -56,7 +56,7 @@ class Report:
 class Update:
     """A client's pseudo-gradient and its report.
 
-    grad: flat CPU vector over the shared layout, once per name in `Algorithm.exchanged`, laid end to end;
+    grad: flat CPU vector over the shared layout, once per name in `Algorithm.exchanged_vectors`, laid end to end;
         a descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing.
     """
 

@@ -14,7 +14,7 @@ from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
-from fedtorch.rounds.context import Rank
+from fedtorch.rounds.context import RoundContext
 
 log = logging.getLogger(__name__)
 
@@ -44,68 +44,68 @@ class Decision:
     messages: list[Tensor] = field(default_factory=list)
 
 
-def exchange(rank: Rank, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
+def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
     """Decide and combine; changes nothing, for it is done again when a worker is lost in it.
 
     reports: on the server, all that were gathered. cohort: of the round.
     """
-    decision = _decide(rank, with_lost(rank, reports, cohort)) if rank.comm.is_server else Decision()
-    decision = _share(rank, decision)
-    if decision.verdict != "ok" or not decision.accepted or not rank.algorithm.exchanged:
+    decision = _decide(context, with_lost(context, reports, cohort)) if context.comm.is_server else Decision()
+    decision = _share(context, decision)
+    if decision.verdict != "ok" or not decision.accepted or not context.algorithm.exchanged_vectors:
         return decision
-    if rank.has_messages:
-        decision.messages = replicas.collect(rank, decision.accepted)
+    if context.has_messages:
+        decision.messages = replicas.collect(context, decision.accepted)
         return decision
 
     def combine(updates: Updates) -> Tensor:
-        weights = rank.algorithm.weigh(updates.reports)
+        weights = context.algorithm.weigh(updates.reports)
         decision.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
-        return rank.algorithm.aggregate(updates, weights)
+        return context.algorithm.aggregate(updates, weights)
 
-    decision.combined = rank.comm.aggregate(rank.updates, decision.accepted, combine, round=rank.round)
+    decision.combined = context.comm.aggregate(context.updates, decision.accepted, combine, round=context.round)
     return decision
 
 
-def conclude(rank: Rank, decision: Decision) -> None:
+def apply_verdict(context: RoundContext, decision: Decision) -> None:
     """Note on the server what was decided.
 
     Raises:
         NonFiniteError, QuorumError: on all ranks, when the server decided that the run must end.
     """
-    limit = rank.config.clients.min
-    if rank.comm.is_server:
+    limit = context.config.clients.min
+    if context.comm.is_server:
         for report, reason in decision.refused:
-            log.warning("round %d: client %s is left out: %s", rank.round + 1, report.client, reason)
-        rank.server.numbers["void_rounds"] = decision.void_rounds
+            log.warning("round %d: client %s is left out: %s", context.round + 1, report.client, reason)
+        context.server.numbers["void_rounds"] = decision.void_rounds
         if decision.void_rounds:
             log.warning(
                 "round %d: %d usable updates, clients.min is %d: the server takes no step",
-                rank.round + 1,
+                context.round + 1,
                 decision.usable,
                 limit,
             )
     if decision.verdict == "NonFiniteError":
         raise NonFiniteError(
-            f"round {rank.round + 1}: a client failed, sent NaN or infinity, or an update above a limit of "
+            f"round {context.round + 1}: a client failed, sent NaN or infinity, or an update above a limit of "
             "`clients`, and clients.on_failure is stop; the log names it"
         )
     if decision.verdict == "QuorumError":
         raise QuorumError(
-            f"round {rank.round + 1}: fewer than clients.min = {limit} usable updates in {QUORUM_PATIENCE} "
+            f"round {context.round + 1}: fewer than clients.min = {limit} usable updates in {QUORUM_PATIENCE} "
             "rounds in a row; the log names each client's reason"
         )
 
 
-def with_lost(rank: Rank, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
+def with_lost(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
     """The reports, those of lost clients replaced by one that says so; in manifest order."""
-    if not rank.lost:
+    if not context.lost:
         return list(reports)
-    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in rank.lost]
+    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in context.lost]
     found = {report.client: report for report in (*reports, *lost)}
-    return [found[name] for name in rank.comm.names if name in found]
+    return [found[name] for name in context.comm.names if name in found]
 
 
-def sift(
+def filter_reports(
     reports: Sequence[Report], max_norm: float | None, max_ratio: float | None = None
 ) -> tuple[list[Report], list[tuple[Report, str]]]:
     """(accepted reports, refused ones with the reason), each in the given order.
@@ -131,17 +131,17 @@ def sift(
     return accepted, refused
 
 
-def as_shown(decision: Decision) -> list[Report]:
+def reports_for_log(decision: Decision) -> list[Report]:
     """The reports for the records: one that was refused is not ok."""
     refused = {report.client for report, _ in decision.refused if report.status == "ok"}
     return [replace(r, status="refused") if r.client in refused else r for r in decision.reports]
 
 
-def _decide(rank: Rank, reports: list[Report]) -> Decision:
-    config = rank.config.clients
-    accepted, refused = sift(reports, config.max_update_norm, config.max_norm_to_median)
+def _decide(context: RoundContext, reports: list[Report]) -> Decision:
+    config = context.config.clients
+    accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median)
     usable = sum(int(report.extra.get("draws", 1)) for report in accepted)
-    void_rounds = 0 if usable >= config.min else int(rank.server.numbers.get("void_rounds", 0)) + 1
+    void_rounds = 0 if usable >= config.min else int(context.server.numbers.get("void_rounds", 0)) + 1
     has_failed = any(report.status != LOST for report, _ in refused)
     ends = {"NonFiniteError": has_failed and config.on_failure == "stop"}
     ends["QuorumError"] = void_rounds >= QUORUM_PATIENCE
@@ -149,12 +149,12 @@ def _decide(rank: Rank, reports: list[Report]) -> Decision:
     return Decision(verdict, reports, [] if void_rounds else accepted, refused, usable, void_rounds)
 
 
-def _share(rank: Rank, decision: Decision) -> Decision:
+def _share(context: RoundContext, decision: Decision) -> Decision:
     messages = []
-    if rank.comm.is_server:
-        messages = [rank.message("decision", status=decision.verdict)]
-        messages += [rank.message("decision", report.client) for report in decision.accepted]
-    verdict, *names = rank.comm.share(messages, round=rank.round)
-    if rank.comm.is_server:
+    if context.comm.is_server:
+        messages = [context.message("decision", status=decision.verdict)]
+        messages += [context.message("decision", report.client) for report in decision.accepted]
+    verdict, *names = context.comm.broadcast_messages(messages, round=context.round)
+    if context.comm.is_server:
         return decision
-    return Decision(verdict.status, accepted=[Report(rank.name(message)) for message in names])
+    return Decision(verdict.status, accepted=[Report(context.name(message)) for message in names])

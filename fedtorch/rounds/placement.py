@@ -50,7 +50,7 @@ def make_topology(config: Config, num_ranks: int) -> Topology:
 
 
 def workers_with_data(config: Config, topology: Topology) -> dict[str, list[int]] | None:
-    """Client -> the workers that can read its files; None where all can, as in a job of one rank.
+    """Client -> the workers that can read its files; None where all can, as in a job of one context.
 
     Raises:
         ConfigError: a client is pinned to a rank or node that does not train, or is not there.

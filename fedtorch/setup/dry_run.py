@@ -33,7 +33,7 @@ def _placement(parts: Parts) -> str:
 
 
 def _traffic(parts: Parts, num_ranks: int) -> str:
-    config, planes = parts.config, len(parts.algorithm.exchanged)
+    config, planes = parts.config, len(parts.algorithm.exchanged_vectors)
     size = parts.engine.shared.size * planes
     cohort = len(parts.clients) if config.clients.per_round == "all" else config.clients.per_round
     down = 4 * size * (num_ranks - 1)
@@ -49,7 +49,7 @@ def _traffic(parts: Parts, num_ranks: int) -> str:
 def _memory(parts: Parts) -> str:
     config, engine = parts.config, parts.engine
     total = engine.shared.size + engine.private.size
-    planes = len(parts.algorithm.exchanged)
+    planes = len(parts.algorithm.exchanged_vectors)
     width = engine.shared.dtype.itemsize
     state = max(_STATE.get(hp.optimizer, 2.0) + bool(hp.momentum) for hp in {config.client, *_client_settings(parts)})
     model = total * width * 2  # the weights and the initial ones

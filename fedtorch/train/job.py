@@ -29,7 +29,7 @@ class Trainable(Protocol):
 class ClientJob:
     """Everything an algorithm needs to train `client` in round `round` (0-based).
 
-    received: what the server broadcast, flat CPU vectors by name (`Algorithm.exchanged`); read only.
+    received: what the server broadcast, flat CPU vectors by name (`Algorithm.exchanged_vectors`); read only.
     state: what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused.
     outgoing: flat CPU vectors to fill with what the client sends, by name; empty if nothing is exchanged.
     first_private: the private weights it starts its first round with, flat; None: the engine's initial ones.

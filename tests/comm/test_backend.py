@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import expect_exit, run_ranks
 
 from fedtorch.comm.backend import OwnGpu, choose, say_if_shared
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.core.errors import PreflightError
-from tests.ranks import expect_exit, run_ranks
 
 CUDA = torch.device("cuda", 0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.config.load import DEFAULT, difference, digest, load, to_yaml
+from fedtorch.config.load import DEFAULT, companion, difference, digest, load, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.text2sql import CLIENTS
@@ -30,7 +30,7 @@ def test_file_loads_and_its_resolved_form_gives_an_equal_config(path: Path, tmp_
     again = tmp_path / "config.yaml"
     again.write_text(to_yaml(config))
     assert load(again) == config and digest(load(again)) == digest(config) and difference(load(again), config) == []
-    assert load(again).companion() == config.companion()
+    assert companion(load(again)) == companion(config)
 
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
@@ -51,9 +51,9 @@ def test_file_says_what_it_is_and_names_no_place_of_one_machine(path: Path) -> N
 def test_no_config_named_means_the_default_job() -> None:
     config = load()
     assert config == load(DEFAULT) and config.task.data == "synthetic"
-    companion = config.companion()
-    assert companion is not None and companion.paradigm == "local"
-    assert difference(config, companion) == ["paradigm was federated and is now local"]
+    other = companion(config)
+    assert other is not None and other.paradigm == "local"
+    assert difference(config, other) == ["paradigm was federated and is now local"]
 
 
 SMALL = {"real_small", "real_small_lorar"}  # ours, for a CPU

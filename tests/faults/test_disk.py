@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from supervisor import Ended, supervise, toy_config
-from test_checkpoint import damage_delete, damage_flip, damage_truncate, damage_zero
 
 from fedtorch.main import main
+from tests.checkpoint.test_checkpoint import damage_delete, damage_flip, damage_truncate, damage_zero
 
 WIDE = ("task.width=1000", "rounds=5", "checkpoint.save_retries=1")
 FULL = "diskfull:phase=checkpoint,round=2,attempt=0,bytes=12000"  # 12 kB: a state has more, logs and records less

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def environment(faults: str) -> dict[str, str]:
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "support")))
     return {
         **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults,
     }  # fmt: skip

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from harness import SGD, make_config, make_runner
+from ranks import run_ranks
+from smoke_runs import CONFIGS, SMOKE, run_config
+from toy import Quadratic
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.config.schema import ClientConfig, EvalConfig, SystemConfig
-from tests.harness import SGD, make_config, make_runner
-from tests.ranks import run_ranks
-from tests.smoke_runs import CONFIGS, SMOKE, run_config
-from tests.toy import Quadratic
 
 TASK = Quadratic({"a": (1.0, 2.0, 7), "b": (0.5, -1.0, 5)}, start=(0.0, 1.0), noise=0.3, double=False)
 ADAMW = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, max_grad_norm=0.5, optimizer_state="keep")
@@ -31,7 +31,7 @@ def final_weights(folder: Path, device: torch.device, algorithm: Algorithm, hp: 
     config = make_config(folder, task, algorithm, client=hp, rounds=3, system=system, eval=EvalConfig(every=1))
     runner = make_runner(config)
     result = runner.run()
-    return result.digest, runner.rank.server.weights.clone()
+    return result.digest, runner.context.server.weights.clone()
 
 
 @pytest.mark.parametrize(

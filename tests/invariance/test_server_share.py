@@ -98,7 +98,7 @@ def test_a_signal_at_any_moment_changes_nothing(name: str, alone: dict[str, tupl
         with pytest.raises(Interrupted):
             make_runner(config, stop=stop).run()
         runner = make_runner(config)
-        found = runner.setting.checkpoints.latest()
+        found = runner.components.checkpoints.latest()
         result = runner.run(None if found is None else found.round)
         assert (result.digest, result.best_round, result.scores) == alone[name], f"stopped at the {moment}th time"
 
@@ -109,12 +109,12 @@ def run_until(folder: str, die_at: int | None = None, resume: int | None = None)
         runner = make_runner(config_of("ema", folder), comm)
 
         def stop() -> bool:
-            if comm.rank == die_at and runner.rank.round == 2:
+            if comm.rank == die_at and runner.context.round == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             return False
 
-        runner.setting = replace(runner.setting, stop=stop)
-        runner.rank.setting = runner.setting
+        runner.components = replace(runner.components, stop=stop)
+        runner.context.components = runner.components
         return runner.run(resume).digest
 
 

@@ -24,7 +24,7 @@ def slurm_variables() -> Iterator[dict[str, str]]:
         yield {
             "SLURM_CONF": found["SLURM_CONF"],
             "PATH": path,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}",
             "OMP_NUM_THREADS": "1",
         }
 

@@ -89,7 +89,7 @@ def start(config: Path, faults: str, *sets: str) -> subprocess.CompletedProcess[
     words = ["--config", str(config), "--ranks", "3", "--max-restarts", "4", "--set", "clients.on_loss=continue", *sets]
     environ = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}",
         "FEDTORCH_TESTING": "1",
         "FEDTORCH_FAULTS": faults,
     }

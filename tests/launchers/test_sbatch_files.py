@@ -10,9 +10,9 @@ from pathlib import Path
 
 import fake_slurm
 import pytest
-from test_main import TINY
 
 from fedtorch.main import _parser
+from tests.test_main import TINY
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "slurm").glob("*.sbatch"))

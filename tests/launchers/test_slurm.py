@@ -17,7 +17,6 @@ from pathlib import Path
 
 import fake_slurm
 import pytest
-from test_main import TINY
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError
@@ -25,6 +24,7 @@ from fedtorch.lifecycle.signals import StopFlag
 from launchers import rank_process, slurm, sweep
 from launchers.rank_process import RankProcess
 from launchers.resources import Resources, minutes, options_of, resources_of
+from tests.test_main import TINY
 
 
 @pytest.fixture

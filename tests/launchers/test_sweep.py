@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from test_main import TINY
 
 from launchers import sweep
 from launchers.sweep import _environment
+from tests.test_main import TINY
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.data.prepare_dialog import write_dialogs
+from fedtorch.data.dialog_folder import write_dialogs
 from fedtorch.main import main
 from fedtorch.metrics.perplexity import perplexity, table
 from fedtorch.models.gpt2 import GPT2Model
@@ -131,10 +131,10 @@ def test_judging_does_not_count_as_a_rounds_traffic(folder: Path) -> None:
     task.loss(model, batch)
     with torch.no_grad():
         task.predict(model, examples, 4)
-    measured = task.measured(model)
+    measured = task.pop_counters(model)
     columns = sum(segment["inputs"].shape[1] * len(examples) for segment in batch["groups"][0]["segments"][:-1])
     assert measured["kv_bytes"] == columns * 2 * 1 * 8 * 4
-    assert task.measured(model)["kv_bytes"] == 0
+    assert task.pop_counters(model)["kv_bytes"] == 0
 
 
 def turns(*lengths: int, start: int = 0) -> list[tuple[int, list[int]]]:

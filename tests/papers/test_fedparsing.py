@@ -264,7 +264,7 @@ class Watched:
         self.students: list[list[float]] = [[], []]
         self.averages: list[float] = []
         self.served: list[float] = []
-        cls = type(runner.rank.algorithm)
+        cls = type(runner.context.algorithm)
         update, step, train = cls.client_update, cls.server_update, cls.server_train
 
         def client_update(algorithm: Any, job: Any) -> Any:

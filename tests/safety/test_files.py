@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ranks import run_ranks
-from test_main import TINY
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.main import main
+from tests.test_main import TINY
 
 SECRETS = ("hunter2-in-the-config", "hunter2-on-the-command-line", "hunter2-in-the-environment")
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from harness import make_config, make_runner
+from pretended_device import install
+from ranks import run_ranks
+from smoke_runs import SMOKE, run_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from toy import Point, Quadratic
 
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg
@@ -23,11 +28,6 @@ from fedtorch.core.errors import NonFiniteError
 from fedtorch.setup import build
 from fedtorch.train import engine
 from fedtorch.train import pinned_copy as shuttle
-from tests.harness import make_config, make_runner
-from tests.pretended_device import install
-from tests.ranks import run_ranks
-from tests.smoke_runs import SMOKE, run_config
-from tests.toy import Point, Quadratic
 
 TASK = Quadratic({"a": (1.0, 2.0, 7), "b": (0.5, -1.0, 5)}, start=(0, 1, 2), noise=0.3, dropout=0.2, double=False)
 HP = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, max_grad_norm=0.5, weight_decay=0.01)
@@ -51,7 +51,7 @@ def use(device: torch.device) -> None:
     """Engines work on this device, and where it is no CPU through windows of their vectors."""
     windowed = device.type != "cpu"
     build.device = lambda choice: device  # type: ignore[assignment]
-    engine.Shuttle = lambda own: shuttle.Shuttle(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
+    engine.PinnedCopier = lambda own: shuttle.PinnedCopier(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
     shuttle.WINDOW_BYTES = 64
 
 

@@ -24,7 +24,7 @@ IN_FLIGHT = 4  # windows on the way per sending rank
 Term = tuple[int, int, float]  # client index, rank that holds its update, weight
 
 
-class Holder:
+class LocalUpdates:
     """The updates that this rank holds (`local`), for the time of one `aggregate`."""
 
     def __init__(

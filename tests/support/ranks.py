@@ -26,7 +26,7 @@ _CONTEXT.set_forkserver_preload(
         "torch.distributed",
         "torch.testing",
         "transformers.models.t5.modeling_t5",
-        "tests.ranks",
+        "tests.support.ranks",
         "pytest",
         "fedtorch.main",
     ]

@@ -34,7 +34,7 @@ from fedtorch.models.socket_link import Crossing, LinkClosed, SocketLink
 from fedtorch.text.gpt2_bpe import load_bpe
 from fedtorch.tracking.run_folder import Run
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 class Encoded(NamedTuple):

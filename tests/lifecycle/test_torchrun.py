@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_main import TINY
+
+from tests.test_main import TINY
 
 SUICIDAL = '''
 """FedAvg whose client `south` kills its rank in the second round of the first attempt."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
 from benchmarks.clients import main as clients_main
 from benchmarks.measured import time_plain, time_runner

@@ -16,7 +16,7 @@ _TOKEN_BYTES, _RANK_BYTES = 16, 4
 _HELLO_BYTES = _TOKEN_BYTES + _RANK_BYTES
 
 
-class Lifeline:
+class DisconnectMonitor:
     """One connection from every worker to the server. What ends without a word is known within a second.
 
     Without it a process that was killed is merely silent until the timeout; torchrun tells its ranks by ending them,

@@ -51,8 +51,8 @@ def test_ten_rounds_of_one_epoch_are_one_round_of_ten(tmp_path: Path) -> None:
     one = make_runner(make_config(tmp_path / "one", task, client=replace(hp, epochs=10), rounds=1))
     ten.run()
     one.run()
-    assert torch.allclose(ten.rank.server.weights, one.rank.server.weights, atol=1e-14, rtol=0)
-    assert ten.rank.store.get("a").numbers["train/steps"] == 40
+    assert torch.allclose(ten.context.server.weights, one.context.server.weights, atol=1e-14, rtol=0)
+    assert ten.context.store.get("a").numbers["train/steps"] == 40
 
 
 def test_total_epochs_end_the_training(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def _job(runner: Runner, hp: ClientConfig, round: int, **changes: Any) -> Any:
     from fedtorch.train.job import ClientJob
 
     settings: dict[str, Any] = {
-        "client": runner.setting.clients[0],
+        "client": runner.components.clients[0],
         "round": round,
         "run_seed": 0,
         "received": {},
         "state": ClientState(),
         "outgoing": {},
-        "engine": runner.setting.engine,
-        "task": runner.setting.task,
+        "engine": runner.components.engine,
+        "task": runner.components.task,
         "hp": hp,
         "examples": [],
         "on_step": lambda n: None,
@@ -119,7 +119,7 @@ def test_state_of_an_optimiser_in_groups_goes_back_to_its_parameters(tmp_path: P
     hp = ClientConfig(optimizer="adamw", lr=0.1, weight_decay=0.1, no_decay=("w",), optimizer_state="keep")
     runner = make_runner(make_config(tmp_path, task, client=hp, rounds=3))
     runner.run()
-    tensors = runner.rank.store.get("a").tensors
+    tensors = runner.context.store.get("a").tensors
     assert tensors["train/optimizer/w/exp_avg"].shape == (3,)
     assert tensors["train/optimizer/head/exp_avg"].shape == (2,)
 
@@ -130,8 +130,8 @@ def test_clients_average_what_they_share_and_keep_what_is_private(tmp_path: Path
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=1000)  # one step to the optimum
     runner = make_runner(make_config(tmp_path, task, FedAvg(weights="equal"), client=hp, rounds=1, partition=HEAD))
     runner.run()
-    assert runner.rank.server.weights.tolist() == pytest.approx([3.0])
-    assert [runner.rank.store.get(name).tensors["private"].item() for name in "abc"] == pytest.approx([1, 3, 5])
+    assert runner.context.server.weights.tolist() == pytest.approx([3.0])
+    assert [runner.context.store.get(name).tensors["private"].item() for name in "abc"] == pytest.approx([1, 3, 5])
 
 
 def test_a_client_that_was_not_drawn_keeps_its_private_part_and_its_steps(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_a_client_that_was_not_drawn_keeps_its_private_part_and_its_steps(tmp_pa
     )
     runner._share_initial_weights()
     for _ in range(3):
-        before = {name: runner.rank.store.get(name) for name in clients}
+        before = {name: runner.context.store.get(name) for name in clients}
         runner._one_round()
-        after = {name: runner.rank.store.get(name) for name in clients}
+        after = {name: runner.context.store.get(name) for name in clients}
         changed = [name for name in clients if after[name].numbers != before[name].numbers]
         assert len(changed) == 2
         for name in set(clients) - set(changed):
@@ -157,12 +157,12 @@ def test_every_client_draws_its_own_private_part(tmp_path: Path) -> None:
     frozen_rate = ClientConfig(optimizer="sgd", lr=0.0, batch_size=4)
     runner = make_runner(make_config(tmp_path, task, client=frozen_rate, rounds=1, partition=HEAD))
     runner.run()
-    heads = [runner.rank.store.get(name).tensors["private"] for name in "ab"]
+    heads = [runner.context.store.get(name).tensors["private"] for name in "ab"]
     assert not torch.equal(heads[0], heads[1]) and 7.0 not in heads[0].tolist()
-    assert runner.rank.server.weights.tolist() == [0.0]  # `w` is shared, so what was drawn for it is not used
+    assert runner.context.server.weights.tolist() == [0.0]  # `w` is shared, so what was drawn for it is not used
     other = make_runner(make_config(tmp_path / "2", task, client=frozen_rate, rounds=1, partition=HEAD))
-    state = other.rank.store.get("a")
-    assert torch.equal(other.rank.private_of("a", state), heads[0])  # the same draw, before any training too
+    state = other.context.store.get("a")
+    assert torch.equal(other.context.private_of("a", state), heads[0])  # the same draw, before any training too
 
 
 def judged(tmp_path: Path, **changes: Any) -> Any:
@@ -190,7 +190,7 @@ def test_one_best_round_for_all_keeps_the_trained_models_too(tmp_path: Path) -> 
     result, runner = judged(tmp_path, point="trained", best="together")
     assert result.best_round == 1
     assert [result.scores[name]["nearness"][0] for name in "ab"] == [0.0, 0.0]
-    assert runner.rank.store.get("a").tensors["best/weights"].tolist() == [-1.0]
+    assert runner.context.store.get("a").tensors["best/weights"].tolist() == [-1.0]
 
 
 def test_a_client_that_sat_out_the_round_is_judged_with_what_it_received(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_client_that_sat_out_the_round_is_judged_with_what_it_received(tmp_pat
     )
     runner = make_runner(config)
     result = runner.run()
-    trained = [name for name in clients if "trained" in runner.rank.store.get(name).tensors]
+    trained = [name for name in clients if "trained" in runner.context.store.get(name).tensors]
     (idle,) = set(clients) - set(trained)
     assert [result.scores[name]["nearness"][0] for name in trained] == [0.0, 0.0]
     mean = sum(clients[name][1] for name in trained) / 2

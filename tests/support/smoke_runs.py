@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtorch.main import main
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 # every paper's, on data that they make themselves
 SMOKE = [*sorted((CONFIGS / "smoke").glob("*.yaml")), CONFIGS / "fewfedweight" / "smoke_ffw_full.yaml"]
 SHRUNK = ("rounds=1", "track.tensorboard=false", "eval.patience=null")

@@ -1,6 +1,6 @@
 """A long run with a random fault every ten rounds: the same bits, and no growth of memory or open files.
 
-PYTHONPATH=.:tests python tests/soak.py --rounds 1000
+PYTHONPATH=.:tests/support python tests/support/soak.py --rounds 1000
 """
 
 from __future__ import annotations
