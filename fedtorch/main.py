@@ -264,8 +264,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="YAML file, or several of which the later ones change the first; without it the default job: eight "
-        "generated silos",
+        help="YAML file or name of a shipped config (lorar/fedopt), or several of which the later ones change the "
+        "first; without it the default job: eight generated silos",
     )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(

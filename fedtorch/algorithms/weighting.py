@@ -1,4 +1,4 @@
-"""Aggregation weights p_i (fl-algorithms.md section 4), as functions of the Reports alone."""
+"""Aggregation weights p_i (FedAvg; Lorar, Eqns. 2 and 6), as functions of the Reports alone."""
 
 from __future__ import annotations
 

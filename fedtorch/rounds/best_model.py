@@ -8,7 +8,7 @@ import math
 class Selection:
     """Keeps the best score in a `numbers` dictionary: the server's for a shared model, a client's for its own.
 
-    A later score replaces an earlier one only if it is higher: ties go to the earlier round (lorar.md section 6).
+    A later score replaces an earlier one only if it is higher: ties go to the earlier round (docs/lorar.md).
     `patience` evaluations in a row without gain set `stopped`.
     """
 

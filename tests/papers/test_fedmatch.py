@@ -1,4 +1,4 @@
-"""Oracles of fedmatch.md that concern the task; models, data and metrics have files of their own."""
+"""Oracles of FedMatch that concern the task; models, data and metrics have files of their own."""
 
 from __future__ import annotations
 
@@ -150,17 +150,16 @@ def test_the_paper_sizes_at_bert_base() -> None:
     from fedtorch.core.weights import Partition
     from fedtorch.models.ranker import Ranker
 
-    root = Path(__file__).parents[2] / "configs" / "fedmatch"
     with torch.device("meta"):
         model: nn.Module = Ranker(BertModel(BertConfig()), patch=None, head="two_class", head_dropout=0.2)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
 
     def shared(row: str) -> int:
-        private = tuple(p for p in load(root / f"{row}.yaml").partition.private if p != "patch.*")
+        private = tuple(p for p in load(f"fedmatch/{row}").partition.private if p != "patch.*")
         return sum(sizes[name] for name in Partition(private).split(sizes)[0])
 
     head = 768 * 2 + 2
     assert shared("lg_fedavg") == head == 1538
     assert shared("fedper") == 109_482_240 and shared("fm_h_lr") == 109_482_240 + head
     counts = {11: 101_803_776, 10: 94_715_904, 6: 66_364_416, 1: 30_925_056}
-    assert {n: shared(f"sweeps/layers_{n:02d}") - head for n in counts} == counts
+    assert {n: shared(f"layers_{n:02d}") - head for n in counts} == counts

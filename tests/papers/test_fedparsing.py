@@ -1,4 +1,4 @@
-"""Every numeric oracle of FedParsing's spec, and the consequences that it names."""
+"""FedParsing: figures worked out by hand, and the traps of its rules (docs/fedparsing.md)."""
 
 from __future__ import annotations
 

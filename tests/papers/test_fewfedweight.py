@@ -1,4 +1,4 @@
-"""FewFedWeight: the specification's figures, and what must hold for personal models and pseudo labels."""
+"""FewFedWeight: figures worked out by hand, and what must hold for personal models and pseudo labels."""
 
 from __future__ import annotations
 

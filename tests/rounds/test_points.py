@@ -125,7 +125,7 @@ def test_state_of_an_optimiser_in_groups_goes_back_to_its_parameters(tmp_path: P
 
 
 def test_clients_average_what_they_share_and_keep_what_is_private(tmp_path: Path) -> None:
-    """fedmatch.md section 11: s = [1,2], [3,-2], [5,6]; uniform whatever the sizes."""
+    """Shared parameters [1,2], [3,-2], [5,6]; uniform whatever the sizes."""
     task = Quadratic(clients={"a": (1.0, 1.0, 100), "b": (1.0, 3.0, 1), "c": (1.0, 5.0, 1)}, start=(0.0,), head=(7.0,))
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=1000)  # one step to the optimum
     runner = make_runner(make_config(tmp_path, task, FedAvg(weights="equal"), client=hp, rounds=1, partition=HEAD))
