@@ -73,7 +73,9 @@ class FewShotTasks(Prepared):
     @cached_property
     def gym(self) -> PreparedGym:
         """The prepared folder's manifest and rows."""
-        return PreparedGym(self.folder)
+        gym = PreparedGym(self.folder)
+        gym.require_packages()
+        return gym
 
     @cached_property
     def prepared(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import seed_for
+from fedtorch.data.cover import cover_triples, require_packages
 from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
@@ -84,6 +85,8 @@ class QA(Prepared):
     """topics into which the public pool is divided"""
 
     def __post_init__(self) -> None:
+        if self.cover_queries:
+            require_packages(f"task.cover_queries: {self.cover_queries}")
         if (self.objective == "ce") != (self.model.head == "two_class") and self.objective == "ce":
             raise ConfigError("task.objective is ce but task.model.head is scalar; set task.model.head to two_class")
         if self.cover_queries and self.objective == "ce":
@@ -261,8 +264,6 @@ class QA(Prepared):
         """The cover triples that a client uploads with its `genuine` ones, named by their questions."""
         if not self.cover_queries:
             return []
-        from fedtorch.data.cover import cover_triples
-
         cover = cover_triples(
             genuine,
             read_pool(self.folder),
