@@ -34,6 +34,10 @@ class Updates(Protocol):
         ...
 
 
+OLD_NAMES = {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"}
+"""Members that algorithms of version 0.1 may define -> what they are called now."""
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """What clients compute and how the server combines it; the fields of a subclass are its YAML keys."""
@@ -49,9 +53,9 @@ class Algorithm:
     trains_server: ClassVar[bool] = False
     """does the server train on data of its own? True for every class that defines `server_train`"""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        accept_old_names(cls, {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"})
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_names(cls, OLD_NAMES)
         if "server_train" in vars(cls):
             cls.trains_server = True
 

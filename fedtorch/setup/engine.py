@@ -11,13 +11,14 @@ from torch import nn
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.extras import require
 from fedtorch.core.weights import Partition
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.precision import has_fp16
-from fedtorch.train.zero import checkpointable, is_installed
+from fedtorch.train.zero import checkpointable
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +42,7 @@ def check_engine(
         raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
     if engine.kind == "torch":
         return
-    if not is_installed():
-        raise ConfigError(
-            "engine.kind is deepspeed, which is not installed; `pip install 'fedtorch-nlp[deepspeed]'` or set "
-            "engine.kind to torch"
-        )
+    require("engine.kind: deepspeed", "deepspeed", extra="deepspeed", instead="set engine.kind to torch")
     if engine.kind not in algorithm.engines:
         raise ConfigError(
             f"engine.kind is deepspeed but algorithm.name is {config.algorithm_name}, which works on the model's own "
