@@ -14,7 +14,7 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 class Updates(Protocol):
@@ -49,7 +49,7 @@ class Algorithm:
     is_personal: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
 
     def check_task(self, task: Any) -> None:

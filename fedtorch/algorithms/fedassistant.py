@@ -19,7 +19,7 @@ from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FedAssistant(FedAvg):
         """With `payload: gradient` there is no step to be left out when fp16 overflows."""
         return ("fp32", "bf16") if self.payload == "gradient" else super().precisions
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """A gradient is that of one step.
 
         Raises:
@@ -210,7 +210,7 @@ class FedAssistant(FedAvg):
         if self.server_residual == "returned":
             server.tensors["step"] = grad.clone()
         server.optimizer.step(server, grad)
-        if server.optimizer.optimizer in ("none", "sgd"):
+        if server.optimizer.settings.optimizer in ("none", "sgd"):
             server.numbers["server_steps"] = int(server.numbers.get("server_steps", 0)) + 1
 
 

@@ -19,7 +19,7 @@ from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob, Trainable
 from fedtorch.train.loop import LossCurve
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class FedParsing(Algorithm):
         """The teacher reads the parameters after every step."""
         return ("torch",)
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Epochs are what the teacher and the paper count in. Warns of a teacher that cannot move before the end."""
         if hp.steps is not None:
             raise ConfigError(f"client.steps is {hp.steps} but fedparsing counts in epochs; set client.epochs instead")

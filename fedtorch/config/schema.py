@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedtorch.config.system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
-from fedtorch.config.training import ClientConfig, Count, EngineConfig, Positive, ServerConfig, Whole
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count, Positive, Whole
+from fedtorch.core.settings import ServerConfig
+from fedtorch.train.settings import ClientConfig, EngineConfig
 
 __all__ = [
     "CheckpointConfig",

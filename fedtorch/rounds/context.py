@@ -19,7 +19,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.config.schema import Config, ServerConfig
+from fedtorch.config.schema import Config
 from fedtorch.core.client import Client, ClientState, ClientStore
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, QuorumError
 from fedtorch.core.seeds import seed_for
@@ -104,11 +104,10 @@ class RoundContext:
         self.has_messages = message_bytes > 0
         length, dtype = (message_bytes, torch.uint8) if message_bytes else (len(self.received), engine.shared.dtype)
         self.updates = UpdateBuffer(length, dtype, spill / "updates", config.system.update_memory_mb << 20)
-        rule = server_rule(config.server)
         self.server = ServerState(
             self.split_vectors(self.received),
             num_clients=len(components.clients),
-            optimizer=rule,
+            optimizer=ServerOptimizer(config.server),
             num_rounds=config.rounds,
             layout=engine.shared,
         )
@@ -286,22 +285,3 @@ class RoundContext:
         """Show what is being done, where there is someone to show it to."""
         if self.components.tracker is not None:
             self.components.tracker.working(text)
-
-
-def server_rule(config: ServerConfig) -> ServerOptimizer:
-    """The server's rule with every null replaced by the number it stands for."""
-    resolved = config.resolved()
-    return ServerOptimizer(
-        optimizer=resolved.optimizer,
-        lr=1.0 if resolved.lr is None else resolved.lr,
-        momentum=resolved.momentum,
-        beta1=0.9 if resolved.beta1 is None else resolved.beta1,
-        beta2=resolved.beta2,
-        tau=resolved.tau,
-        bias_correction=resolved.bias_correction,
-        eps=resolved.eps,
-        weight_decay=resolved.weight_decay,
-        no_decay=resolved.no_decay,
-        schedule=resolved.schedule,
-        warmup_ratio=resolved.warmup_ratio,
-    )

@@ -15,7 +15,7 @@ from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching, StepPlan
 from fedtorch.train.engine import Engine, GradientHook, Parts
 from fedtorch.train.loop import LossCurve, Step, train
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 class Trainable(Protocol):
@@ -47,7 +47,7 @@ class ClientJob:
     outgoing: Mapping[str, Tensor]
     engine: Engine
     task: Trainable
-    hp: LocalTraining
+    hp: ClientConfig
     examples: Sequence[Any]
     on_step: Callable[[int], None]
     first_private: Tensor | None = None
@@ -107,7 +107,7 @@ class ClientJob:
         before_step: GradientHook | None = None,
         epochs: int | None = None,
         data: Sequence[Any] | None = None,
-        hp: LocalTraining | None = None,
+        hp: ClientConfig | None = None,
         run_steps: int | None = None,
     ) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the result is in `engine`.

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
-from fedtorch.config import training as config_training
 from fedtorch.config.load import MASK, NO_EFFECT, companion, difference, digest, load, to_dict, to_yaml
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig
 from fedtorch.config.yaml_tree import merge, read, write
+from fedtorch.core import settings as core_settings
 from fedtorch.core.errors import ConfigError
+from fedtorch.train import settings as train_settings
 
 
 @dataclass(frozen=True)
@@ -390,7 +391,7 @@ def test_the_keys_without_effect_exist() -> None:
         assert section in data and (not key or key in data[section])
 
 
-@pytest.mark.parametrize("module", [config, config_system, config_training])
+@pytest.mark.parametrize("module", [config, config_system, core_settings, train_settings])
 def test_every_field_has_a_line_of_explanation(module: ModuleType) -> None:
     tree = ast.parse(inspect.getsource(module))
     for cls in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
