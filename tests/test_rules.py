@@ -20,8 +20,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Each room, a folder of the package, with the rooms it may import. Read from the bottom up: `core` knows nobody.
 # `config` may also import any room's `settings`, where the keys of the section that configures the room are declared.
 ROOMS: dict[str, set[str]] = {
-    "main": {"lifecycle", "setup", "rounds", "checkpoint", "tracking", "comm", "config", "core"},
-    "lifecycle": {"setup", "rounds", "tracking", "config", "core"},
+    "main": {"lifecycle", "setup", "config", "core"},
+    "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
     "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
     "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},

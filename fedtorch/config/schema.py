@@ -225,11 +225,11 @@ class Config:
         changes = self.per_client.get(name)
         return replace(self.client, **changes) if changes else self.client
 
-    def check_clients(self, names: Sequence[str]) -> None:
-        """To be called once the task's clients are known.
+    def check_client_names(self, names: Sequence[str]) -> None:
+        """To be called once the names that `per_client` may have are known.
 
         Raises:
-            ConfigError: `per_client` names a client the task does not have, or a round wants more clients than exist.
+            ConfigError: it has another one.
         """
         for name in self.per_client:
             if name not in names and self.paradigm != "centralized":
@@ -238,16 +238,23 @@ class Config:
                     f"per_client.{name} is set but the task `{self.task_name}` has no client `{name}`; "
                     + (f"did you mean `{near[0]}`?" if near else f"its clients are {', '.join(list(names)[:10])}")
                 )
-        if self.clients.max_norm_to_median is not None and len(names) < 3:
+
+    def check_client_numbers(self, number: int) -> None:
+        """To be called once the number of clients that train is known.
+
+        Raises:
+            ConfigError: a round wants more.
+        """
+        if self.clients.max_norm_to_median is not None and number < 3:
             raise ConfigError(
-                f"clients.max_norm_to_median is set but the task `{self.task_name}` has {len(names)} clients, and a "
+                f"clients.max_norm_to_median is set but the task `{self.task_name}` has {number} clients, and a "
                 "median of fewer than 3 norms tells nothing; use clients.max_update_norm"
             )
         for key in ("per_round", "min"):
             value = getattr(self.clients, key)
-            if value != "all" and value > len(names) and (self.paradigm == "federated" or key == "min"):
+            if value != "all" and value > number and (self.paradigm == "federated" or key == "min"):
                 advice = "`all` or at most" if key == "per_round" else "at most"
                 raise ConfigError(
-                    f"clients.{key} is {value} but the task `{self.task_name}` has {len(names)} clients; "
-                    f"set it to {advice} {len(names)}"
+                    f"clients.{key} is {value} but the task `{self.task_name}` has {number} clients; "
+                    f"set it to {advice} {number}"
                 )

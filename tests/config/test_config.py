@@ -333,11 +333,13 @@ def test_longer_cycles_of_base_files_are_shown_in_full() -> None:
 
 def test_clients_the_task_does_not_have_are_refused() -> None:
     names = ["atis", "geoquery"]
-    loaded("per_client: {atis: {lr: 1}}\nclients: {per_round: 2}").check_clients(names)
+    config = loaded("per_client: {atis: {lr: 1}}\nclients: {per_round: 2}")
+    config.check_client_names(names)
+    config.check_client_numbers(2)
     with pytest.raises(ConfigError, match=r"per_client\.atiss is set .* no client `atiss`; did you mean `atis`\?"):
-        loaded("per_client: {atiss: {lr: 1}}").check_clients(names)
+        loaded("per_client: {atiss: {lr: 1}}").check_client_names(names)
     with pytest.raises(ConfigError, match=r"clients\.per_round is 3 but the task `text2sql` has 2 clients; set it to"):
-        loaded("clients: {per_round: 3}").check_clients(names)
+        loaded("clients: {per_round: 3}").check_client_numbers(2)
 
 
 # Back to plain data
