@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtorch.compression.payload import Sparse
 from fedtorch.core.client import ClientState
 from fedtorch.core.server import ServerState
+from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
@@ -54,6 +55,9 @@ class Algorithm:
 
     def check_task(self, task: Any) -> None:
         """Called at start-up with the task that clients train on; raises ConfigError for what it lacks."""
+
+    def check_server(self, server: ServerConfig) -> None:
+        """Called when a config is read, with its `server` section; raises ConfigError for what cannot work."""
 
     @property
     def engines(self) -> tuple[str, ...]:

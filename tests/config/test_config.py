@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtorch.algorithms.base import Algorithm
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
 from fedtorch.config.load import MASK, NO_EFFECT, companion, difference, digest, load, to_dict, to_yaml
@@ -44,7 +45,7 @@ class Toy:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Algorithm):
     weights: Literal["size", "equal"] = "size"
 
 
@@ -58,8 +59,8 @@ class Pulled(Mean):
 def _toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The toys above under short names, and an empty folder to work in."""
     monkeypatch.setattr("fedtorch.tasks.TASKS", {"text2sql": f"{__name__}:Toy", "toy": f"{__name__}:Toy"})
-    names = {"fedavg": "Mean", "fedopt": "Mean", "pulled": "Pulled"}
-    monkeypatch.setattr("fedtorch.algorithms.ALGORITHMS", {name: f"{__name__}:{cls}" for name, cls in names.items()})
+    toys = {"fedavg": f"{__name__}:Mean", "pulled": f"{__name__}:Pulled"}
+    monkeypatch.setattr("fedtorch.algorithms.ALGORITHMS", toys | {"fedopt": "fedtorch.algorithms.fedavg:FedOpt"})
     monkeypatch.chdir(tmp_path)
 
 
@@ -159,7 +160,8 @@ def test_a_new_name_keeps_the_fields_both_classes_have_and_drops_the_others() ->
 
 def test_a_class_of_the_users_own_is_imported_from_the_working_folder(caplog: pytest.LogCaptureFixture) -> None:
     Path("mine_7391.py").write_text(
-        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass My:\n    k: int = 1\n"
+        "from dataclasses import dataclass\nfrom fedtorch.algorithms.base import Algorithm\n"
+        "@dataclass(frozen=True)\nclass My(Algorithm):\n    k: int = 1\n"
     )
     text = "algorithm: {name: 'mine_7391:My', k: 5}"
     config = loaded(text)
