@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="FILE",
         help="YAML file, or several of which the later ones change the first; without it the default job: eight "
-        "generated silos",
+        "generated clients",
     )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(

@@ -14,6 +14,7 @@ import torch
 from ranks import expect_exit, run_ranks, start_ranks
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from fedtorch.config.masking import mask_assignment
 from fedtorch.lifecycle import session
 from fedtorch.main import main
 
@@ -337,8 +338,6 @@ def test_a_launcher_says_how_a_run_is_continued(config: Path, monkeypatch: pytes
 
 
 def test_the_command_that_resumes_hides_secrets() -> None:
-    from fedtorch.lifecycle.status import masked
-
-    assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
-    assert masked("export A=1 HF_TOKEN=hunter2") == "export A=1 HF_TOKEN=<masked>"
-    assert masked("client.lr=0.1") == "client.lr=0.1"
+    assert mask_assignment("track.api_token=hunter2") == "track.api_token=<masked>"
+    assert mask_assignment("export A=1 HF_TOKEN=hunter2") == "export A=1 HF_TOKEN=<masked>"
+    assert mask_assignment("client.lr=0.1") == "client.lr=0.1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from fedtorch.checkpoint.store import Checkpoints, Found
+from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config.load import record_difference, to_dict
@@ -46,7 +46,7 @@ def lasting_facts(built: BuiltRun) -> dict[str, str]:
     return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(built.engine.initial())})[:16]}
 
 
-def _fitting(built: BuiltRun, checkpoints: Checkpoints, resume: str) -> Found | None:
+def _fitting(built: BuiltRun, checkpoints: Checkpoints, resume: str) -> Manifest | None:
     """The checkpoint to go on from, in the run's own folder."""
     is_path = resume not in RESUME_MODES
     if resume == "never":
