@@ -133,12 +133,12 @@ class Figures:
 
 def measure(counts: Sequence[int], rounds: int, repeat: int, console: Console) -> dict[int, dict[str, Any]]:
     """Every number of clients in turn, `repeat` times over, so that slow minutes hit all of them."""
-    from fedtorch.data.synthetic_wikisql import prepare_synthetic
+    from fedtorch.data.synthetic_wikisql import prepare
 
     figures = {count: Figures() for count in counts}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        prepare_synthetic(data)
+        prepare(data)
         for number in range(repeat):
             for count, figure in figures.items():
                 console.log(f"repetition {number + 1} of {repeat}: {count} clients")

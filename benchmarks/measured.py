@@ -23,7 +23,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
 from fedtorch.core.update import Report
-from fedtorch.rounds.context import RunComponents
+from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 from fedtorch.tracking.tracker import Tracker

@@ -30,12 +30,15 @@ from fedtorch.setup.dry_run import describe
 log = logging.getLogger("fedtorch")
 
 
-def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *, prog: str = "fedtorch.main") -> int:
     """Run a config; returns the exit code (0 done, 2 config, 3 data, ... 75 interrupted; see `errors`).
 
     stop: for a launcher that wants to know which signal ended the run; it need not be listening yet.
     """
-    args = _parser().parse_args(arguments)
+    parser = _parser(prog)
+    args = parser.parse_args(arguments)
+    if args.ranks and not args.dry_run:
+        parser.error("--ranks goes with --dry-run; to train on several ranks use torchrun or `fedtorch local`")
     stop = stop or StopFlag()
     # from before data are read, which may take minutes; the ranks agree to stop when they meet
     with nullcontext() if args.dry_run else stop.listening():
@@ -80,15 +83,15 @@ def _describe(config: Config, *, num_ranks: int, rank: int) -> None:
         print(describe(first, num_ranks=num_ranks))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedtorch.main", description=__doc__.splitlines()[0])
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument(
         "--config",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="YAML file, or several of which the later ones change the first; without it the default job: eight "
-        "generated clients",
+        help="YAML file or name of a shipped config (lorar/fedopt), or several of which the later ones change the "
+        "first; without it the default job: eight generated clients",
     )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(

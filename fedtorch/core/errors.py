@@ -77,6 +77,13 @@ class PeerError(RuntimeError):
         self.out_of_memory = out_of_memory
 
 
+class UpdateError(ValueError):
+    """An algorithm did not send what its clients have to send, or something else; that client fails in this round.
+
+    The message names algorithm and vector and nothing of the client's data, so it may be logged.
+    """
+
+
 class Interrupted(FedtorchError, RuntimeError):
     """A signal asked the run to stop; everything computed is saved and the run can be resumed."""
 

@@ -97,7 +97,7 @@ def favour_copying(model: Any) -> None:
 
     Cross-attention starts as a copy (its output matrix is the transpose of its value matrix), and the biases of
     relative positions start sharp (standard deviation 4): Adam moves them by no more than its rate per step, so from
-    T5's own start a thousand steps hardly tell neighbours apart. Measured on the synthetic silos: 1 % exact match
+    T5's own start a thousand steps hardly tell neighbours apart. Measured on the synthetic clients: 1 % exact match
     after three passes over all data without, 79 % with sharp positions.
     """
     for block in model.decoder.block:

@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from fedtorch.core.client import Client, ClientState
-from fedtorch.rounds.context import RoundContext, Stopped
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.membership import Stopped
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.job import ClientJob
+from fedtorch.train.outgoing import Outgoing
 
 _PREFIX = f"{SERVER}/"
 
 
 class ServerTraining:
-    """Calls `Algorithm.server_train` with the server's share as a job. Only the server may use it.
+    """Calls `Algorithm.server_train` with the server's own data as a job. Only the server may use it.
 
     What the job keeps (optimiser, place in the data) is in the ServerState under `server/`, so it is in every
     checkpoint; the examples are loaded once. If training is interrupted or fails, the ServerState is as it was.
@@ -61,7 +65,7 @@ class ServerTraining:
                 {n.removeprefix(_PREFIX): t for n, t in server.tensors.items() if n.startswith(_PREFIX)},
                 {n.removeprefix(_PREFIX): x for n, x in server.numbers.items() if n.startswith(_PREFIX)},
             ),
-            outgoing={},
+            outgoing=Outgoing(torch.zeros(0), (), type(context.algorithm).__name__),
             engine=components.engine,
             task=components.training,
             hp=context.config.client_for(SERVER),

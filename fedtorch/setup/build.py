@@ -17,7 +17,7 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.config.load import digest, to_dict
 from fedtorch.config.schema import Config
-from fedtorch.rounds.context import RunComponents
+from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
 from fedtorch.setup.checks import check, something_is_shared
 from fedtorch.setup.engine import device, divide, make_engine

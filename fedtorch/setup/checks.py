@@ -15,12 +15,13 @@ from torch import nn
 from fedtorch.comm.wire import KEY
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.extras import require
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.base import SERVER, Task
 from fedtorch.tracking.records import RECEIVED
 from fedtorch.train.engine import Engine
 from fedtorch.train.precision import has_fp16
-from fedtorch.train.zero import checkpointable, is_installed
+from fedtorch.train.zero import checkpointable
 
 LOSS = "loss"  # what every evaluation calls the loss, beside the task's metrics
 
@@ -57,11 +58,11 @@ def clients_are_the_tasks(plan: Plan) -> None:
 
 def large_clients_count_once(plan: Plan) -> None:
     """Where large clients are drawn more often, they have no larger weight too."""
-    weights = getattr(plan.algorithm, "weights", "equal")
-    if plan.config.clients.sampling == "size_proportional" and weights != "equal":
+    weighting = plan.algorithm.weighting
+    if plan.config.clients.sampling == "size_proportional" and weighting != "equal":
         raise ConfigError(
             "clients.sampling is size_proportional, which already favours large clients, and algorithm.weights is "
-            f"{weights}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
+            f"{weighting}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
         )
 
 
@@ -123,11 +124,8 @@ def the_device_has_the_precision(plan: Plan) -> None:
 
 def deepspeed_is_installed(plan: Plan) -> None:
     """DeepSpeed is an extra of the package."""
-    if plan.config.engine.kind == "deepspeed" and not is_installed():
-        raise ConfigError(
-            "engine.kind is deepspeed, which is not installed; `pip install 'fedtorch-nlp[deepspeed]'` or set "
-            "engine.kind to torch"
-        )
+    if plan.config.engine.kind == "deepspeed":
+        require("engine.kind: deepspeed", "deepspeed", extra="deepspeed", instead="set engine.kind to torch")
 
 
 def the_algorithm_takes_deepspeed(plan: Plan) -> None:

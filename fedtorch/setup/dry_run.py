@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config import load as yaml_config
 from fedtorch.rounds.placement import costs
 from fedtorch.setup.build import BuiltRun
@@ -37,8 +38,9 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
     cohort = len(built.clients) if config.clients.per_round == "all" else config.clients.per_round
     down = 4 * size * (num_ranks - 1)
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
-    if message := built.algorithm.message_bytes(built.engine.shared):
-        copies = cohort if built.algorithm.combines_everywhere else 1
+    algorithm = built.algorithm
+    if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(built.engine.shared)):
+        copies = cohort if algorithm.combines_everywhere else 1
         down, up = message * copies * (num_ranks - 1), message * cohort
     count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"

@@ -29,7 +29,7 @@ def about_data(plan: Plan, placement: Placement, rank: int) -> Iterator[str]:
         DataError: one is unusable, so that a malformed line shows before the first round.
     """
     here = {worker for worker, ranks in enumerate(plan.topology.workers) if rank in ranks}
-    mine = [name for name, worker in placement.judges.items() if worker in here]
+    mine = [name for name, worker in placement.evaluators.items() if worker in here]
     for name in mine if len(mine) <= CHECKED_CLIENTS else ():
         if remark := plan.task.check(name):
             yield f"{name}: {remark}"

@@ -25,23 +25,21 @@ from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, m
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.models.hydranet import HydraNet, Outputs, Query, decode, row_losses
 from fedtorch.tasks.base import SERVER, Scores, Task
+from fedtorch.tasks.prepared import SYNTHETIC, Count, data_folder
 from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
 from fedtorch.text.byte_bpe import load_subwords
 
 log = logging.getLogger(__name__)
 
-Count = Annotated[int, Field(ge=1)]
-SYNTHETIC = "synthetic"
-
 Example = Question | tuple[Row, ...]
-"""Judged: a question with its query. Trained on: rows that stay together, one or all of a question."""
+"""To evaluate with: a question with its query. To train on: rows that stay together, one or all of a question."""
 
 
 @dataclass(frozen=True)
 class WikiSQL(Task):
-    """The server's share has labels, the clients' questions have none; dev and test are judged in parts.
+    """The server's share has labels, the clients' questions have none; dev and test are evaluated in parts.
 
-    `part0` and so on are no clients: they hold the shares of dev and test questions that one worker judges.
+    `part0` and so on are no clients: they hold the shares of dev and test questions that one worker evaluates.
     """
 
     main_metric: ClassVar[str] = "overall"
@@ -74,7 +72,7 @@ class WikiSQL(Task):
     client_input: Literal["pair", "question_only"] = "pair"
     """rows of clients: with a column each, or one per question without (only heads that need no column then count)"""
     parts: Count = 16
-    """into how many parts dev and test are divided, for the workers to judge"""
+    """into how many parts dev and test are divided, for the workers to evaluate"""
     max_dev: Count | None = None
     """at most so many dev questions, the same ones in every run; null: all"""
     max_test: Count | None = None
@@ -88,14 +86,9 @@ class WikiSQL(Task):
     @cached_property
     def folder(self) -> Path:
         """The prepared data; makes the synthetic set where it is asked for and missing."""
-        if self.data != SYNTHETIC:
-            return Path(self.data)
-        from fedtorch.data.synthetic_wikisql import prepare_synthetic
+        from fedtorch.data.synthetic_wikisql import prepare
 
-        folder = Path("data") / "synthetic_wikisql"
-        if not (folder / "manifest.json").is_file():
-            prepare_synthetic(folder)
-        return folder
+        return data_folder(self.data, "synthetic_wikisql", prepare)
 
     @cached_property
     def _manifest(self) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def test_clients_with_models_of_their_own_do_not_keep_them_twice(tmp_path: Path)
 def test_the_chance_to_be_drawn_is_at_most_one(tmp_path: Path, paradigm: str) -> None:
     clients = ClientsConfig(per_round=2)
     runner = make_runner(make_config(tmp_path, Quadratic(clients=TWO), paradigm=paradigm, clients=clients))
-    assert [runner.trainer.share(client) for client in runner.components.clients] == [1] * len(
+    assert [runner.trainer.chance(client) for client in runner.components.clients] == [1] * len(
         runner.components.clients
     )
 
@@ -173,7 +173,10 @@ def test_large_clients_are_drawn_more_often_where_the_draw_is_by_size(tmp_path: 
     clients = ClientsConfig(per_round=2, sampling="size_proportional")
     task = Quadratic(clients={"a": (1.0, 0.0, 3), "b": (1.0, 0.0, 1), "c": (1.0, 0.0, 0)})
     runner = make_runner(make_config(tmp_path, task, FedAvg(weights="equal"), clients=clients))
-    assert [runner.trainer.share(client) for client in runner.components.clients] == [Fraction(15, 16), Fraction(7, 16)]
+    assert [runner.trainer.chance(client) for client in runner.components.clients] == [
+        Fraction(15, 16),
+        Fraction(7, 16),
+    ]
 
 
 def test_the_servers_schedule_spans_all_its_rounds(tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_the_servers_schedule_spans_all_its_rounds(tmp_path: Path) -> None:
 
 
 def test_a_client_counts_as_often_as_it_was_drawn() -> None:
-    reports = [Report("a", loss_max=1.0, extra={"draws": 2}), Report("b", loss_max=1.0)]
+    reports = [Report("a", loss_max=1.0, draws=2), Report("b", loss_max=1.0)]
     assert FedParsing().weigh(reports) == [0.5, 0.25]
     assert FedParsing().weigh(reports[1:] * 3) == [0.25] * 3
 
