@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.mean_teacher import Comparable, Consistency, MeanTeacher, Student, Teacher, matching
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Share
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -22,8 +22,6 @@ from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig
 
 log = logging.getLogger(__name__)
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
