@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
-from fedtorch.lifecycle.status import masked
 
 from .resources import Resources
 
@@ -87,7 +87,11 @@ def batch_script(resources: Resources, folder: Path, *, name: str, goes_on: bool
 
     _check_folder(folder)
     command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-    shown = replace(resources, setup=tuple(map(masked, resources.setup)), sbatch=tuple(map(masked, resources.sbatch)))
+    shown = replace(
+        resources,
+        setup=tuple(map(mask_assignment, resources.setup)),
+        sbatch=tuple(map(mask_assignment, resources.sbatch)),
+    )
     text: str = _make_sbatch_string(command, folder, **_settings(shown, folder, name, goes_on))
     return text
 

@@ -23,6 +23,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
+from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import (
     CheckpointError,
     ConfigError,
@@ -34,7 +35,7 @@ from fedtorch.core.errors import (
     QuorumError,
     RestartsError,
 )
-from fedtorch.lifecycle.status import masked, write_status
+from fedtorch.lifecycle.status import write_status
 
 from . import start_words
 from .pool import SAVE_S, hold
@@ -217,7 +218,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local
 def _command(args: argparse.Namespace) -> str:
     words = [*start_words("local"), "--config", *map(str, args.config), "--ranks", str(args.ranks)]
     words += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
-    return shlex.join([*words, *(["--set", *map(masked, args.set)] if args.set else [])])
+    return shlex.join([*words, *(["--set", *map(mask_assignment, args.set)] if args.set else [])])
 
 
 def _ended(code: int) -> str:

@@ -11,10 +11,11 @@ from torch import Tensor
 from fedtorch.core.client import ClientState
 from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
+from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 class Updates(Protocol):
@@ -59,11 +60,14 @@ class Algorithm:
         if "server_train" in vars(cls):
             cls.trains_server = True
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
 
     def check_task(self, task: Any) -> None:
         """Called at start-up with the task that clients train on; raises ConfigError for what it lacks."""
+
+    def check_server(self, server: ServerConfig) -> None:
+        """Called when a config is read, with its `server` section; raises ConfigError for what cannot work."""
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count, Whole
 from fedtorch.core.seeds import seed_for
 from fedtorch.data.cover import cover_triples, require_packages
 from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows
@@ -22,7 +23,7 @@ from fedtorch.models.esim import Esim
 from fedtorch.models.re2 import Re2
 from fedtorch.models.scorer import Scorer
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.prepared import Prepared
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Ids = list[int]
@@ -79,7 +80,7 @@ class QA(Prepared):
     """a question of an evaluation without a relevant answer: counts as zero (trec_eval), or not at all"""
     train_share: dict[str, Share] = field(default_factory=dict)
     """client name -> share of its training questions that is used, the same ones in every run"""
-    cover_queries: Annotated[int, Field(ge=0)] = 0
+    cover_queries: Whole = 0
     """CoverQuery: cover triples that are added to every training triple, with questions from the public pool"""
     cover_clusters: Annotated[int, Field(ge=2)] = 20
     """topics into which the public pool is divided"""

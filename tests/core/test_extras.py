@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.comm.topology import Topology
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
@@ -17,7 +18,8 @@ from fedtorch.data.folder import write_manifest
 from fedtorch.data.prepare import main as data
 from fedtorch.main import main
 from fedtorch.report.__main__ import main as report
-from fedtorch.setup.engine import check_engine
+from fedtorch.setup.checks import deepspeed_is_installed
+from fedtorch.setup.plan import Plan
 from fedtorch.tasks.fewshot import FewShotTasks
 from fedtorch.tasks.qa import QA
 
@@ -131,7 +133,8 @@ def test_a_t_test_is_refused_before_a_run_is_read(block: Block, capsys: pytest.C
 def test_an_engine_is_refused_before_it_is_made(block: Block) -> None:
     block("deepspeed")
     config = load(None, ["engine.kind=deepspeed"])
+    plan = Plan(config, config.task, config.task, config.algorithm, clients=(), topology=Topology(1))
     with pytest.raises(ConfigError) as refused:
-        check_engine(config, config.algorithm, config.task, [config.client], sizes=[1])
+        deepspeed_is_installed(plan)
     expected = f"engine.kind: deepspeed {missing('deepspeed', 'deepspeed')} or set engine.kind to torch"
     assert str(refused.value) == expected
