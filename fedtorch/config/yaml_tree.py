@@ -63,10 +63,12 @@ class _Refused(Exception):
 
 @dataclass
 class Tree:
-    """Nested data, and for each key path (names and list indices) the `file:line` or `--set` that gave it."""
+    """Nested data that remembers where it was written."""
 
     data: dict[str, Any] = field(default_factory=dict)
+    """Mappings, lists and scalars."""
     marks: dict[Key, str] = field(default_factory=dict)
+    """Key path (names and list indices) -> the `file:line` or `--set` that gave it."""
 
     def where(self, key: Key) -> str:
         """Where `key`, or else the nearest section around it, was written; empty if nowhere."""
