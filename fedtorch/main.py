@@ -20,7 +20,7 @@ from typing import IO
 import torch
 
 from fedtorch.checkpoint.store import Checkpoints
-from fedtorch.comm.backend import say_if_shared
+from fedtorch.comm.backend import log_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
@@ -118,10 +118,10 @@ def _join(config: Config, names: Sequence[str], *, num_ranks: int, stacks: IO[st
         return LocalCommunicator(names)
     system = config.system
     own = device(system.device)
-    say_if_shared(own)
-    goes_on = config.clients.on_loss == "continue"
+    log_if_shared(own)
+    recovers = config.clients.on_loss == "continue"
     return DistributedCommunicator.join(
-        names, system.timeout, system.exchange, stacks, goes_on=goes_on, backend=system.backend, device=own
+        names, system.timeout, system.exchange, stacks, recovers=recovers, backend=system.backend, device=own
     )
 
 

@@ -31,17 +31,18 @@ _EXTRA = "x."  # before the names of Report.extra, which could otherwise equal a
 
 @dataclass(frozen=True)
 class Message:
-    """What one client (or, with `NO_CLIENT`, a rank) has to say, in numbers.
-
-    kind: one of `KINDS`. status: a word, e.g. `ok` or `failed:ValueError`. Keys: see `KEY`.
-    numbers: floats (NaN and infinities included) and integers of 64 bits. lists: of floats.
-    """
+    """What one client (or a rank) has to say, in numbers."""
 
     client: int
+    """Index in the manifest; `NO_CLIENT` for a rank or the whole federation."""
     kind: str
+    """One of `KINDS`."""
     status: str = "ok"
+    """A word, e.g. `ok` or `failed:ValueError`."""
     numbers: dict[str, Number] = field(default_factory=dict)
+    """Floats (NaN and infinities included) and integers of 64 bits; for the keys see `KEY`."""
     lists: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of floats; for the keys see `KEY`."""
 
 
 def encode(message: Message, *, round: int, sequence: int) -> bytes:

@@ -127,7 +127,7 @@ class ClientTrainer:
             log.debug("client %s, round %d", client.name, self.context.round + 1, exc_info=error)
         if worker is not None and not of_a_peer:
             own = Verdict.OUT_OF_MEMORY if failure == OUT_OF_MEMORY else Verdict(bool(failure))
-            verdict = worker.settle(own)
+            verdict = worker.agree_on_verdict(own)
             if verdict is Verdict.OUT_OF_MEMORY:
                 failure = OUT_OF_MEMORY
             elif verdict is Verdict.FAILED and failure in ("", OUT_OF_MEMORY):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Updates
+from fedtorch.comm.base import AcceptedUpdates
 from fedtorch.comm.messages import Decoded, sum_of_messages
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.update import Report
@@ -27,7 +27,7 @@ def collect(context: RoundContext, accepted: Sequence[Report]) -> list[Tensor]:
         )
     messages: list[Tensor] = []
 
-    def keep(updates: Updates) -> Tensor:
+    def keep(updates: AcceptedUpdates) -> Tensor:
         messages.extend(message.clone() for message in updates)  # each is valid until the next one is asked for
         return torch.empty(0)
 

@@ -139,7 +139,7 @@ GOES_ON = ClientsConfig(on_loss="continue")
 
 
 def surviving(config: Config) -> tuple[Outcome, dict[str, int]]:
-    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60, goes_on=True) as comm:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60, recovers=True) as comm:
         runner = make_runner(config, comm)
         found = runner.run()
         losses = {name: pairs["loss"][0] for name, pairs in found.scores.items()}
