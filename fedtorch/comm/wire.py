@@ -110,12 +110,12 @@ def _decode_at(
     if kind >= len(KINDS):
         raise PreflightError(f"{sender} is of kind {kind}; expected 0 to {len(KINDS) - 1}")
     if not NO_CLIENT <= client < num_clients:
-        raise PreflightError(f"{sender} arrived; expected clients 0 to {num_clients - 1}")
+        raise PreflightError(f"{sender} came; expected clients 0 to {num_clients - 1}")
     body = start + _HEADER.size
     if length > max_bytes:
         raise PreflightError(f"{sender} announces {length} bytes; the limit is {max_bytes}")
     if length > len(data) - body:
-        raise PreflightError(f"{sender} announces {length} bytes; {len(data) - body} arrived")
+        raise PreflightError(f"{sender} announces {length} bytes; {len(data) - body} came")
     payload = data[body : body + length]
     if _head(kind, its_round, its_sequence, client, payload) != data[start:body]:
         raise PreflightError(f"{sender} has a wrong checksum: it was damaged on the way")

@@ -13,31 +13,33 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Report:
-    """A client's numbers of one round. Everything but `client` and `status` is a number, so it may travel.
-
-    client: the client's name (travels as its index in the manifest).
-    status: `ok`, or `failed:<ExceptionName>`; never a message, which could quote the client's text. In the records
-        also `refused`: the server would not have the update.
-    examples: n_i, the training examples the client holds. steps: optimiser steps taken.
-    loss_*: over the losses that `algorithm.loss_reduction` measures. curve: loss of every step, for the plots.
-    norm, max_abs: of the update; non-finite exactly when one of its elements is.
-    extra: further numbers of the algorithm, e.g. `loss_reduction`, `penalty`, `normaliser`.
-    """
+    """A client's numbers of one round. Everything but `client` and `status` is a number, so it may travel."""
 
     client: str
+    """The client's name (travels as its index in the manifest)."""
     status: str = "ok"
+    """`ok`, or `failed:<ExceptionName>`; never a message, which could quote the client's text. In the records also
+    `refused`: the server would not have the update."""
     examples: int = 0
+    """n_i, the training examples the client has."""
     steps: int = 0
+    """Optimiser steps taken."""
     loss_first: float = 0.0
+    """Of the losses that `algorithm.loss_reduction` measures; likewise the next four."""
     loss_last: float = 0.0
     loss_max: float = 0.0
     loss_min: float = 0.0
     loss_mean: float = 0.0
     norm: float = 0.0
+    """Of the update; non-finite exactly when one of its elements is, like `max_abs`."""
     max_abs: float = 0.0
+    """Largest magnitude of an element of the update."""
     seconds: float = 0.0
+    """Of local training."""
     curve: tuple[float, ...] = ()
+    """Loss of every step, for the plots."""
     extra: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers of the algorithm, e.g. `loss_reduction`, `penalty`, `normaliser`."""
 
     @property
     def is_ok(self) -> bool:
@@ -54,13 +56,11 @@ class Report:
 
 @dataclass
 class Update:
-    """A client's pseudo-gradient and its report.
-
-    grad: flat CPU vector over the shared layout, once per name in `Algorithm.exchanged_vectors`, laid end to end;
-        a descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing.
-    """
+    """A client's pseudo-gradient and its report."""
 
     grad: Tensor | None
+    """Flat CPU vector over the shared layout, once per name in `Algorithm.exchanged_vectors`, laid end to end;
+    a descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing."""
     report: Report
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.seeds import seed_for
-from fedtorch.train.batches import Batching, StepPlan
-from fedtorch.train.engine import Engine, GradientHook, Parts
+from fedtorch.train.batches import Batching, SplitBatch, StepPlan
+from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.optim import LocalTraining
 
@@ -168,7 +168,7 @@ class ClientJob:
     def _collated(self, examples: Sequence[Any]) -> Any:
         size = math.ceil(len(examples) / self.parts)
         batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
-        return batches[0] if len(batches) == 1 else Parts(tuple(batches))
+        return batches[0] if len(batches) == 1 else SplitBatch(tuple(batches))
 
     def _kept_optimizer(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         prefix = f"{purpose}/optimizer/"

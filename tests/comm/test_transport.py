@@ -94,7 +94,7 @@ def every_type() -> Any:
         return found, [each.tolist() for each in everyone]
 
 
-def test_every_dtype_and_length_arrives_whole() -> None:
+def test_every_dtype_and_length_is_moved_whole() -> None:
     results = run_ranks(every_type, 3)
     expected = [list(range(length)) for _ in range(4) for length in (0, 1, 12, 24, 25, 101)]
     assert [found for found, _ in results] == [expected] * 3

@@ -7,8 +7,7 @@ import torch
 
 from fedtorch.comm.transport import SLOTS, WINDOW_BYTES, Staged
 from fedtorch.train import pinned_copy as shuttle
-from fedtorch.train.engine import to_device
-from fedtorch.train.pinned_copy import PinnedCopier
+from fedtorch.train.pinned_copy import PinnedCopier, to_device
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000, (shuttle.WINDOW_BYTES // 4) * 3 + 17])

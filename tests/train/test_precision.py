@@ -25,7 +25,8 @@ from fedtorch.rounds.scoring import judge
 from fedtorch.setup.build import build
 from fedtorch.setup.dry_run import describe
 from fedtorch.setup.engine import check_engine
-from fedtorch.train.engine import Engine, Parts
+from fedtorch.train.batches import SplitBatch
+from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.precision import LossScale, has_fp16
 
@@ -136,7 +137,7 @@ def test_the_proximal_pull_has_the_size_it_has_in_fp32(precision: str) -> None:
 @pytest.mark.parametrize("precision", MIXED)
 def test_a_micro_batch_in_parts_has_the_gradient_of_the_whole(precision: str) -> None:
     inputs, labels = batch(0)
-    parts = Parts(((inputs[:4], labels[:4]), (inputs[4:], labels[4:])))
+    parts = SplitBatch(((inputs[:4], labels[:4]), (inputs[4:], labels[4:])))
     results = []
     for data in ((inputs, labels), parts):
         engine = engine_of(precision)
@@ -255,7 +256,7 @@ def test_an_overflow_on_another_rank_leaves_the_step_out_here(theirs: bool, has_
     parameter = nn.Parameter(torch.ones(2))
     optimizer, scale, worker = torch.optim.SGD([parameter], lr=1.0), LossScale(CPU, 3), OtherRanks(theirs)
     parameter.grad = torch.full((2,), 8.0) if has_gradient else None  # None: this rank's part is frozen
-    scale.take_out(optimizer, worker)  # type: ignore[arg-type]
+    scale.unscale_gradients(optimizer, worker)  # type: ignore[arg-type]
     scale.take_step(optimizer)
     assert worker.asked == [False] and int(scale.left_out) == theirs
     assert scale.get_scale() == (4.0 if theirs else 8.0)
