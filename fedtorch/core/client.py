@@ -27,7 +27,7 @@ class Client:
     index: int
     """Its place in the manifest's order."""
     sizes: dict[str, int] = field(default_factory=dict, hash=False)
-    """Examples per split."""
+    """Split -> number of examples."""
 
 
 @dataclass

@@ -63,7 +63,7 @@ class DeadlineError(LostRankError):
 class CollectiveFailed(DeadlineError):
     """A collective failed on this rank, of a run that can go on without a lost one. Names no rank: `ranks` is empty.
 
-    Unlike the other LostRankErrors it does not end the run. `RoundContext.retry_on_loss` catches it; the ranks then
+    Unlike the other LostRankErrors it does not end the run. `Membership.retry_on_loss` catches it; the ranks then
     meet (`Communicator.commit_collective`), find out together which of them is lost, if any, and repeat the exchange.
     It is a DeadlineError so that it ends the run like one where nobody catches it.
     """
@@ -90,6 +90,13 @@ class PeerError(RuntimeError):
     def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
         super().__init__(message)
         self.out_of_memory = out_of_memory
+
+
+class UpdateError(ValueError):
+    """An algorithm did not send what its clients have to send, or something else; that client fails in this round.
+
+    The message names algorithm and vector and nothing of the client's data, so it may be logged.
+    """
 
 
 class Interrupted(FedtorchError, RuntimeError):

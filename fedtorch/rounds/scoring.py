@@ -14,7 +14,7 @@ from fedtorch.train.pinned_copy import to_device
 
 
 @torch.inference_mode()
-def judge(
+def evaluate(
     task: Task,
     engine: Engine,
     examples: Sequence[Any],
@@ -35,7 +35,7 @@ def judge(
             for metric, (total, count) in task.score([example], [prediction]).items():
                 if metric in single:
                     each[metric] = (*each.get(metric, ()), total / count if count else math.nan)
-    if task.judges_loss:
+    if task.evaluates_loss:
         scores = {**scores, "loss": _loss(task, engine, examples, batch_size)}
     return scores  # the main metric first, as readers of the records expect
 

@@ -20,9 +20,10 @@ from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine, GradientHook, LossFunction
 from fedtorch.train.micro_batches import parts_of, passes_of
-from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, renew, state_of
+from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
 from fedtorch.train.pinned_copy import to_device
-from fedtorch.train.zero import ZeroScale, ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
+from fedtorch.train.settings import ClientConfig, EngineConfig
+from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 
 log = logging.getLogger(__name__)
@@ -40,17 +41,14 @@ class DeepSpeedEngine(Engine):
     on all of them (stages 0 to 2); one inside DeepSpeed's exchanges ends the run, for the others may be waiting there.
     """
 
-    settings: ZeroSettings
-    """What DeepSpeed is configured with."""
-
     def __init__(
         self,
         module: nn.Module,
         partition: Partition,
         device: torch.device,
         *,
-        settings: ZeroSettings,
-        hp: LocalTraining,
+        settings: EngineConfig,
+        hp: ClientConfig,
         make_module: Callable[[], nn.Module],
     ) -> None:
         """hp: of any client; all have the same optimiser. make_module: builds the same module again."""
@@ -122,7 +120,7 @@ class DeepSpeedEngine(Engine):
         self,
         shared: Tensor,
         private: Tensor | None,
-        hp: LocalTraining,
+        hp: ClientConfig,
         *,
         steps: int,
         taken: int = 0,

@@ -13,9 +13,10 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
-from fedtorch.train.optim import LocalTraining, Optimizers, forget, load_state, make_schedule, state_of
+from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
 from fedtorch.train.pinned_copy import PinnedCopier, to_device
 from fedtorch.train.precision import Precision
+from fedtorch.train.settings import ClientConfig
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
 GradientHook = Callable[["Engine"], "Tensor | None"]
@@ -161,7 +162,7 @@ class Engine:
         self,
         shared: Tensor,
         private: Tensor | None,
-        hp: LocalTraining,
+        hp: ClientConfig,
         *,
         steps: int,
         taken: int = 0,

@@ -1,4 +1,4 @@
-"""FedAssistant with a user rank and an assistant rank per data holder: the same bits as one process."""
+"""FedAssistant with a user rank and an assistant rank per client: the same bits as one process."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ def test_two_ranks_give_the_bits_of_one_process_and_only_numbers_cross() -> None
 
 
 DIALOGS = {
-    holder: {
+    client: {
         split: [
-            [["user", f"{holder} {n} please"], ["assistant", "yes " * (1 + n % 3)], ["user", "bye"]][: 2 + n % 2]
+            [["user", f"{client} {n} please"], ["assistant", "yes " * (1 + n % 3)], ["user", "bye"]][: 2 + n % 2]
             for n in range(first, first + count)
         ]
         for split, first, count in (("train", 0, 7 + 2 * place), ("dev", 20, 2), ("test", 30, 3))
     }
-    for place, holder in enumerate(("pizza", "ride", "movie"))
+    for place, client in enumerate(("pizza", "ride", "movie"))
 }
 NAMES = tuple(DIALOGS)
 STEP = ClientConfig(
@@ -205,11 +205,11 @@ def config_of(name: str, folder: Path | str, data: str, **changes: Any) -> Confi
     return make_config(Path(folder) / name, task, settings.pop("algorithm"), **settings)
 
 
-def runner(config: Config, comm: Communicator | None = None) -> Runner:
+def runner(config: Config, comm: Communicator | None = None, **changes: Any) -> Runner:
     tracker = None
     if comm is None or comm.is_server:
         tracker = Tracker(config.folder, clients=NAMES, rounds=config.rounds, tensorboard=False, progress="off")
-    return make_runner(config, comm, tracker=tracker)
+    return make_runner(config, comm, tracker=tracker, **changes)
 
 
 def outcome(config: Config, comm: Communicator | None = None, resume: int | None = None) -> tuple[str, Any]:
@@ -265,9 +265,8 @@ def test_a_pair_beside_a_rank_with_both_sides_gives_the_bits_of_one_process(data
 def stopped_at(folder: str, data: str, name: str, who: int) -> str:
     """Rank `who` alone hears a signal in the third round."""
     with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
-        each = runner(config_of(name, folder, data), comm)
         stop = lambda: comm.rank == who and each.context.round == 2  # noqa: E731
-        each.context.components = each.components = replace(each.components, stop=stop)
+        each = runner(config_of(name, folder, data), comm, stop=stop)
         try:
             each.run()
         except Interrupted:

@@ -1,4 +1,4 @@
-"""FedAssistant's task, metrics and configs: dialogs as data holders, perplexities, the compared systems."""
+"""FedAssistant's task, metrics and configs: domains as clients, perplexities, the compared systems."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.dialog_folder import write_dialogs
@@ -21,9 +22,11 @@ from fedtorch.models.turns import fit
 from fedtorch.models.two_side import TwoSide
 from fedtorch.tasks.dialog import Dialog
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = shipped()
 TINY = GPT2Model(width=8, layers=1, heads=2, positions=64, dropout=0.0)
-SMOKE = [path.stem for path in sorted((CONFIGS / "smoke").glob("*.yaml")) if path.stem.split("_")[0] in ("feda", "gpt")]
+SMOKE = [
+    path.stem for path in sorted((CONFIGS / "smoke").glob("[!_]*.yaml")) if path.stem.split("_")[0] in ("feda", "gpt")
+]
 
 
 # --- perplexity
@@ -37,21 +40,21 @@ def test_perplexities_of_the_specification() -> None:
     assert "All" not in rows["perplexity"]
 
 
-def test_all_is_the_mean_over_domains_and_then_over_holders() -> None:
+def test_all_is_the_mean_over_domains_and_then_over_clients() -> None:
     domains = ["a", "b", "c", "d", "e", "f"]
     values = (8, 10, 9, 12, 9, 12)
 
-    def holder(scale: float) -> dict[str, tuple[float, int]]:
+    def client(scale: float) -> dict[str, tuple[float, int]]:
         pairs = {f"log_likelihood/{i}": (-math.log(scale * v) * (i + 1), i + 1) for i, v in enumerate(values)}
         return {"log_likelihood": (-math.log(scale * 8), 1), "log_likelihood_assistant": (0.0, 1), **pairs}
 
-    row = table({"a": holder(1)}, domains)["perplexity"]
+    row = table({"a": client(1)}, domains)["perplexity"]
     assert row["All"] == pytest.approx(10.0) and row["a"] == pytest.approx(8.0)
     assert row["union"] == pytest.approx(math.exp(sum(math.log(v) * (i + 1) for i, v in enumerate(values)) / 21))
-    assert table({"a": holder(1), "b": holder(2)}, domains)["perplexity"]["All"] == pytest.approx(15.0)
+    assert table({"a": client(1), "b": client(2)}, domains)["perplexity"]["All"] == pytest.approx(15.0)
 
 
-def test_a_holder_without_test_dialogs_has_no_column() -> None:
+def test_a_client_without_test_dialogs_has_no_column() -> None:
     pairs = {"log_likelihood": (-1.0, 1), "log_likelihood/0": (-1.0, 1), "log_likelihood/1": (0.0, 0)}
     row = table({"a": pairs, "b": {"log_likelihood": (0.0, 0)}}, ["a", "b"])["perplexity"]
     assert set(row) == {"a", "All", "union"} and row["All"] == pytest.approx(math.e)
@@ -68,12 +71,12 @@ def dialogs(*numbers: int) -> list[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    holders = {
+    clients = {
         "pizza": {"train": dialogs(1, 2, 3), "dev": dialogs(4), "test": dialogs(5, 6)},
         "ride": {"train": dialogs(7), "dev": [], "test": dialogs(8)},
         "movie": {"train": dialogs(9), "dev": dialogs(1), "test": []},
     }
-    write_dialogs(tmp_path / "data", holders, {}, vocab_size=300)
+    write_dialogs(tmp_path / "data", clients, {}, vocab_size=300)
     return tmp_path / "data"
 
 
@@ -228,7 +231,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_smoke_config_trains_and_judges(stem: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     shrunk = ["task.max_train=4", "rounds=1", "track.tensorboard=false"]
-    assert main(["--config", str(CONFIGS / "smoke" / f"{stem}.yaml"), "--set", *shrunk]) == 0
+    assert main(["--config", f"smoke/{stem}", "--set", *shrunk]) == 0
     run = workplace / "runs" / stem
     row = json.loads((run / "results.json").read_text())["summary"]["perplexity"]
     assert list(row) == ["repair", "coffee", "movie", "restaurant", "pizza", "ride", "All", "union"]
@@ -250,7 +253,7 @@ PAPER = {
 
 @pytest.mark.parametrize("row", PAPER)
 def test_a_row_has_the_values_of_the_paper(row: str) -> None:
-    config = load(CONFIGS / "fedassistant" / f"{row}.yaml")
+    config = load(f"fedassistant/{row}")
     paradigm, one_in = PAPER[row]
     assert config.paradigm == paradigm and config.task.model.name == "microsoft/DialoGPT-small"
     client, server = config.client, config.server
@@ -281,20 +284,24 @@ def counts_of(top: Any, one_in: int) -> list[int]:
     return top.counts(Layout(("a", "b", "c"), ((one_in,), (one_in + 1,), (one_in - 1,))))  # type: ignore[no-any-return]
 
 
-SMALL = sorted(path.stem for path in (CONFIGS / "fedassistant").glob("real_small_*.yaml"))
+FEEDBACK = [f"feda_top{n}{end}" for n in (12, 25, 50, 100) for end in ("", "_literal", "_none")]
+SYSTEMS = ["gpt_local", "gpt_all", "feda_both", "feda", "feda_freeze", *FEEDBACK]
 
 
 def test_every_system_and_ratio_has_a_small_row_for_real_dialogs() -> None:
-    feedback = [f"feda_top{n}{end}" for n in (12, 25, 50, 100) for end in ("", "_literal", "_none")]
-    systems = ["gpt_local", "gpt_all", "feda_both", "feda", "feda_freeze", *feedback]
-    assert SMALL == sorted(f"real_small_{name}" for name in (*systems, "coffee"))
+    own = {path.stem for path in (CONFIGS / "fedassistant" / "small").iterdir()}
+    assert own == {"real_small_coffee", "real_small_gpt_local", "real_small_gpt_all"}
+    rows = {path.stem for path in (CONFIGS / "fedassistant" / "rows").iterdir()}
+    assert {*SYSTEMS, *PAPER} == rows  # over which the small settings can be laid
 
 
-@pytest.mark.parametrize("stem", [stem for stem in SMALL if stem != "real_small_coffee"])
-def test_a_small_row_is_its_paper_row_on_less_data_with_a_smaller_model(stem: str) -> None:
-    row = stem.removeprefix("real_small_")
+@pytest.mark.parametrize("row", SYSTEMS)
+def test_a_small_row_is_its_paper_row_on_less_data_with_a_smaller_model(row: str) -> None:
     ending = row.rpartition("_")[2] if row.rpartition("_")[2] in ("literal", "none") else ""
-    small, whole = (load(CONFIGS / "fedassistant" / f"{name}.yaml") for name in (stem, row.removesuffix(f"_{ending}")))
+    small_settings = Path("overlays/fedassistant_small")
+    is_gpt = row.startswith("gpt")  # which has values of its own on top
+    small = load(f"fedassistant/real_small_{row}" if is_gpt else [Path("fedassistant", row), small_settings])
+    whole = load(f"fedassistant/{row.removesuffix(f'_{ending}')}")
     expected = whole.algorithm
     if ending:
         expected = replace(expected, error_feedback=ending, server_residual="none")
@@ -312,17 +319,17 @@ def test_a_small_row_is_its_paper_row_on_less_data_with_a_smaller_model(stem: st
     assert small.server.lr == (0.01 if row.startswith("feda") else None)
 
 
-def test_a_holder_without_test_dialogs_trains_and_is_judged_on_the_others(
+def test_a_client_without_test_dialogs_trains_and_is_evaluated_on_the_others(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shrunk = ["rounds=1", "track.tensorboard=false", f"task.data={folder}"]
-    assert main(["--config", str(CONFIGS / "smoke" / "feda_top50.yaml"), "--set", *shrunk]) == 0
+    assert main(["--config", "smoke/feda_top50", "--set", *shrunk]) == 0
     run = tmp_path / "runs" / "feda_top50"
     row = json.loads((run / "results.json").read_text())["summary"]["perplexity"]
     assert list(row) == ["pizza", "ride", "All", "union"]  # movie has none
-    judged = [record for line in (run / "metrics.jsonl").read_text().splitlines() for record in [json.loads(line)]]
-    finals = {r["client"]: r["metrics"] for r in judged if r["kind"] == "eval" and r["label"] == "final"}
+    evaluated = [record for line in (run / "metrics.jsonl").read_text().splitlines() for record in [json.loads(line)]]
+    finals = {r["client"]: r["metrics"] for r in evaluated if r["kind"] == "eval" and r["label"] == "final"}
     assert set(finals) == {"pizza", "ride", "movie"} and finals["movie"]["log_likelihood"][1] == 0
     assert finals["movie"]["log_likelihood/1"][1] > 0
 
@@ -336,6 +343,6 @@ def test_the_six_real_domains_train(shared_data: Path, tmp_path: Path, monkeypat
     assert data_main(["prepare", "dialog", "--raw", raw, "--source", "sgd", "--out", "data/sgd"]) == 0
     shrunk = ["task.data=data/sgd", "task.max_train=4", "task.max_test=1", "rounds=1", "track.tensorboard=false"]
     model = ["task.model.positions=512", "task.max_length=512"]
-    assert main(["--config", str(CONFIGS / "smoke" / "feda_top50.yaml"), "--set", *shrunk, *model]) == 0
+    assert main(["--config", "smoke/feda_top50", "--set", *shrunk, *model]) == 0
     row = json.loads((tmp_path / "runs" / "feda_top50" / "results.json").read_text())["summary"]["perplexity"]
     assert list(row)[:6] == ["flights", "events", "services", "hotels", "restaurants", "movies"]
