@@ -270,10 +270,10 @@ def test_activation_checkpointing_changes_nothing_but_memory(zero: Zero, model: 
 
 
 @pytest.mark.parametrize("zero", some([*STAGES, Zero(2, "bf16"), Zero(3, "bf16")], Zero(1), Zero(3, "bf16")))
-def test_judging_between_two_clients_leaves_no_trace(zero: Zero) -> None:
-    def run(engine: Engine, judges: bool) -> Tensor:
+def test_an_evaluation_between_two_clients_leaves_no_trace(zero: Zero) -> None:
+    def run(engine: Engine, evaluates: bool) -> Tensor:
         for client in (1, 2):
-            if judges:
+            if evaluates:
                 engine.load(engine.initial_shared * 1.01)
                 with torch.inference_mode():
                     engine.module.eval()

@@ -52,7 +52,7 @@ def test_fedavg_on_a_server_and_two_workers_equals_one_plain_process(tmp_path: P
     agree(run_ranks(as_rank, 3, config, timeout=240)[0], expected)
 
 
-def test_one_process_under_stage_3_judges_resumes_and_saves_the_whole_model(tmp_path: Path, tiny_data: Path) -> None:
+def test_one_process_under_stage_3_evaluates_resumes_and_saves_the_whole_model(tmp_path: Path, tiny_data: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
     keys = ("engine.kind=deepspeed", "engine.stage=3", "engine.precision=bf16")

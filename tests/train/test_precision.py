@@ -264,11 +264,11 @@ def test_an_overflow_on_another_rank_leaves_the_step_out_here(theirs: bool, has_
     assert parameter.tolist() == ([0.0, 0.0] if has_gradient and not theirs else [1.0, 1.0])
 
 
-# --- judging, models, settings
+# --- evaluation, models, settings
 
 
 class Watched(Quadratic):
-    """Notes what the module would compute in when it predicts, and in the loss of the judged."""
+    """Notes what the module would compute in when it predicts, and in the loss of the evaluation."""
 
     def predict(self, model: nn.Module, examples: Any, batch_size: int) -> list[float]:
         self.__dict__["seen"] = [torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")]
@@ -280,7 +280,7 @@ class Watched(Quadratic):
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", False), ("bf16", torch.bfloat16)])
-def test_predictions_and_judged_losses_are_computed_as_in_training(precision: str, dtype: Any) -> None:
+def test_predictions_and_evaluated_losses_are_computed_as_in_training(precision: str, dtype: Any) -> None:
     task = Watched(clients={"a": (1.0, 2.0, 4)})
     evaluate(task, engine_of(precision, task.build_model(0)), task.load("a", "dev"), 2)
     assert task.__dict__["seen"] == [dtype] * 3
