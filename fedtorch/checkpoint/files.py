@@ -21,6 +21,7 @@ from torch import Tensor
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
+from fedtorch.core.weights import unshared
 
 MANIFEST = "manifest.json"
 FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
@@ -202,14 +203,7 @@ def _free_bytes(path: Path) -> int | str:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write and sync a safetensors file; tensors may be on any device and share memory."""
-    seen: set[int] = set()
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        # safetensors refuses two names for the same memory
-        plain[name] = tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    save_file(plain, path, metadata=metadata)
+    save_file(unshared(tensors), path, metadata=metadata)
     sync(path)
 
 

@@ -21,10 +21,12 @@ Choice = Literal["auto", "gloo", "nccl"]
 
 @dataclass(frozen=True)
 class OwnGpu:
-    """What a rank tells: the machine-wide name of its GPU, or why it has none that NCCL could use."""
+    """What a rank tells the others of its GPU."""
 
     name: str = ""
+    """The same on the whole machine, whichever GPUs a rank sees; empty if there is none for NCCL."""
     problem: str = ""
+    """Why there is none."""
 
     @classmethod
     def of(cls, device: torch.device) -> OwnGpu:
@@ -61,8 +63,8 @@ def choose(wanted: Choice, notes: Mapping[int, Mapping[str, Any]]) -> dict[str, 
     return {"backend": backend, "shared": shared}
 
 
-def say_if_shared(device: torch.device) -> None:
-    """Once per node: say that its ranks share GPUs, where they do."""
+def log_if_shared(device: torch.device) -> None:
+    """Once per node: log that its ranks share GPUs, where they do."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
     if device.type == "cuda" and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         if ranks > (gpus := torch.cuda.device_count()):

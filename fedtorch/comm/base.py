@@ -20,12 +20,19 @@ from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 
 
-class Updates(ABC):
+class AcceptedUpdates(ABC):
     """The accepted clients' updates, as the server sees them while it combines them; they stay where they are.
 
-    reports: of the accepted clients, in the order given to `aggregate`. size, dtype: of every update.
-    Valid only during `aggregate`; may be summed and iterated any number of times.
+    What an algorithm's `aggregate` gets as its `Updates`. Valid only during `Communicator.aggregate`; may be summed and
+    iterated any number of times.
     """
+
+    reports: tuple[Report, ...]
+    """Of the accepted clients, in the order given to `Communicator.aggregate`."""
+    size: int
+    """Elements of every update."""
+    dtype: torch.dtype
+    """Of every update; uint8 where they are compressed messages."""
 
     def __init__(self, reports: Sequence[Report], size: int, dtype: torch.dtype) -> None:
         self.reports, self.size, self.dtype = tuple(reports), size, dtype
@@ -41,12 +48,12 @@ class Updates(ABC):
 
         Raises:
             ValueError: wrong number of weights, or one of them or a `max_abs` is not finite; or the updates are
-                compressed messages, whose bytes have no sum (see `comm.messages.sum_on_server`).
+                compressed messages, whose bytes have no sum (see `comm.messages.sum_of_messages`).
         """
         if not self.dtype.is_floating_point:
             raise ValueError(
                 f"the updates are compressed messages ({self.dtype}), not vectors, and cannot be summed as they are; "
-                "use sum_on_server, which decodes them, or algorithm.exchange: dense"
+                "use comm.messages.sum_of_messages, which decodes them, or algorithm.exchange: dense"
             )
         if len(weights) != len(self.reports):
             raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
@@ -66,29 +73,35 @@ class Updates(ABC):
         """The sum of weight · update at `scale`, over the clients with a weight other than 0."""
 
 
-Combine = Callable[[Updates], Tensor]
+Combine = Callable[[AcceptedUpdates], Tensor]
 
 
 class Communicator(ABC):
     """Moves weights, updates and numbers between the server (rank 0) and all ranks.
 
     Every method is called by every rank in the same order, except where it says otherwise; only `barrier` and
-    `preflight` may be waited in for long, so every phase begins with an `barrier`. Tensors are flat CPU vectors.
+    `preflight` may be waited in for long, so every phase begins with a `barrier`. Tensors are flat CPU vectors.
     When a method raises DeadlineError, PreflightError or FedtorchError the communicator cannot be used any more;
     leave it (`with` or `close`), which tells the other ranks at once, and end the process.
-
-    names: the clients in manifest order; messages carry a client's place in it.
     """
 
     rank: int
+    """This rank; 0 is the server."""
     size: int
+    """How many ranks the job began with."""
     lost: frozenset[int] = frozenset()
-    """ranks that the others go on without; see `enable_loss_recovery`"""
+    """Ranks that the others go on without; see `enable_loss_recovery`."""
+    names: tuple[str, ...]
+    """The clients in manifest order; messages carry a client's place in it."""
+    meter: Meter
+    """Bytes and messages of this rank so far."""
+    faults: Faults
+    """None but in tests."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.meter = Meter()
-        self.faults = Faults.from_environ(os.environ)  # none but in tests
+        self.faults = Faults.from_environ(os.environ)
         self._index = {name: place for place, name in enumerate(self.names)}
         if len(self._index) != len(self.names):
             raise ValueError(f"{len(self.names)} client names were given, {len(self._index)} of them distinct")
@@ -109,14 +122,14 @@ class Communicator(ABC):
 
     @abstractmethod
     def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
-        """Wait until every rank has arrived, for hours if need be; True on all ranks if any of them said `stop`.
+        """Wait until every rank is there, for hours if need be; True on all ranks if any of them said `stop`.
 
         Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`).
 
         Raises:
             DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it
                 was doing. On a worker also when the server is silent.
-            PreflightError: on every rank, if they arrived for different phases or rounds.
+            PreflightError: on every rank, if they came for different phases or rounds.
         """
 
     @abstractmethod
@@ -130,7 +143,7 @@ class Communicator(ABC):
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """After collectives: did they go through on all ranks that are left? All get the same answer.
 
-        False: the living have a new group, and nothing that was received counts.
+        False: those that are left have a new group, and nothing that was received counts.
         """
         return is_done
 
@@ -161,7 +174,9 @@ class Communicator(ABC):
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int
     ) -> Tensor | None:
-        """Call `combine` with the accepted updates on the server and return its result there; elsewhere serve, None.
+        """Call `combine` with the accepted updates on the server and return its result there; elsewhere None.
+
+        Elsewhere this takes part in what `combine` needs; `comm.aggregation` has the protocol.
 
         local: the updates of this rank's clients; the same length and dtype on all ranks.
         accepted: on the server, some of the reports of the last `gather_reports`; ignored elsewhere.

@@ -22,18 +22,19 @@ class DisconnectMonitor:
     Without it a process that was killed is merely silent until the timeout; torchrun tells its ranks by ending them,
     srun and `launchers.local` do not. A machine that loses power is found out by TCP's own probes in half a minute.
     The server lets in who knows the token in the store; nothing else is ever read.
-
-    ended: ranks whose connection closed; on a worker only the server's can be among them.
     """
 
+    ended: set[int]
+    """Ranks whose connection closed; on a worker only the server's can be among them."""
+
     def __init__(self, peers: dict[socket.socket, int], listener: socket.socket | None, token: bytes) -> None:
-        self.ended: set[int] = set()
+        self.ended = set()
         self._peers, self._listener, self._token = peers, listener, token
         self._is_closed = False
         self._selector = selectors.DefaultSelector()
         for sock in (*peers, *([listener] if listener else [])):
             self._selector.register(sock, selectors.EVENT_READ)
-        threading.Thread(target=self._watch, name="fedtorch-lifeline", daemon=True).start()
+        threading.Thread(target=self._watch, name="fedtorch-disconnect", daemon=True).start()
 
     @classmethod
     def open(cls, store: Store, rank: int, host: str) -> Self:
@@ -62,7 +63,7 @@ class DisconnectMonitor:
                 "on the machine that MASTER_ADDR names, and its ports open to the others"
             ) from None
         sock.sendall(bytes.fromhex(code) + rank.to_bytes(_RANK_BYTES, "big"))
-        _probe(sock)
+        _enable_keepalive(sock)
         return cls({sock: 0}, None, b"")
 
     def close(self) -> None:
@@ -80,8 +81,8 @@ class DisconnectMonitor:
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
                 if sock is self._listener:
-                    self._admit()
-                elif not self._hears(sock):
+                    self._accept()
+                elif not self._is_open(sock):
                     self._selector.unregister(sock)
                     sock.close()
                     rank = self._peers.pop(sock)
@@ -90,13 +91,13 @@ class DisconnectMonitor:
         for sock in (*self._peers, *([self._listener] if self._listener else [])):
             sock.close()
 
-    def _hears(self, sock: socket.socket) -> bool:
+    def _is_open(self, sock: socket.socket) -> bool:
         try:
             return bool(sock.recv(64))
         except OSError:
             return False
 
-    def _admit(self) -> None:
+    def _accept(self) -> None:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
@@ -107,13 +108,13 @@ class DisconnectMonitor:
         if len(hello) != _HELLO_BYTES or not secrets.compare_digest(hello[:_TOKEN_BYTES], self._token):
             sock.close()
             return
-        _probe(sock)
+        _enable_keepalive(sock)
         self._peers[sock] = int.from_bytes(hello[_TOKEN_BYTES:], "big")
         self._selector.register(sock, selectors.EVENT_READ)
 
 
-def _probe(sock: socket.socket) -> None:
-    """Let the kernel find out about a peer whose machine is gone: 10 s of silence, then 4 probes 5 s apart."""
+def _enable_keepalive(sock: socket.socket) -> None:
+    """Let the kernel find out that a peer's machine is gone: 10 s of silence, then 4 probes 5 s apart."""
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):

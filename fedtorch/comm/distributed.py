@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fedtorch.comm.aggregation import Aggregation, Request, Term
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.group import Group, Op
+from fedtorch.comm.group import Group
+from fedtorch.comm.header import Op
 from fedtorch.comm.liveness import Liveness
-from fedtorch.comm.local_updates import LocalUpdates
+from fedtorch.comm.local_updates import answer_requests
 from fedtorch.comm.messages import all_gather_updates, count_replicated
+from fedtorch.comm.options import Options
 from fedtorch.comm.rendezvous import Rendezvous
-from fedtorch.comm.server_updates import Exchange, RemoteUpdates
+from fedtorch.comm.server_updates import DistributedUpdates, Exchange
 from fedtorch.comm.shutdown import Shutdown
-from fedtorch.comm.store import Store
+from fedtorch.comm.store import JobMember, Store
 from fedtorch.comm.transport import Staging
 from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
 from fedtorch.comm.worker import WorkerGroup
@@ -42,31 +45,24 @@ class DistributedCommunicator(Communicator):
     for the thread that joined.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        joined: tuple[Store, int, int, bool],
-        *,
-        exchange: Exchange,
-        stacks: IO[str] | None,
-        lifeline: DisconnectMonitor | None,
-        backend: Choice,
-        device: torch.device | None,
-    ) -> None:
+    staging: Staging | None
+    """How payloads travel; None: over gloo as they are."""
+
+    def __init__(self, names: Sequence[str], member: JobMember, options: Options) -> None:
         super().__init__(names)
-        store, self.rank, self.size, hosts_store = joined
-        self._exchange: Exchange = exchange
-        self._store, self._backend = store, backend
-        self._device = torch.device("cpu") if device is None else device
-        self.staging: Staging | None = None
-        self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, stacks, lifeline)
+        store, self.rank, self.size = member.store, member.rank, member.size
+        self._store, self._options = store, options
+        self.staging = None
+        self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._rendezvous = Rendezvous(store, self._liveness)
-        self._parting = Shutdown(store, self._liveness, self._rendezvous, hosts_store=hosts_store, drop=self._drop)
-        self._group = Group(store, self._liveness, self._blame)
+        self._shutdown = Shutdown(
+            store, self._liveness, self._rendezvous, hosts_store=member.hosts_store, drop=self._drop
+        )
+        self._group = Group(store, self._liveness, self._raise_lost)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
-        self._is_closed = self._may_lose = False
+        self._is_closed = self._recovers = False
         self._groups, self._failures = 1, 0
         self._liveness.beat()
         self.faults("init")
@@ -79,7 +75,7 @@ class DistributedCommunicator(Communicator):
         exchange: Exchange = "auto",
         stacks: IO[str] | None = None,
         *,
-        goes_on: bool = False,
+        recovers: bool = False,
         backend: Choice = "auto",
         device: torch.device | None = None,
     ) -> Self:
@@ -87,23 +83,18 @@ class DistributedCommunicator(Communicator):
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
-        goes_on: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
+        recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
         """
-        store, rank, size, hosts_store = Store.join(os.environ, timeout_s)
-        lifeline = DisconnectMonitor.open(store, rank, os.environ["MASTER_ADDR"]) if goes_on and size > 1 else None
-        return cls(
-            names,
-            (store, rank, size, hosts_store),
-            exchange=exchange,
-            stacks=stacks,
-            lifeline=lifeline,
-            backend="gloo" if goes_on else backend,
-            device=device,
-        )
+        member = Store.join(os.environ, timeout_s)
+        disconnects = None
+        if recovers and member.size > 1:
+            disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
+        options = Options(exchange, stacks, disconnects, "gloo" if recovers else backend, device or torch.device("cpu"))
+        return cls(names, member, options)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists.
@@ -113,10 +104,10 @@ class DistributedCommunicator(Communicator):
         """
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
-        verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._device).note(), self._backend)
+        verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._options.device).note(), self._options.backend)
         self._shared = frozenset(verdict["shared"])
         if verdict["backend"] == "nccl":
-            self.stage(Staging("nccl", self._device, pin=True))
+            self.stage(Staging("nccl", self._options.device, pin=True))
 
     def stage(self, staging: Staging) -> None:
         """From now on payloads travel like this; all ranks call it alike, before the first one is sent."""
@@ -126,13 +117,13 @@ class DistributedCommunicator(Communicator):
     def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
         """See the base class; through the store, no collective is under way meanwhile."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
-        verdict = self._rendezvous.barrier(phase, round, stop=stop, may_lose=self._may_lose)
+        verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers)
         self._regroup(verdict["lost"])
         return bool(verdict["stop"])
 
     def enable_loss_recovery(self) -> None:
-        """See the base class; without the connections that `goes_on` asks for nothing changes."""
-        self._may_lose = self._liveness.lifeline is not None
+        """See the base class; without the connections that `recovers` asks for nothing changes."""
+        self._recovers = self._options.disconnects is not None
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """See the base class.
@@ -140,9 +131,9 @@ class DistributedCommunicator(Communicator):
         Raises:
             DeadlineError: collectives fail again and again though all ranks live; the network is at fault.
         """
-        if not self._may_lose:
+        if not self._recovers:
             return is_done
-        verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, may_lose=True)
+        verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)
         is_done = bool(verdict["ok"])
         self._failures = 0 if is_done or verdict["lost"] else self._failures + 1
         if self._failures == _PATIENCE:
@@ -151,7 +142,7 @@ class DistributedCommunicator(Communicator):
         return is_done
 
     def _regroup(self, lost: Mapping[int, str], *, is_broken: bool = False) -> None:
-        """Go on without the ranks in `lost`: the living form a new group at their next collective."""
+        """Go on without the ranks in `lost`: the others form a new group at their next collective."""
         for rank, why in lost.items():
             log.warning("going on without rank %d: %s", rank, why)
         if lost or is_broken:
@@ -159,7 +150,7 @@ class DistributedCommunicator(Communicator):
             self.lost |= lost.keys()
             self._group.drop()
             members = sorted([self.rank, *self._liveness.others])
-            self._group = Group(self._store, self._liveness, self._blame, members=members, generation=self._groups)
+            self._group = Group(self._store, self._liveness, self._raise_lost, members=members, generation=self._groups)
             self._group.stage(self.staging)
             self._groups += 1
 
@@ -186,7 +177,7 @@ class DistributedCommunicator(Communicator):
         data = self._encode(messages, round)
         sizes = self._group.agree(Op.GATHER, round=round, num_bytes=len(data))
         sizes = [bounded(size, rank) for rank, size in zip(self._group.members, sizes, strict=False)]
-        buffers = dict(zip(self._group.members, self._group.collect(to_tensor(data), sizes), strict=False))
+        buffers = dict(zip(self._group.members, self._group.gather_bytes(to_tensor(data), sizes), strict=False))
         if not self.is_server:
             self.meter.count("up", "gather", physical=len(data))
             return []
@@ -200,11 +191,11 @@ class DistributedCommunicator(Communicator):
     def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """See the base class."""
         data = self._encode(messages if self.is_server else (), round)
-        servers = self._group.agree(Op.SHARE, round=round, num_bytes=len(data))
+        servers = self._group.agree(Op.BROADCAST_MESSAGES, round=round, num_bytes=len(data))
         num_bytes = bounded(servers[0], 0)
         buffer = to_tensor(data) if self.is_server else torch.zeros(num_bytes, dtype=torch.uint8)
         if num_bytes:
-            self._group.tell(buffer)
+            self._group.broadcast_numbers(buffer)
         self.meter.count(
             "down",
             "share",
@@ -217,17 +208,17 @@ class DistributedCommunicator(Communicator):
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int
     ) -> Tensor | None:
-        """See the base class."""
+        """See the base class; the protocol is that of `comm.aggregation`."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
-        holder = LocalUpdates(self._group, local, self.names, self.meter, round=round, faults=self.faults)
+        aggregation = self._aggregation(local, round)
         if not self.is_server:
-            holder.serve()
+            answer_requests(aggregation)
             return None
         if unknown := [report.client for report in accepted if report.client not in self._places]:
-            holder.announce(Op.ABORT)
+            aggregation.broadcast_request(Request(Op.ABORT))
             raise ValueError(f"client `{unknown[0]}` was accepted but was not in the last gather_reports")
         self._count_updates(local, accepted)
-        updates = RemoteUpdates(accepted, holder, self._places, self._exchange)
+        updates = DistributedUpdates(aggregation, accepted, self._places, self._options.exchange)
         try:
             result = combine(updates)
         except BaseException:
@@ -241,10 +232,9 @@ class DistributedCommunicator(Communicator):
         """See the base class; one all-gather, in which every rank sends as much as the one with most clients."""
         terms = None
         if self.is_server:
-            terms = [(*self._places[client], 1.0) for client in accepted]
+            terms = [Term(*self._places[client], 1.0) for client in accepted]
             count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
-        holder = LocalUpdates(self._group, local, self.names, self.meter, round=round, faults=self.faults)
-        return all_gather_updates(holder, terms)
+        return all_gather_updates(self._aggregation(local, round), terms)
 
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
         """See the base class."""
@@ -254,7 +244,9 @@ class DistributedCommunicator(Communicator):
             self._liveness.beat(phase="join worker")
             has_gpus = self._shared is not None and not self._shared & set(ranks)
             backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
-            self._worker = WorkerGroup(self._store, ranks, self.rank, lambda text: self._blame(text, ranks), backend)
+            self._worker = WorkerGroup(
+                self._store, ranks, self.rank, lambda text: self._raise_lost(text, ranks), backend
+            )
         if self._worker.ranks != tuple(ranks):
             raise PreflightError(
                 f"rank {self.rank} is in a worker of ranks {self._worker.ranks} and cannot join {tuple(ranks)}; "
@@ -266,7 +258,7 @@ class DistributedCommunicator(Communicator):
         """See the base class; waits at most 10 s for the others before the sockets close."""
         if not self._is_closed:
             self._is_closed = True
-            self._parting.say_goodbye(is_broken=self._group.is_broken)
+            self._shutdown.leave_together(is_broken=self._group.is_broken)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -275,7 +267,7 @@ class DistributedCommunicator(Communicator):
             self.close()
             return
         self._is_closed = True
-        self._parting.leave(kind.__name__)
+        self._shutdown.leave_with_error(kind.__name__)
 
     def _encode(self, messages: Sequence[Message], round: int) -> bytes:
         sequence = self._group.sequence + 1  # agree() counts before it compares
@@ -285,14 +277,17 @@ class DistributedCommunicator(Communicator):
         data, count = buffer.numpy().tobytes(), len(self.names)
         return decode_all(data, round=round, sequence=self._group.sequence, num_clients=count)
 
+    def _aggregation(self, local: UpdateBuffer, round: int) -> Aggregation:
+        return Aggregation(self._group, local, self.names, self.meter, self.faults, round)
+
     def _drop(self) -> None:
         """Close all sockets."""
         self._group.drop()
         if self._worker is not None:
             self._worker.close()
 
-    def _blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
-        """See `Shutdown.blame`; where the loss of a rank is not the end, `commit_collective` finds out instead."""
-        if self._may_lose and among is None:
+    def _raise_lost(self, text: str, among: Collection[int] | None = None) -> NoReturn:
+        """See `Shutdown.raise_culprit`; where a lost rank is not the end, `commit_collective` finds out instead."""
+        if self._recovers and among is None:
             raise CollectiveFailed(f"a collective failed ({text})")
-        self._parting.blame(text, among)
+        self._shutdown.raise_culprit(text, among)

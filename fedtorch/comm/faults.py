@@ -39,17 +39,23 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault and its conditions; None stands for any. seconds: of a sleep. bytes: of a file on a full disk."""
+    """One fault and its conditions, of which None stands for any."""
 
     kind: str
+    """One of `KINDS`."""
     phase: str = "train"
     rank: int | None = None
     attempt: int | None = None
+    """The launcher's restart count."""
     round: int | None = None
+    """Rounds done."""
     client: str | None = None
     step: int | None = None
+    """Of the client's training."""
     seconds: float = 1.0
+    """Of a sleep."""
     bytes: int = 0
+    """Of a file on a full disk."""
 
     @classmethod
     def parse(cls, text: str) -> Fault:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.process import this_process, what_became_of
+from fedtorch.comm.process import process_state, this_process
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError
 
@@ -20,10 +20,12 @@ STACKS_AT = 0.9  # of the timeout: so long after its last heartbeat a rank write
 
 @dataclass
 class _Seen:
-    """A rank's last heartbeat and when this rank first saw it, by its own monotonic clock."""
+    """What this rank knows of another one."""
 
     beat: dict[str, Any]
+    """Its last heartbeat."""
     since: float
+    """When this rank first saw it, by its own monotonic clock."""
 
 
 class Liveness:
@@ -32,10 +34,17 @@ class Liveness:
     A heartbeat is a counter, what the rank is doing, and, when it has left because of an error, the error's class
     name (never its text, which could quote a client's). Clocks of different machines are never compared: a rank is
     silent since the moment at which this rank first saw its present counter. Of a rank on the same machine it is
-    seen at once when its process is gone; of any other, where there is a `lifeline`.
-
-    stacks: an open file that gets the stacks of this rank's threads when it is about to be taken for dead.
+    seen at once when its process is gone; of any other, where there are `disconnects`.
     """
+
+    rank: int
+    """This rank."""
+    size: int
+    """Ranks of the job."""
+    timeout_s: float
+    """How long a rank may be silent."""
+    disconnects: DisconnectMonitor | None
+    """Connections between the ranks, if there are any."""
 
     def __init__(
         self,
@@ -44,9 +53,10 @@ class Liveness:
         size: int,
         timeout_s: float,
         stacks: IO[str] | None = None,
-        lifeline: DisconnectMonitor | None = None,
+        disconnects: DisconnectMonitor | None = None,
     ) -> None:
-        self.rank, self.size, self.timeout_s, self.lifeline = rank, size, timeout_s, lifeline
+        """stacks: an open file for the stacks of this rank's threads when it is about to be taken for dead."""
+        self.rank, self.size, self.timeout_s, self.disconnects = rank, size, timeout_s, disconnects
         self._stacks = stacks
         if stacks is not None:
             faulthandler.enable(stacks)
@@ -76,7 +86,7 @@ class Liveness:
         if self._stacks is not None:  # a thread of its own writes them, whatever the main one hangs in
             faulthandler.dump_traceback_later(STACKS_AT * self.timeout_s, file=self._stacks)
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """From now on this rank may be silent."""
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
@@ -88,14 +98,14 @@ class Liveness:
 
     def missing(self, awaited: Collection[int]) -> list[int]:
         """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
-        self.look()
+        self.read_all()
         now = time.monotonic()
-        gone = [r for r in awaited if self._seen[r].beat.get("left") or self._fate(r) == "gone"]
+        gone = [r for r in awaited if self._seen[r].beat.get("left") or self._process_state(r) == "gone"]
         return gone or [r for r in awaited if now - self._seen[r].since > self.timeout_s]
 
     def dead(self, ranks: Collection[int]) -> list[int]:
         """Those of the ranks whose process is known to be gone."""
-        return [rank for rank in ranks if self._fate(rank) == "gone"]
+        return [rank for rank in ranks if self._process_state(rank) == "gone"]
 
     @property
     def others(self) -> list[int]:
@@ -107,7 +117,7 @@ class Liveness:
         for rank in ranks:
             del self._seen[rank]
 
-    def look(self) -> None:
+    def read_all(self) -> None:
         """Read every other rank's heartbeat."""
         for other, seen in self._seen.items():
             key = f"heartbeat/{other}"
@@ -116,9 +126,9 @@ class Liveness:
                 if beat != seen.beat:
                     self._seen[other] = _Seen(beat, time.monotonic())
 
-    def unheard(self) -> list[int]:
+    def unaccounted(self) -> list[int]:
         """After a failed collective: the ranks that did not say that it failed for them too, nor that they left."""
-        self.look()
+        self.read_all()
         return [other for other, seen in self._seen.items() if not (seen.beat.get("failed") or seen.beat.get("left"))]
 
     def left(self, *, first: bool = False) -> list[int]:
@@ -138,13 +148,13 @@ class Liveness:
             doing = f"client `{beat['client']}`, {doing}"
         if beat["left"]:
             return f"{role} left the job with {beat['left']}: {doing}; its log has the reason"
-        fate = self._fate(other)
-        if fate == "gone":
+        state = self._process_state(other)
+        if state == "gone":
             return f"the process of {role} is gone, killed or out of memory: {doing}"
-        stopped = " (its process is stopped)" if fate == "stopped" else ""
+        stopped = " (its process is stopped)" if state == "stopped" else ""
         return f"{role} gave no sign of life for {silence:.0f} s{stopped}: {doing}"
 
-    def _fate(self, other: int) -> str:
-        if self.lifeline is not None and other in self.lifeline.ended:
+    def _process_state(self, other: int) -> str:
+        if self.disconnects is not None and other in self.disconnects.ended:
             return "gone"
-        return what_became_of(self._process, self._seen[other].beat)
+        return process_state(self._process, self._seen[other].beat)

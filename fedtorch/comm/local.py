@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Combine, Communicator, Updates
+from fedtorch.comm.base import AcceptedUpdates, Combine, Communicator
 from fedtorch.comm.messages import count_replicated
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.comm.wire import Message, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
 
 
-class LocalUpdates(Updates):
+class LocalUpdates(AcceptedUpdates):
     """The updates in this process's buffer."""
 
     def __init__(self, reports: Sequence[Report], local: UpdateBuffer) -> None:
@@ -38,7 +38,7 @@ class LocalUpdates(Updates):
 
 
 class LocalCommunicator(Communicator):
-    """A federation of one rank, which serves and works."""
+    """A federation of one rank, server and worker."""
 
     rank, size = 0, 1
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedtorch.comm.group import Op
-from fedtorch.comm.local_updates import LocalUpdates
+from fedtorch.comm.aggregation import Aggregation, Request, Term
+from fedtorch.comm.header import Op
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
 from fedtorch.compression.payload import Sparse
@@ -25,7 +25,7 @@ Decode = Callable[[Tensor], Decoded]
 def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
     """Σ weights_i · decoded message_i, written into the flat CPU vector `out`, which is returned.
 
-    The same whole numbers at the same scale as `Updates.weighted_sum` of the decoded vectors, so the same bits.
+    The same whole numbers at the same scale as `AcceptedUpdates.weighted_sum` of the decoded vectors, so the same bits.
 
     Raises:
         ValueError: a decoded number is not finite. PayloadError: a message is not what it should be.
@@ -75,25 +75,24 @@ def _readable(values: Tensor) -> npt.NDArray[Any]:
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
 
 
-def all_gather_updates(holder: LocalUpdates, terms: Sequence[tuple[int, int, float]] | None) -> list[Tensor]:
+def all_gather_updates(aggregation: Aggregation, terms: Sequence[Term] | None) -> list[Tensor]:
     """Every rank gets all accepted clients' messages, in one all-gather; all ranks call it.
 
-    terms: on the server (client index, rank, 1.0) of the accepted clients in their order; None elsewhere.
+    terms: on the server the accepted clients in their order, each of weight 1; None elsewhere.
     A rank that hosts fewer clients than another sends as many bytes: gloo gathers equal sizes only.
     """
-    group, local, meter = holder.group, holder.local, holder.meter
-    if terms is not None:
-        holder.announce(Op.ALL, terms)
-        agreed = list(terms)
+    group, local, meter = aggregation.group, aggregation.local, aggregation.meter
+    if terms is None:
+        terms = aggregation.receive_request().terms
     else:
-        _, agreed, _ = holder.hear()
-    held = [message for message, _ in holder.agree(Op.ALL, agreed)]
+        aggregation.broadcast_request(Request(Op.ALL_GATHER, terms))
+    own = [message for message, _ in aggregation.agree(Op.ALL_GATHER, terms)]
     hosted: Mapping[int, list[int]] = {
-        rank: [place for place, term in enumerate(agreed) if term[1] == rank] for rank in group.members
+        rank: [place for place, term in enumerate(terms) if term.rank == rank] for rank in group.members
     }
     width = max(map(len, hosted.values()), default=0)
     mine = torch.zeros(width * local.size, dtype=local.dtype)
-    for place, message in enumerate(held):
+    for place, message in enumerate(own):
         mine[place * local.size : (place + 1) * local.size] = message
     everyone = [torch.empty_like(mine) for _ in range(group.size)]
     group.all_gather(everyone, mine)
@@ -102,7 +101,7 @@ def all_gather_updates(holder: LocalUpdates, terms: Sequence[tuple[int, int, flo
     found: dict[int, Tensor] = {}
     for theirs, places in zip(everyone, hosted.values(), strict=True):
         found.update(zip(places, theirs.split(local.size) if width else (), strict=False))
-    return [found[place] for place in range(len(agreed))]
+    return [found[place] for place in range(len(terms))]
 
 
 def count_replicated(meter: Meter, num_bytes: int, clients: int) -> None:
@@ -114,10 +113,12 @@ def count_replicated(meter: Meter, num_bytes: int, clients: int) -> None:
 
 @dataclass(frozen=True)
 class _Term:
-    """What a message stands for. sparse: None if that is a dense vector, which is decoded again when it is added."""
+    """What a message stands for."""
 
     max_abs: float
+    """Of its numbers."""
     sparse: Sparse | None
+    """None if it is a dense vector, which is decoded again when it is added."""
 
     @classmethod
     def of(cls, message: Tensor, decode: Decode) -> _Term:

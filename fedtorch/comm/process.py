@@ -21,7 +21,7 @@ def this_process() -> dict[str, str | int]:
         return {}
 
 
-def what_became_of(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def process_state(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """`gone`, `stopped`, or empty if it runs or cannot be seen from here; both as `this_process` gave them."""
     if not mine or mine["machine"] != other.get("machine"):
         return ""

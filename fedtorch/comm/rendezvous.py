@@ -13,14 +13,14 @@ from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 
 Notes = dict[int, dict[str, Any]]  # by rank
-Judge = Callable[[Notes], dict[str, Any]]
+Decide = Callable[[Notes], dict[str, Any]]
 
 
 class Rendezvous:
     """Every rank leaves a note; the server reads them all and answers with one verdict for everybody.
 
     A verdict with `error` is raised on every rank. The verdict is one write of the server's, so all ranks see the same
-    one: what it says is settled. The keys of a meeting are deleted once nobody can need them:
+    one. The keys of a meeting are deleted once nobody can need them:
     notes when all are read, a verdict when all ranks have come to the next meeting.
     """
 
@@ -32,20 +32,20 @@ class Rendezvous:
     def preflight(self, facts: Mapping[str, str], gpu: Mapping[str, str], backend: Choice) -> dict[str, Any]:
         """See Communicator.preflight; the verdict on the GPUs that the ranks have, as `backend.choose` gives it."""
 
-        def judge(notes: Notes) -> dict[str, Any]:
+        def decide(notes: Notes) -> dict[str, Any]:
             return _compare({rank: note.get("facts", {}) for rank, note in notes.items()}) or choose(backend, notes)
 
-        return self._meet({"facts": dict(facts), **gpu}, judge)
+        return self._meet({"facts": dict(facts), **gpu}, decide)
 
     def barrier(
-        self, phase: str, round: int, *, stop: bool = False, ok: bool = True, may_lose: bool = False
+        self, phase: str, round: int, *, stop: bool = False, ok: bool = True, allow_loss: bool = False
     ) -> dict[str, Any]:
-        """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `may_lose` only.
+        """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `allow_loss` only.
 
-        may_lose: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
+        allow_loss: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
         """
         note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
-        return self._meet(note, _agree, may_lose=may_lose)
+        return self._meet(note, _agree, allow_loss=allow_loss)
 
     def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
         """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.
@@ -65,14 +65,14 @@ class Rendezvous:
                     raise
         return True
 
-    def linger(self, keys: Mapping[int, str], limit_s: float) -> None:
+    def wait_regardless(self, keys: Mapping[int, str], limit_s: float) -> None:
         """Wait for all `keys` or until `limit_s` has passed, whatever happens to the other ranks."""
         give_up_at = time.monotonic() + limit_s
         while not self._store.has(list(keys.values())) and time.monotonic() < give_up_at:
             time.sleep(0.02)
 
-    def _wait_for_living(self, keys: Mapping[int, str]) -> list[int]:
-        """Wait until the key of every rank that lives is set; returns the ranks that do not."""
+    def _wait_for_alive(self, keys: Mapping[int, str]) -> list[int]:
+        """Wait until the key of every rank that is alive is set; returns the ranks that are not."""
         keys, lost = dict(keys), list[int]()
         check_every = min(0.5, self._liveness.timeout_s / 4)
         while True:
@@ -86,33 +86,33 @@ class Rendezvous:
             if came or not keys:
                 return lost
 
-    def _meet(self, note: dict[str, Any], judge: Judge, *, may_lose: bool = False) -> dict[str, Any]:
+    def _meet(self, note: dict[str, Any], decide: Decide, *, allow_loss: bool = False) -> dict[str, Any]:
         name = f"meeting{self._meetings}"
         previous = f"meeting{self._meetings - 1}/verdict"
         self._meetings += 1
         if self._rank:
             self._store.set(f"{name}/{self._rank}", json.dumps(note))
             self.wait({0: f"{name}/verdict"})
-            return _obey(json.loads(self._store.get(f"{name}/verdict")), self._rank)
+            return _raise_or_return(json.loads(self._store.get(f"{name}/verdict")), self._rank)
         others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
         lost: list[int] = []
         try:
-            if may_lose:
-                lost = self._wait_for_living(others)
+            if allow_loss:
+                lost = self._wait_for_alive(others)
             else:
                 self.wait(others)
             notes = {r: json.loads(self._store.get(key)) for r, key in others.items() if r not in lost}
             self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
-            verdict = judge({0: note, **notes})
+            verdict = decide({0: note, **notes})
             if lost:
                 verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
         except DeadlineError as error:
             verdict = {"error": str(error), "kind": "deadline"}
         self._store.set(f"{name}/verdict", json.dumps(verdict))
-        return _obey(json.loads(json.dumps(verdict)), 0)
+        return _raise_or_return(json.loads(json.dumps(verdict)), 0)
 
 
-def _obey(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
+def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
     if "error" in verdict:
         kind: type[FedtorchError] = DeadlineError if verdict["kind"] == "deadline" else PreflightError
         raise kind(verdict["error"])
@@ -127,7 +127,7 @@ def _agree(notes: Notes) -> dict[str, Any]:
     for rank, note in notes.items():
         if (note.get("phase"), note.get("round")) != (notes[0]["phase"], notes[0]["round"]):
             return _preflight_error(
-                f"rank {rank} arrived for {_purpose(note)} and the server for {_purpose(notes[0])}: "
+                f"rank {rank} came for {_purpose(note)} and the server for {_purpose(notes[0])}: "
                 f"they do not run the same steps"
             )
     return {"stop": any(note["stop"] for note in notes.values()), "ok": all(note["ok"] for note in notes.values())}

@@ -34,9 +34,10 @@ def windows(size: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SumScale:
-    """The common scale: a product p_i Δ_i enters the sum as round(p_i Δ_i · 2^exponent)."""
+    """The common scale of a sum."""
 
     exponent: int
+    """A product p_i Δ_i enters the sum as round(p_i Δ_i · 2^exponent)."""
 
     @classmethod
     def of(cls, weights: Sequence[float], max_abs: Sequence[float]) -> SumScale:
@@ -70,12 +71,18 @@ class SumScale:
 
 
 class Accumulator:
-    """Adds weighted vectors of up to `size` elements; allocates nothing after construction.
+    """Adds weighted vectors; allocates nothing after construction.
 
-    `total` is the sum of whole numbers, float64, shape (size,), on the CPU. Sums of several accumulators with the same
-    scale may be added to one another, by a collective for instance; `result` then gives the same bits as one.
-    *Measured:* 1.0 ns per element and client on one thread.
+    Sums of several accumulators with the same scale may be added to one another, by a collective for instance;
+    `result` then gives the same bits as one. *Measured:* 1.0 ns per element and client on one thread.
     """
+
+    size: int
+    """The most elements of a vector."""
+    dtype: torch.dtype
+    """Of the vectors that are added."""
+    total: Tensor
+    """The sum of whole numbers, float64, shape (size,), on the CPU."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
         self.size, self.dtype = size, dtype
@@ -114,7 +121,7 @@ class Accumulator:
         total.copy_(sums) if self._is_fresh else total.add_(sums)
         self._is_fresh = False
 
-    def settle(self, length: int) -> Tensor:
+    def partial(self, length: int) -> Tensor:
         """The first `length` elements of `total`, zero if nothing was added; shares memory with `total`.
 
         What a collective then writes there is part of the sum.
@@ -128,7 +135,7 @@ class Accumulator:
     @torch.no_grad()
     def result(self, out: Tensor) -> Tensor:
         """Write the sum into `out`, rounded once to its dtype; `out` is at most `size` long. Zero is never −0.0."""
-        total = self.settle(out.numel())
+        total = self.partial(out.numel())
         with np.errstate(over="ignore"):  # beyond the range of `out` is infinity, as everywhere in torch
             factor = np.float64(math.ldexp(1.0, -self._scale.exponent))
             np.multiply(total.numpy(), factor, out=out.numpy(), casting="same_kind")

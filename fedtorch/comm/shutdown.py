@@ -11,8 +11,8 @@ from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError, FedtorchError
 
-_GRACE_S = 3.0  # after a failed collective: for the living to say that they are; their sockets close within 0.1 s
-_FAREWELL_S = 10.0  # to wait for the others before the last sockets close
+_GRACE_S = 3.0  # after a failed collective: for those that are alive to say so; their sockets close within 0.1 s
+_CLOSE_WAIT_S = 10.0  # to wait for the others before the last sockets close
 
 
 class Shutdown:
@@ -30,41 +30,41 @@ class Shutdown:
         self._store, self._liveness, self._rendezvous = store, liveness, rendezvous
         self._rank, self._hosts_store, self._drop = liveness.rank, hosts_store, drop
 
-    def say_goodbye(self, *, is_broken: bool) -> None:
+    def leave_together(self, *, is_broken: bool) -> None:
         """Leave in good order; waits at most 10 s for the others before the sockets close."""
-        self._liveness.rest()
+        self._liveness.stop()
         everyone = {rank: f"bye/{rank}" for rank in (self._rank, *self._liveness.others)}
         try:
             self._store.set(everyone[self._rank], "")
             if not is_broken:
-                self._rendezvous.wait(everyone, limit_s=_FAREWELL_S)
+                self._rendezvous.wait(everyone, limit_s=_CLOSE_WAIT_S)
             self._drop()
-            # The host of the store leaves last: it is needed until everyone has read the others' goodbye.
+            # The host of the store leaves last: it is needed until everyone has read that the others leave.
             gone = {rank: f"gone/{rank}" for rank in self._liveness.others if rank}
             if self._rank:
                 self._store.set(f"gone/{self._rank}", "")
             elif self._hosts_store:
-                self._rendezvous.wait(gone, limit_s=_FAREWELL_S)
+                self._rendezvous.wait(gone, limit_s=_CLOSE_WAIT_S)
         except DeadlineError:
             self._drop()  # somebody has left already, which is what closing is for
-        self._close_lifeline()
+        self._close_connections()
 
-    def leave(self, error: str) -> None:
+    def leave_with_error(self, error: str) -> None:
         """Leave because of an error of this class; the others are told."""
         self._drop()
         try:
             self._liveness.beat(left=error)
-            self._liveness.rest()
+            self._liveness.stop()
             if self._hosts_store:  # so that the others can read why
-                self._rendezvous.linger({r: f"gone/{r}" for r in self._liveness.others}, _GRACE_S)
+                self._rendezvous.wait_regardless({r: f"gone/{r}" for r in self._liveness.others}, _GRACE_S)
             else:
                 self._store.set(f"gone/{self._rank}", "")
         except FedtorchError:
             pass  # the error that ends this rank is on its way already
-        self._close_lifeline()
+        self._close_connections()
 
-    def blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
-        """Find out who is to blame for a failed collective of the ranks `among`, all by default, and raise.
+    def raise_culprit(self, text: str, among: Collection[int] | None = None) -> NoReturn:
+        """Find out which rank made a collective of the ranks `among`, all by default, fail, and raise.
 
         Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
         dead, stopped, or still somewhere else.
@@ -77,7 +77,7 @@ class Shutdown:
 
         try:
             self._liveness.beat(failed=True)
-            while (suspects := of_these(self._liveness.unheard())) and time.monotonic() < give_up_at:
+            while (suspects := of_these(self._liveness.unaccounted())) and time.monotonic() < give_up_at:
                 if of_these(self._liveness.left(first=True)) or len(self._liveness.dead(suspects)) == len(suspects):
                     break
                 time.sleep(0.05)
@@ -88,6 +88,6 @@ class Shutdown:
         names = names or "every rank is alive, but a connection broke"
         raise DeadlineError(f"{names} (collective: {text})", ranks=tuple(culprits))
 
-    def _close_lifeline(self) -> None:
-        if self._liveness.lifeline is not None:
-            self._liveness.lifeline.close()
+    def _close_connections(self) -> None:
+        if self._liveness.disconnects is not None:
+            self._liveness.disconnects.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from typing_extensions import Self
 
 from fedtorch.comm.attempt import agree_on_attempt
 from fedtorch.core.errors import DeadlineError, PreflightError
@@ -18,12 +18,12 @@ _Answer = tuple[Any, str]  # value, or what went wrong
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 
 
-class _Caller:
+class _CallThread:
     """A thread that makes calls one after the other, each of which may hang."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[_Answer]]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def start(self, job: Callable[[], Any]) -> queue.SimpleQueue[_Answer]:
         """Where the answer will be; of this call alone: one that was given up answers nobody else."""
@@ -31,7 +31,7 @@ class _Caller:
         self._jobs.put((job, answers))
         return answers
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         while True:
             job, answers = self._jobs.get()
             try:
@@ -40,8 +40,21 @@ class _Caller:
                 answers.put((None, (str(error) or repr(error)).splitlines()[0]))
 
 
+@dataclass(frozen=True)
+class JobMember:
+    """This rank's place in a job."""
+
+    store: Store
+    """Shared by all ranks of the job."""
+    rank: int
+    size: int
+    """Ranks of the job."""
+    hosts_store: bool
+    """Whether the store ends with this process."""
+
+
 class Store:
-    """Strings by key, shared by all ranks; every call is limited to `timeout_s`.
+    """Strings by key, shared by all ranks.
 
     torch's own store has no time limit on an answer: with a host that is stopped but alive, or a port that belongs to
     another program, its client waits for ever (*measured*, torch 2.13). So one thread of this class talks to it, and
@@ -49,17 +62,24 @@ class Store:
     Calls raise DeadlineError if there was no answer or the host is gone.
     """
 
+    timeout_s: float
+    """The longest that a call takes."""
+    where: str
+    """Host and port, for messages."""
+    inner: dist.Store
+    """torch's store, under the keys of this attempt of the job."""
+
     def __init__(self, connect: Callable[[], dist.Store], timeout_s: float, where: str) -> None:
         self.timeout_s, self.where = timeout_s, where
         self._is_dead = False
-        self._caller = _Caller("fedtorch-store")
-        self._waiter: tuple[_Caller, dist.Store] | None = None
+        self._calls = _CallThread("fedtorch-store")
+        self._waiter: tuple[_CallThread, dist.Store] | None = None
         self._awaited: tuple[tuple[str, ...], queue.SimpleQueue[_Answer]] | None = None
-        self.inner: dist.Store = self._call(connect)
+        self.inner = self._call(connect)
 
     @classmethod
-    def join(cls, environ: Mapping[str, str], timeout_s: float) -> tuple[Self, int, int, bool]:
-        """(store, rank, number of ranks, whether this rank hosts the store) from the environment of torchrun or srun.
+    def join(cls, environ: Mapping[str, str], timeout_s: float) -> JobMember:
+        """Find or host the store that the environment of torchrun or srun describes.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
@@ -85,7 +105,7 @@ class Store:
             if int(environ.get("GROUP_WORLD_SIZE", 1)) > 1:
                 attempt = agree_on_attempt(store, rank, size)
             store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
-            return store, rank, size, hosts
+            return JobMember(store, rank, size, hosts)
         except DeadlineError as error:
             text = str(error)
         if "EADDRINUSE" in text:
@@ -120,9 +140,9 @@ class Store:
         wanted = tuple(keys)
         if self._awaited is None or self._awaited[0] != wanted:
             if self._awaited is not None or self._waiter is None:  # the first one, or the last still blocks its thread
-                self._waiter = _Caller("fedtorch-store-wait"), self._call(lambda: self.inner.clone())  # type: ignore[attr-defined]
-            caller, connection = self._waiter
-            self._awaited = wanted, caller.start(lambda: connection.wait(list(wanted), _FOREVER))
+                self._waiter = _CallThread("fedtorch-store-wait"), self._call(lambda: self.inner.clone())  # type: ignore[attr-defined]
+            calls, connection = self._waiter
+            self._awaited = wanted, calls.start(lambda: connection.wait(list(wanted), _FOREVER))
         try:
             _, problem = self._awaited[1].get(timeout=max(0.0, limit_s))
         except queue.Empty:
@@ -139,7 +159,7 @@ class Store:
         if self._is_dead:
             raise DeadlineError(f"the store at {self.where} is gone, and rank 0 or the launcher with it")
         try:
-            value, problem = self._caller.start(job).get(timeout=self.timeout_s)
+            value, problem = self._calls.start(job).get(timeout=self.timeout_s)
         except queue.Empty:
             self._is_dead = True
             raise DeadlineError(

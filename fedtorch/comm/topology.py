@@ -15,23 +15,24 @@ class Placement:
     """One worker's row of the placement table that `--dry-run` prints."""
 
     worker: int
+    """Its index."""
     ranks: tuple[int, ...]
     clients: tuple[str, ...]
+    """Those that it trains, in manifest order."""
     cost: float
+    """Of all of them together."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The workers of a job.
-
-    num_ranks: all ranks, the server's rank 0 included.
-    server_works: rank 0 also trains clients; always so when it is the only rank.
-    ranks_per_worker: ranks that train one client together; they follow one another. Several numbers: of each worker.
-    """
+    """The workers of a job."""
 
     num_ranks: int
+    """All ranks, the server's rank 0 included."""
     server_works: bool = False
+    """Whether rank 0 also trains clients; always so when it is the only rank."""
     ranks_per_worker: int | tuple[int, ...] = 1
+    """Ranks that train one client together; they follow one another. Several numbers: of each worker."""
 
     def __post_init__(self) -> None:
         free, width = self.num_ranks - self._first, self.ranks_per_worker

@@ -25,8 +25,8 @@ _POLL_S = 1e-4
 _WATCH_EVERY_S = 1.0
 
 
-class Moving(Protocol):
-    """Something under way."""
+class Work(Protocol):
+    """An operation under way, as torch.distributed's own."""
 
     def wait(self) -> object: ...
 
@@ -34,56 +34,57 @@ class Moving(Protocol):
 class Transport(Protocol):
     """Moves flat CPU tensors between the ranks of a group, whose rank 0 is the server; all but `drop` begin only."""
 
-    def broadcast(self, tensor: Tensor) -> Moving: ...
-    def reduce(self, tensor: Tensor) -> Moving: ...
-    def send(self, tensor: Tensor, rank: int) -> Moving: ...
-    def receive(self, tensor: Tensor, rank: int) -> Moving: ...
-    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving: ...
+    def broadcast(self, tensor: Tensor) -> Work: ...
+    def reduce(self, tensor: Tensor) -> Work: ...
+    def send(self, tensor: Tensor, rank: int) -> Work: ...
+    def receive(self, tensor: Tensor, rank: int) -> Work: ...
+    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work: ...
     def drop(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Staging:
-    """Payloads travel by a second group of `backend`, from and to `device`; pin: through page-locked memory."""
+    """How payloads travel by a second group."""
 
     backend: Backend
+    """Of that group."""
     device: torch.device
+    """Where its tensors are."""
     pin: bool
+    """Whether what the device reads and writes on the host is page-locked."""
 
 
 class Direct:
-    """Tensors as they are, which must be where the process group can read them.
-
-    group: a ProcessGroupGloo or ProcessGroupNCCL, whose collectives are missing in torch 2.13's type stubs.
-    """
+    """Tensors as they are, which must be where the process group can read them."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
+        """A ProcessGroupGloo or ProcessGroupNCCL, whose collectives are missing in torch 2.13's type stubs."""
 
-    def broadcast(self, tensor: Tensor) -> Moving:
+    def broadcast(self, tensor: Tensor) -> Work:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         return self._group.broadcast([tensor], options)
 
-    def reduce(self, tensor: Tensor) -> Moving:
+    def reduce(self, tensor: Tensor) -> Work:
         options = dist.ReduceOptions()
         options.rootRank = 0
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
         return self._group.reduce([tensor], options)
 
-    def gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving:
+    def gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
         """everyone: on the server alone; empty elsewhere."""
         options = dist.GatherOptions()
         options.rootRank = 0
         return self._group.gather([list(everyone)] if everyone else [], [mine], options)
 
-    def send(self, tensor: Tensor, rank: int) -> Moving:
+    def send(self, tensor: Tensor, rank: int) -> Work:
         return self._group.send([tensor], rank, 0)
 
-    def receive(self, tensor: Tensor, rank: int) -> Moving:
+    def receive(self, tensor: Tensor, rank: int) -> Work:
         return self._group.recv([tensor], rank, 0)
 
-    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving:
+    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
         return self._group.allgather([list(everyone)], [mine])
 
     def drop(self) -> None:
@@ -92,27 +93,31 @@ class Direct:
 
 @dataclass
 class _Piece:
-    """A part of a tensor that fits into one window.
-
-    given: what is put at the window's beginning before it moves. taken: what is filled from it afterwards, one after
-    the other from element `taken_at` on.
-    """
+    """A part of a tensor that fits into one window."""
 
     job: _Job
-    move: Callable[[Tensor], Moving]
+    """The operation it belongs to."""
+    move: Callable[[Tensor], Work]
+    """Begins to move the window."""
     dtype: torch.dtype
     length: int
-    given: Tensor | None = None
-    taken: Sequence[Tensor] = ()
-    taken_at: int = 0
+    """Elements of the window."""
+    source: Tensor | None = None
+    """What is copied to the window's beginning before it moves."""
+    targets: Sequence[Tensor] = ()
+    """What is filled from it afterwards, one after the other."""
+    targets_at: int = 0
+    """The element of the window from which on they are filled."""
 
 
 @dataclass
 class _Slot:
-    """A window on the host and one on the device, in bytes."""
+    """A window, in bytes."""
 
     host: Tensor
+    """In the host's memory."""
     device: Tensor
+    """In the device's."""
 
 
 class _Job:
@@ -120,6 +125,7 @@ class _Job:
 
     def __init__(self, finish: Callable[[_Job], None]) -> None:
         self.pieces_left = 0
+        """Pieces that are not done."""
         self._finish = finish
 
     def wait(self) -> None:
@@ -132,14 +138,16 @@ class Staged:
     Every rank does its operations strictly in the order in which they were begun, at most `SLOTS` windows at a time.
     So two ranks never wait for each other's later operations: a rank other than the server exchanges with the server
     alone, in an order that both have agreed on, and what it waits for is the first thing the server has not done yet.
-
-    watch: called now and then while a window is under way; raises when it will never come. Without it the group's own
-    wait must end when a rank has left, as gloo's does.
     """
 
     def __init__(
         self, group: Any, device: torch.device, *, pin: bool, timeout_s: float, watch: Callable[[], None] | None = None
     ) -> None:
+        """Takes the memory of its windows.
+
+        watch: called now and then while a window is under way; raises when it will never come. Without it the group's
+            own wait must end when a rank has left, as gloo's does.
+        """
         self._group, self._inner, self._is_root = group, Direct(group), group.rank() == 0
         self._size: int = group.size()
         self._device, self._pin, self._timeout_s, self._watch = device, pin, timeout_s, watch
@@ -152,25 +160,25 @@ class Staged:
             for _ in range(SLOTS)
         ]
         self._waiting: deque[_Piece] = deque()
-        self._moving: deque[tuple[_Piece, _Slot, Moving]] = deque()
+        self._moving: deque[tuple[_Piece, _Slot, Work]] = deque()
 
-    def broadcast(self, tensor: Tensor) -> Moving:
-        return self._begin(tensor, self._inner.broadcast, gives=self._is_root, takes=not self._is_root)
+    def broadcast(self, tensor: Tensor) -> Work:
+        return self._begin(tensor, self._inner.broadcast, copies_in=self._is_root, copies_out=not self._is_root)
 
-    def reduce(self, tensor: Tensor) -> Moving:
-        return self._begin(tensor, self._inner.reduce, gives=True, takes=self._is_root)
+    def reduce(self, tensor: Tensor) -> Work:
+        return self._begin(tensor, self._inner.reduce, copies_in=True, copies_out=self._is_root)
 
-    def send(self, tensor: Tensor, rank: int) -> Moving:
-        return self._begin(tensor, lambda window: self._inner.send(window, rank), gives=True, takes=False)
+    def send(self, tensor: Tensor, rank: int) -> Work:
+        return self._begin(tensor, lambda window: self._inner.send(window, rank), copies_in=True, copies_out=False)
 
-    def receive(self, tensor: Tensor, rank: int) -> Moving:
-        return self._begin(tensor, lambda window: self._inner.receive(window, rank), gives=False, takes=True)
+    def receive(self, tensor: Tensor, rank: int) -> Work:
+        return self._begin(tensor, lambda window: self._inner.receive(window, rank), copies_in=False, copies_out=True)
 
-    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Moving:
+    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
         job = _Job(self._finish)
         limit = WINDOW_BYTES // mine.dtype.itemsize // (self._size + 1)
 
-        def move(window: Tensor) -> Moving:
+        def move(window: Tensor) -> Work:
             own, *others = window.chunk(self._size + 1)
             return self._inner.all_gather(others, own)
 
@@ -191,12 +199,12 @@ class Staged:
                 self._group.abort()
         self._group = None
 
-    def _begin(self, tensor: Tensor, move: Callable[[Tensor], Moving], *, gives: bool, takes: bool) -> Moving:
+    def _begin(self, tensor: Tensor, move: Callable[[Tensor], Work], *, copies_in: bool, copies_out: bool) -> Work:
         job = _Job(self._finish)
         for start, stop in _cuts(tensor.numel(), WINDOW_BYTES // tensor.dtype.itemsize):
             part = tensor[start:stop]
-            given, taken = part if gives else None, [part] if takes else []
-            self._add(_Piece(job, move, tensor.dtype, stop - start, given, taken))
+            source, targets = part if copies_in else None, [part] if copies_out else []
+            self._add(_Piece(job, move, tensor.dtype, stop - start, source, targets))
         self._advance()
         return job
 
@@ -210,9 +218,9 @@ class Staged:
             piece, slot = self._waiting.popleft(), self._idle.pop()
             host, window = _views(slot, piece)
             with self._on_stream():  # a group of NCCL waits for what is on the current stream
-                if piece.given is not None:
-                    length = piece.given.numel()
-                    host[:length].copy_(piece.given)
+                if piece.source is not None:
+                    length = piece.source.numel()
+                    host[:length].copy_(piece.source)
                     window[:length].copy_(host[:length], non_blocking=self._pin)
                 self._moving.append((piece, slot, piece.move(window)))
 
@@ -223,12 +231,12 @@ class Staged:
             host, window = _views(slot, piece)
             with self._on_stream():
                 self._await(work)
-                if piece.taken:
-                    host[piece.taken_at :].copy_(window[piece.taken_at :], non_blocking=self._pin)
+                if piece.targets:
+                    host[piece.targets_at :].copy_(window[piece.targets_at :], non_blocking=self._pin)
                     if self._stream is not None:
                         self._stream.synchronize()
-            at = piece.taken_at
-            for tensor in piece.taken:
+            at = piece.targets_at
+            for tensor in piece.targets:
                 tensor.copy_(host[at : at + tensor.numel()])
                 at += tensor.numel()
             self._idle.append(slot)

@@ -31,17 +31,18 @@ _EXTRA = "x."  # before the names of Report.extra, which could otherwise equal a
 
 @dataclass(frozen=True)
 class Message:
-    """What one client (or, with `NO_CLIENT`, a rank) has to say, in numbers.
-
-    kind: one of `KINDS`. status: a word, e.g. `ok` or `failed:ValueError`. Keys: see `KEY`.
-    numbers: floats (NaN and infinities included) and integers of 64 bits. lists: of floats.
-    """
+    """What one client (or a rank) has to say, in numbers."""
 
     client: int
+    """Index in the manifest; `NO_CLIENT` for a rank or the whole federation."""
     kind: str
+    """One of `KINDS`."""
     status: str = "ok"
+    """A word, e.g. `ok` or `failed:ValueError`."""
     numbers: dict[str, Number] = field(default_factory=dict)
+    """Floats (NaN and infinities included) and integers of 64 bits; for the keys see `KEY`."""
     lists: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of floats; for the keys see `KEY`."""
 
 
 def encode(message: Message, *, round: int, sequence: int) -> bytes:
@@ -109,12 +110,12 @@ def _decode_at(
     if kind >= len(KINDS):
         raise PreflightError(f"{sender} is of kind {kind}; expected 0 to {len(KINDS) - 1}")
     if not NO_CLIENT <= client < num_clients:
-        raise PreflightError(f"{sender} arrived; expected clients 0 to {num_clients - 1}")
+        raise PreflightError(f"{sender} came; expected clients 0 to {num_clients - 1}")
     body = start + _HEADER.size
     if length > max_bytes:
         raise PreflightError(f"{sender} announces {length} bytes; the limit is {max_bytes}")
     if length > len(data) - body:
-        raise PreflightError(f"{sender} announces {length} bytes; {len(data) - body} arrived")
+        raise PreflightError(f"{sender} announces {length} bytes; {len(data) - body} came")
     payload = data[body : body + length]
     if _head(kind, its_round, its_sequence, client, payload) != data[start:body]:
         raise PreflightError(f"{sender} has a wrong checksum: it was damaged on the way")

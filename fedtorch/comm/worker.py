@@ -24,29 +24,51 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.ui
 class Step(IntEnum):
     """What a rank wants from the others of its worker."""
 
-    ANY, SETTLE, NUMBERS, SEND, RECEIVE = range(1, 6)
+    ANY = 1
+    """To know whether any of them says yes."""
+    VERDICT = 2
+    """One verdict on a client's work."""
+    NUMBERS = 3
+    """Everybody's numbers."""
+    SEND = 4
+    """To give the other one a tensor."""
+    RECEIVE = 5
+    """To get one."""
 
 
 class Verdict(IntEnum):
     """On a client's work. Of several ranks' the smallest counts that is not FINE."""
 
-    FINE, FAILED, OUT_OF_MEMORY = range(3)
+    FINE = 0
+    """It is done."""
+    FAILED = 1
+    """An error that the client would meet again."""
+    OUT_OF_MEMORY = 2
+    """Smaller micro-batches could help."""
 
 
 class WorkerGroup:
     """The ranks of a worker, which run the same clients in lock step; a process is in one worker at most.
 
     It is torch's *default* group, of these ranks alone, so that a library that trains on the whole world (DeepSpeed)
-    trains on this worker. rank: place in the worker; 0 leads. size: its ranks. ranks: their numbers in the job.
-    backend: of the default group, as torch names it; the operations here are on CPU tensors, so over gloo.
+    trains on this worker. The operations here are on CPU tensors, so over gloo.
 
     1. Every operation begins with a row of integers from each rank. Ranks that do not do the same thing find out
        before anything is sent.
-    2. A rank that fails at a client calls `settle` at once; the others get a PeerError in whatever they call next, and
-       all ranks give the same verdict on the client.
+    2. A rank that fails at a client calls `agree_on_verdict` at once; the others get a PeerError in whatever they call
+       next, and all ranks give the same verdict on the client.
     3. A rank that dies or leaves ends the others' operation at once, one that hangs ends it after the store's timeout;
-       then the group is gone and `on_error` says who is to blame (it gets gloo's text and must raise).
+       then the group is gone and `on_error` says which rank it was (it gets gloo's text and must raise).
     """
+
+    ranks: tuple[int, ...]
+    """Their numbers in the job."""
+    rank: int
+    """Place in the worker; 0 leads."""
+    size: int
+    """How many ranks it has."""
+    backend: str
+    """Of the default group, as torch names it."""
 
     def __init__(
         self, store: Store, ranks: Sequence[int], own: int, on_error: Callable[[str], NoReturn], backend: str = "gloo"
@@ -77,9 +99,9 @@ class WorkerGroup:
         """
         return any(row[0] for row in self._agree(Step.ANY, int(flag)))
 
-    def settle(self, own: Verdict) -> Verdict:
+    def agree_on_verdict(self, own: Verdict) -> Verdict:
         """At the end of a client's work: all ranks' verdict. Called by every rank that did not get a PeerError."""
-        return _common(self._rows(Step.SETTLE, own))
+        return _common(self._rows(Step.VERDICT, own))
 
     def all_gather_floats(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's `values`, by rank; as many from each.
@@ -140,7 +162,7 @@ class WorkerGroup:
         self._guard(lambda: dist.all_gather(everyone, mine))
         rows = [row.tolist() for row in everyone]
         steps = {row[2] for row in rows}
-        has_failed = any(row[2] == Step.SETTLE and row[3] for row in rows)
+        has_failed = any(row[2] == Step.VERDICT and row[3] for row in rows)
         fits = len(steps) == 1 and not steps & {Step.SEND, Step.RECEIVE}
         fits |= self.size == 2 and steps == {Step.SEND, Step.RECEIVE}
         if any(row[:2] != rows[self.rank][:2] for row in rows) or not (fits or has_failed):
@@ -159,5 +181,5 @@ class WorkerGroup:
 
 
 def _common(rows: Sequence[tuple[int, list[int]]]) -> Verdict:
-    """What the ranks that settled have said together."""
-    return Verdict(min((row[0] for step, row in rows if step == Step.SETTLE and row[0]), default=Verdict.FINE))
+    """The verdict of the ranks that gave one."""
+    return Verdict(min((row[0] for step, row in rows if step == Step.VERDICT and row[0]), default=Verdict.FINE))

@@ -52,19 +52,20 @@ class Compressor(Protocol):
 
 @dataclass(frozen=True)
 class TopK:
-    """The numbers of largest magnitude, exactly as many as the ratio says.
-
-    scope: k per tensor (as DGC) or over the whole vector. dense_1d: send tensors with one dimension whole (DGC's
-    code does; per tensor only). selection: `sampled` is faster and gives the same. values: dtype on the wire; what
-    rounding to 16 bit loses stays in the residual.
-    """
+    """The numbers of largest magnitude, exactly as many as the ratio says."""
 
     ratio: float = 0.02
+    """k as a share of the numbers."""
     scope: Literal["tensor", "global"] = "tensor"
+    """k per tensor (as DGC) or over the whole vector."""
     dense_1d: bool = False
+    """Send tensors with one dimension whole (DGC's code does; per tensor only)."""
     selection: Literal["exact", "sampled"] = "sampled"
+    """`sampled` is faster and gives the same."""
     encoding: Encoding = "auto"
+    """How indices travel; `auto`: in the fewer bytes."""
     values: Values = "fp32"
+    """dtype on the wire; what rounding to 16 bit loses stays in the residual."""
 
     def counts(self, layout: Layout) -> list[int]:
         """k of every tensor; with `scope: global` one number."""
@@ -113,13 +114,17 @@ class Quantise:
     """Every number as one signed byte, in steps of its bucket's scale / levels.
 
     QSGD, section 3.1: `scale: norm` with stochastic rounding is unbiased, E[Q(v)] = v. `scale: max` with `nearest` is
-    plain 8-bit quantisation. A bucket is `bucket` consecutive numbers of the flat vector.
+    plain 8-bit quantisation.
     """
 
     levels: int = 127
+    """Steps on each side of zero."""
     bucket: int = 2048
+    """Consecutive numbers of the flat vector that have a scale of their own."""
     scale: Literal["max", "norm"] = "max"
+    """A bucket's scale: its largest magnitude, or its Euclidean norm."""
     rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """To the step below or above by chance, so that the mean is the number, or to the nearest."""
 
     def compress(self, flat: Tensor, layout: Layout, *, seed: int = 0) -> Tensor:
         """See `Compressor`; `seed` decides the roundings."""

@@ -38,11 +38,14 @@ class PayloadError(ValueError):
 
 @dataclass(frozen=True)
 class Sparse:
-    """A vector of `size` numbers that is zero but at `indices` (int32, strictly ascending), where it is `values`."""
+    """A vector that is zero but at a few places."""
 
     size: int
+    """Its length."""
     indices: Tensor
+    """Where it is not zero: int32, strictly ascending."""
     values: Tensor
+    """What it is there."""
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The whole vector, shape (size,)."""

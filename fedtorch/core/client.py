@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -14,12 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedtorch.core.weights import unshared
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Client:
-    """One data holder."""
+    """One owner of data."""
 
     name: str
     index: int
@@ -30,10 +32,12 @@ class Client:
 
 @dataclass
 class ClientState:
-    """All that outlives a round for one client: private weights, optimiser, control variate, data cursor."""
+    """All that outlives a round for one client."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Private weights, optimiser state, control variate, ..."""
     numbers: dict[str, int | float] = field(default_factory=dict)
+    """Data cursor, the optimiser's counts, ..."""
 
     def copy(self) -> ClientState:
         """Independent dictionaries and numbers; the tensors are shared and must be replaced, not changed in place."""
@@ -144,20 +148,9 @@ class ClientStore:
     def _write(self, client: str, state: ClientState, is_staged: bool) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{file_stem(client)}{'.staged' if is_staged else ''}.safetensors"
-        save_file(_apart(state.tensors), path)
+        save_file(unshared(state.tensors), path)
         path.with_suffix(".json").write_text(json.dumps(state.numbers))
         return path
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, copied where two share memory, which safetensors refuses: a best round that is the present one."""
-    seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if place in seen else tensor.contiguous()
-        seen.add(place)
-    return apart
 
 
 def _read(path: Path) -> ClientState:

@@ -40,7 +40,14 @@ class NonFiniteError(FedtorchError, RuntimeError):
 
 
 class LostRankError(FedtorchError, RuntimeError):
-    """Ranks are lost; `ranks` are those that are known to be."""
+    """Ranks of the job are gone. The base of what ends a run because of that; a verdict, not a suspicion.
+
+    Which ranks is known by the time it is raised, as far as it can be: the rank that raises it has looked at every
+    rank's heartbeat. `CollectiveFailed` is raised before anybody has looked, where the run may go on.
+    """
+
+    ranks: tuple[int, ...]
+    """Those that are known to be gone; empty if none of them could be named."""
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -54,7 +61,12 @@ class DeadlineError(LostRankError):
 
 
 class CollectiveFailed(DeadlineError):
-    """A collective failed here and the run can go on without the lost rank; see `Membership.retry_on_loss`."""
+    """A collective failed on this rank, of a run that can go on without a lost one. Names no rank: `ranks` is empty.
+
+    Unlike the other LostRankErrors it does not end the run. `Membership.retry_on_loss` catches it; the ranks then
+    meet (`Communicator.commit_collective`), find out together which of them is lost, if any, and repeat the exchange.
+    It is a DeadlineError so that it ends the run like one where nobody catches it.
+    """
 
 
 class CheckpointError(FedtorchError, RuntimeError):
@@ -71,6 +83,9 @@ class RestartsError(LostRankError):
 
 class PeerError(RuntimeError):
     """Another rank of this worker failed at the client that they train together; its error is in its own log."""
+
+    out_of_memory: bool
+    """Whether it ran out of memory, so that smaller micro-batches could help."""
 
     def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
         super().__init__(message)

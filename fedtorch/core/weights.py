@@ -21,16 +21,20 @@ Weights = dict[str, Tensor]
 class Layout:
     """Where each named tensor lies in a flat vector: in the given order, one after the other, no padding.
 
-    `dtype` is the dtype of the flat vector (fp32; fp64 only for models that are fp64 throughout).
     Two ranks can exchange flat vectors exactly when the `digest()` of their layouts is equal.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    """Of each tensor."""
     dtype: torch.dtype = torch.float32
+    """Of the flat vector: fp32; fp64 only for models that are fp64 throughout."""
     offsets: tuple[int, ...] = field(init=False)
+    """Where each tensor begins in the flat vector."""
     sizes: tuple[int, ...] = field(init=False)
+    """Elements of each tensor."""
     size: int = field(init=False)
+    """Elements of the flat vector."""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) != len(self.names) or len(self.names) != len(self.shapes):
@@ -91,13 +95,13 @@ class Layout:
 class Partition:
     """Which parameters stay with the client, by shell patterns over parameter names (`encoder.block.0.*`).
 
-    private: trained by each client for itself, kept in its ClientState, never sent.
-    frozen: never trained, never sent; every rank builds the same from the seed or the pretrained file.
     A name that matches both is frozen. Everything else is shared.
     """
 
     private: tuple[str, ...] = ()
+    """Trained by each client for itself, kept in its ClientState, never sent."""
     frozen: tuple[str, ...] = ()
+    """Never trained, never sent; every rank builds the same from the seed or the pretrained file."""
 
     def split(self, names: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
         """(shared, private, frozen) names, each in the given order.
@@ -117,6 +121,17 @@ class Partition:
         private = [n for n in names if n not in set(frozen) and any(fnmatchcase(n, p) for p in self.private)]
         taken = {*frozen, *private}
         return [n for n in names if n not in taken], private, frozen
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, contiguous, as safetensors wants them: copied where two names have the same memory."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        found[name] = tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return found
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import IO
 
 from fedtorch.checkpoint.store import Checkpoints
-from fedtorch.comm.backend import say_if_shared
+from fedtorch.comm.backend import log_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
@@ -70,10 +70,10 @@ class Session:
             return LocalCommunicator(names)
         system = config.system
         own = device(system.device)
-        say_if_shared(own)
-        goes_on = config.clients.on_loss == "continue"
+        log_if_shared(own)
+        recovers = config.clients.on_loss == "continue"
         return DistributedCommunicator.join(
-            names, system.timeout, system.exchange, self.stacks, goes_on=goes_on, backend=system.backend, device=own
+            names, system.timeout, system.exchange, self.stacks, recovers=recovers, backend=system.backend, device=own
         )
 
     def _run_all(self, runs: Sequence[BuiltRun], comm: Communicator) -> None:

@@ -145,7 +145,7 @@ class ClientTrainer:
         worker = self.context.components.worker
         if worker is None:
             return failure
-        verdict = worker.settle(Verdict.OUT_OF_MEMORY if failure == OUT_OF_MEMORY else Verdict(bool(failure)))
+        verdict = worker.agree_on_verdict(Verdict.OUT_OF_MEMORY if failure == OUT_OF_MEMORY else Verdict(bool(failure)))
         if verdict is Verdict.OUT_OF_MEMORY:
             return OUT_OF_MEMORY
         if verdict is Verdict.FAILED and failure in ("", OUT_OF_MEMORY):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Updates
+from fedtorch.comm.base import AcceptedUpdates
 from fedtorch.comm.messages import Decoded, sum_of_messages
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
@@ -28,7 +28,7 @@ class Collected:
     messages: list[Tensor] = field(default_factory=list)
     """after the call: a copy of each, in the order of the reports"""
 
-    def __call__(self, updates: Updates) -> Tensor:
+    def __call__(self, updates: AcceptedUpdates) -> Tensor:
         self.messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
         return torch.empty(0)
 

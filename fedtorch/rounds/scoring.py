@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from fedtorch.tasks.base import Scores, Task
-from fedtorch.train.engine import Engine, to_device
+from fedtorch.train.engine import Engine
+from fedtorch.train.pinned_copy import to_device
 
 
 @torch.inference_mode()

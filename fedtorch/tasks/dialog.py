@@ -27,7 +27,7 @@ from fedtorch.models.two_side import Losses, OneModel, TwoSide
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.gpt2_bpe import load_bpe
-from fedtorch.train.engine import to_device
+from fedtorch.train.pinned_copy import to_device
 
 SIDES = {USER: 0, ASSISTANT: 1}
 EVERY = "test_all"

@@ -14,33 +14,37 @@ from fedtorch.core.seeds import generator_for
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One optimiser step: example indices of its micro-batches, what their losses are divided by, and its epoch."""
+    """One optimiser step, by example indices."""
 
     micro_batches: tuple[tuple[int, ...], ...]
+    """The examples of each."""
     divisor: int
+    """What their losses are divided by."""
     epoch: int
+    """Of the run."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitBatch:
     """A micro-batch in parts, of which one is in memory at a time; together they have the gradient of the whole."""
 
-    batches: tuple[Any, ...]
+    parts: tuple[Any, ...]
+    """Each a batch as the task collates it."""
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How a client's examples are cut into steps.
-
-    accumulation: micro-batches per step. rule `exact`: a step at the epoch's end takes what is left and divides by
-    the micro-batches actually used. rule `spill` (the Lorar authors' loop, not to be used for anything else): what
-    is left at an epoch's end is not stepped; its gradient goes into the first step of the next epoch, still divided
-    by `accumulation`, and is lost at the end of the round.
-    """
+    """How a client's examples are cut into steps."""
 
     batch_size: int
+    """Examples of a micro-batch."""
     accumulation: int = 1
+    """Micro-batches per step."""
     rule: str = "exact"
+    """`exact`: a step at the epoch's end takes what is left and divides by the micro-batches actually used. `spill`
+    (the Lorar authors' loop, not to be used for anything else): what is left at an epoch's end is not stepped; its
+    gradient goes into the first step of the next epoch, still divided by `accumulation`, and is lost at the end of the
+    round."""
 
     def steps_per_epoch(self, num_examples: int) -> int:
         """Optimiser steps of one pass over the data."""

@@ -18,9 +18,10 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import Partition
-from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
+from fedtorch.train.engine import Engine, GradientHook, LossFunction
 from fedtorch.train.micro_batches import parts_of, passes_of
 from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
+from fedtorch.train.pinned_copy import to_device
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
@@ -32,14 +33,12 @@ class DeepSpeedEngine(Engine):
     """An `Engine` whose gradients, optimiser state, fp32 masters and parameters may be split over a worker's ranks.
 
     Weights are loaded into the parameters *and* the fp32 masters, and read from the masters; with stage 0 the
-    parameters are the masters. A step's micro-batches are dealt over the ranks in turn; the step is that of their mean.
+    parameters are the masters. A step's micro-batches go to the ranks in turn; the step is that of their mean.
 
     `deepspeed.initialize` runs at the first `load`, when the worker's group exists; a rank alone without a group makes
     one. After an error inside a step the next `load` builds all anew: half-reduced gradients of the failed client
     would go into the next one's step. With several ranks, an error in one rank's forward pass is the client's failure
     on all of them (stages 0 to 2); one inside DeepSpeed's exchanges ends the run, for the others may be waiting there.
-
-    hp: of any client; all have the same optimiser. make_module: builds the same module again.
     """
 
     def __init__(
@@ -52,6 +51,7 @@ class DeepSpeedEngine(Engine):
         hp: ClientConfig,
         make_module: Callable[[], nn.Module],
     ) -> None:
+        """hp: of any client; all have the same optimiser. make_module: builds the same module again."""
         super().__init__(module, partition, device)
         self.settings = settings
         self._hp, self._partition, self._make_module = hp, partition, make_module

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.weights import Layout, Partition
-from fedtorch.train.batches import Parts
-from fedtorch.train.model_parallel import ParameterOwners, clip_divided, collect_shared
+from fedtorch.train.batches import SplitBatch
+from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
 from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
-from fedtorch.train.pinned_copy import PinnedCopier
+from fedtorch.train.pinned_copy import PinnedCopier, to_device
 from fedtorch.train.precision import Precision
 from fedtorch.train.settings import ClientConfig
 
@@ -28,12 +28,28 @@ class Engine:
     The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
     is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
     `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
-    worker: the ranks that train the same clients together, after `join`; None: this one is alone. owners: which of
-    them computes which parameters; None: every rank computes all.
-
-    precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
-    scale_power: of fp16's loss scale, see `LossScale`.
     """
+
+    module: nn.Module
+    device: torch.device
+    shared: Layout
+    """Of the parameters that travel."""
+    private: Layout
+    """Of those that every client keeps for itself."""
+    frozen: Layout
+    """Of those that are never trained."""
+    flat_frozen: Tensor
+    """The frozen weights, flat."""
+    trained_names: list[str]
+    """The trained parameters, shared before private ones."""
+    trained: list[nn.Parameter]
+    """The same, as the optimiser has them."""
+    initial_shared: Tensor
+    """Of w^0, flat, on the CPU; `initial_private` and `initial_frozen` likewise."""
+    worker: WorkerGroup | None
+    """The ranks that train the same clients together, after `join`; None: this one is alone."""
+    owners: ParameterOwners | None
+    """Which of them computes which parameters; None: every rank computes all."""
 
     def __init__(
         self,
@@ -44,6 +60,11 @@ class Engine:
         precision: str = "fp32",
         scale_power: int = 12,
     ) -> None:
+        """Moves the module to `device` and its parameters into the flat vectors.
+
+        precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
+        scale_power: of fp16's loss scale, see `LossScale`.
+        """
         self.module, self.device = module.to(device), device
         self._precision = Precision(precision, device, scale_power)
         parameters = dict(module.named_parameters())
@@ -62,16 +83,14 @@ class Engine:
         self.initial_frozen = self.flat_frozen.detach().cpu().clone()
         self._buffers = {n: b.detach().cpu().clone() for n, b in module.named_buffers() if b.is_floating_point()}
         # where each of them is: walking through the module for every client takes longer than copying them
-        places = {n: n.rpartition(".") for n in self._buffers}
-        self._buffer_places = [
-            (module.get_submodule(part), name, self._buffers[n]) for n, (part, _, name) in places.items()
-        ]
+        paths = [(*path.rpartition(".")[::2], initial) for path, initial in self._buffers.items()]
+        self._buffer_places = [(module.get_submodule(part), name, initial) for part, name, initial in paths]
         self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
-        self.worker: WorkerGroup | None = None
-        self.owners: ParameterOwners | None = None
+        self.worker = None
+        self.owners = None
         self._copier = PinnedCopier(device)
 
     def join(self, worker: WorkerGroup | None) -> None:
@@ -181,14 +200,11 @@ class Engine:
         for batch in batches:
             total = total + self.backward(loss_fn, batch, divisor)
         self.collect_gradients()
-        self._precision.take_out_scale(self._optimizer, self.worker if self.is_divided else None)
+        # where every rank computes everything, all ranks find the same overflows
+        self._precision.unscale_gradients(self._optimizer, None if self.owners is None else self.worker)
         penalty = before_step(self) if before_step is not None else None
         if self._max_grad_norm is not None:
-            if self.is_divided:
-                assert self.worker is not None and self.owners is not None
-                clip_divided(self.worker, self.owners, self.trained_by_name(), self._max_grad_norm)
-            else:
-                torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
+            clip_gradients(self.worker, self.owners, self.trained_by_name(), self._max_grad_norm)
         self._precision.take_step(self._optimizer)
         self._schedule.step()
         self.clear_gradients()
@@ -197,9 +213,9 @@ class Engine:
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached.
 
-        With fp16 gradients are times the loss scale, which `step` takes out.
+        With fp16 gradients are times the loss scale, by which `step` divides them.
         """
-        if isinstance(batch, Parts):
+        if isinstance(batch, SplitBatch):
             return self._backward_in_parts(loss_fn, batch, divisor)
         loss_sum, count = self._objective(loss_fn, batch)
         return self._backward(loss_sum / count / divisor)
@@ -208,26 +224,19 @@ class Engine:
         """How many steps since `start` changed nothing because gradients overflowed; waits for the device."""
         return self._precision.left_out()
 
-    @property
-    def is_divided(self) -> bool:
-        """Do the other ranks of this worker compute a part of the gradients?"""
-        return self.worker is not None and self.owners is not None
-
     def collect_gradients(self) -> None:
         """Complete the shared gradients on a worker's leader, as `step` does; all ranks of the worker call it."""
         if self.worker is not None and self.owners is not None:
-            shared = set(self.shared.names)
-            trained_shared = {name: p for name, p in self.trained_by_name().items() if name in shared}
-            collect_shared(self.worker, self.owners, trained_shared)
+            collect_shared(self.worker, self.owners, self.trained_by_name(), set(self.shared.names))
 
-    def _backward_in_parts(self, loss_fn: LossFunction, parts: Parts, divisor: int) -> Tensor:
+    def _backward_in_parts(self, loss_fn: LossFunction, batch: SplitBatch, divisor: int) -> Tensor:
         """The same in parts; a first pass counts, as every part is divided by what all of them count."""
         device = [self.device] if self.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(device):
-            count = sum(self._objective(loss_fn, batch)[1] for batch in parts.batches)
+            count = sum(self._objective(loss_fn, part)[1] for part in batch.parts)
         total = torch.zeros((), device=self.device)
-        for batch in parts.batches:
-            total = total + self._backward(self._objective(loss_fn, batch)[0] / count / divisor)
+        for part in batch.parts:
+            total = total + self._backward(self._objective(loss_fn, part)[0] / count / divisor)
         return total
 
     def _objective(self, loss_fn: LossFunction, batch: Any) -> tuple[Tensor, Tensor | int]:
@@ -287,16 +296,3 @@ class Engine:
             view.copy_(parameters[name].detach())
             parameters[name].data = view
         return flat
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it (through dicts, lists, tuples) on `device`."""
-    if isinstance(batch, Tensor):
-        if device.type == "cuda" and batch.device.type == "cpu":
-            batch = batch.pin_memory()  # else the host waits for the copy, whatever non_blocking says
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch

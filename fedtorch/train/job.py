@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fedtorch.core import state_keys as keys
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.seeds import seed_for
-from fedtorch.train.batches import Batching, StepPlan
-from fedtorch.train.engine import Engine, GradientHook, Parts
+from fedtorch.train.batches import Batching, SplitBatch, StepPlan
+from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.settings import ClientConfig
@@ -182,7 +182,7 @@ class ClientJob:
     def _collated(self, examples: Sequence[Any]) -> Any:
         size = math.ceil(len(examples) / self.parts)
         batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
-        return batches[0] if len(batches) == 1 else Parts(tuple(batches))
+        return batches[0] if len(batches) == 1 else SplitBatch(tuple(batches))
 
     def _start(self, weights: Tensor, settings: ClientConfig, purpose: str, *, planned: int, run_steps: int) -> None:
         """Load the weights and the optimiser that this client goes on with."""

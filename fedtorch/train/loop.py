@@ -17,27 +17,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Step:
-    """One optimiser step's collated micro-batches, the divisor of their losses, and the epoch it belongs to."""
+    """One optimiser step."""
 
     batches: list[Any]
+    """Its micro-batches, collated."""
     divisor: int
+    """What their losses are divided by."""
     epoch: int
+    """The epoch it belongs to."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """What one client's local training looked like, step by step.
-
-    losses: the task's loss of each step (mean over its micro-batches of the mean loss, dropout on).
-    penalties: what the algorithm added to the objective in that step (FedProx), else 0.
-    epochs: the epoch of each step.
-    left_out: how many of the steps changed nothing because their gradients overflowed (fp16).
-    """
+    """What one client's local training looked like, step by step."""
 
     losses: tuple[float, ...] = ()
+    """The task's loss of each step (mean over its micro-batches of the mean loss, dropout on)."""
     penalties: tuple[float, ...] = ()
+    """What the algorithm added to the objective in each step (FedProx), else 0."""
     epochs: tuple[int, ...] = ()
+    """The epoch of each step."""
     left_out: int = 0
+    """How many of the steps changed nothing because their gradients overflowed (fp16)."""
 
     def __len__(self) -> int:
         return len(self.losses)

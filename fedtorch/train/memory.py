@@ -18,10 +18,12 @@ HOST_BUFFERS = 1.5
 
 @dataclass(frozen=True)
 class Size:
-    """numbers: parameters, tied ones once. largest: of the largest layer, which ZeRO-3 gathers at once."""
+    """How large a model is."""
 
     numbers: int
+    """Parameters, tied ones once."""
     largest: int
+    """Those of the largest layer, which ZeRO-3 gathers at once."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Size:
@@ -35,7 +37,9 @@ class States:
     """Bytes of parameters, gradients, masters and optimiser state, per rank."""
 
     device: int
+    """In the device's memory."""
     host: int = 0
+    """In the host's, with offload."""
 
 
 @cache

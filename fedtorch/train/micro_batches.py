@@ -1,4 +1,4 @@
-"""A step's micro-batches dealt over the ranks of a worker, and what each part of one counts."""
+"""A step's micro-batches distributed over the ranks of a worker, and what each part of one counts."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtorch.train.batches import Parts
+from fedtorch.train.batches import SplitBatch
 from fedtorch.train.engine import LossFunction
 
 
 def parts_of(batch: Any) -> tuple[Any, ...]:
     """A micro-batch's parts; itself if it is whole."""
-    return batch.batches if isinstance(batch, Parts) else (batch,)
+    return batch.parts if isinstance(batch, SplitBatch) else (batch,)
 
 
 def passes_of(
-    dealt: Sequence[Any],
+    micro_batches: Sequence[Any],
     rank: int,
     loss_fn: LossFunction,
     forward: Callable[[LossFunction, Any], Tensor],
     device: torch.device,
 ) -> list[tuple[Any, float]]:
-    """What a rank computes while every rank of its worker has one of the `dealt` micro-batches: (part, what it counts).
+    """What a rank computes while every rank of its worker has one of the micro-batches: (part, what it counts).
 
     As many passes for every rank, for all have to take part in every exchange. A pass that only another rank needs
     counts 0, and so does all that a rank without a micro-batch computes.
 
+    micro_batches: by rank, at most one each.
     forward: the engine's forward pass to a mean loss, taken by all ranks alike.
     """
-    is_there = rank < len(dealt)
-    parts, number = parts_of(dealt[rank if is_there else 0]), max(len(parts_of(each)) for each in dealt)
+    is_there = rank < len(micro_batches)
+    parts = parts_of(micro_batches[rank if is_there else 0])
+    number = max(len(parts_of(each)) for each in micro_batches)
     shares = _shares(parts, number, loss_fn, forward, device) if number > 1 else [1.0]
     return [(parts[place % len(parts)], share if is_there else 0.0) for place, share in enumerate(shares)]
 

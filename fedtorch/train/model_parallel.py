@@ -1,12 +1,12 @@
 """A module whose parts are computed by different ranks of a worker: whose gradients, norms and state are whose.
 
 The first rank of a worker leads: it puts the update together, so it needs the gradients of all shared parameters. What
-is private to another rank stays there; of it only the norms of gradients are told, for clipping.
+is private to another rank stays there; of it only the norms of gradients are sent, for clipping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,16 @@ _NONE = -1.0  # in place of the norm of a gradient that is not there
 
 @dataclass(frozen=True)
 class ParameterOwners:
-    """owners: parameter -> the rank of the worker that computes it. private: the private ones, all of one owner."""
+    """Which rank of the worker computes which parameters."""
 
     owners: Mapping[str, int]
+    """Parameter -> rank of the worker."""
     private: frozenset[str]
+    """The private parameters, all of one owner."""
 
     @classmethod
     def of(cls, owners: Mapping[str, int], private: Sequence[str]) -> ParameterOwners | None:
-        """None if the parameters are not divided.
+        """None if every rank computes all parameters.
 
         Raises:
             ValueError: private parameters of different ranks, which are kept in one vector.
@@ -53,13 +55,15 @@ class ParameterOwners:
         return self.owners[name] if name in self.private else None
 
 
-def collect_shared(worker: WorkerGroup, owners: ParameterOwners, trained_shared: Mapping[str, nn.Parameter]) -> None:
-    """Give the leader the gradients of the shared parameters that others computed; all ranks of the worker call it.
+def collect_shared(
+    worker: WorkerGroup, owners: ParameterOwners, trained: Mapping[str, nn.Parameter], shared: Collection[str]
+) -> None:
+    """Send the leader the gradients of the shared parameters that others computed; all ranks of the worker call it.
 
-    trained_shared: by name, in the order of the shared layout. On the leader their `grad` is set.
+    trained: by name, in the same order on every rank. shared: names of the shared ones, whose `grad` the leader sets.
     """
     for owner in range(1, worker.size):
-        theirs = [parameter for name, parameter in trained_shared.items() if owners.owners[name] == owner]
+        theirs = [p for name, p in trained.items() if name in shared and owners.owners[name] == owner]
         if not theirs:
             continue
         present = worker.all_gather_floats([float(p.grad is not None) for p in theirs])[owner]
@@ -73,14 +77,17 @@ def collect_shared(worker: WorkerGroup, owners: ParameterOwners, trained_shared:
                 p.grad = part.view(p.shape).to(p.device, p.dtype)
 
 
-def clip_divided(
-    worker: WorkerGroup, owners: ParameterOwners, trained: Mapping[str, nn.Parameter], max_norm: float
+def clip_gradients(
+    worker: WorkerGroup | None, owners: ParameterOwners | None, trained: Mapping[str, nn.Parameter], max_norm: float
 ) -> None:
     """`clip_grad_norm_` over the parameters of all ranks, with the bits of one process; all ranks call it.
 
-    trained: all trained parameters by name, in the same order on every rank.
+    worker, owners: None if this rank computes all gradients. trained: by name, in the same order on every rank.
     """
     parameters = list(trained.values())
+    if worker is None or owners is None:
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
     norms = [_NONE if p.grad is None else torch.linalg.vector_norm(p.grad).item() for p in parameters]
     known = worker.all_gather_floats(norms)
     true = [known[owners.owners[name] if name in owners.private else 0][place] for place, name in enumerate(trained)]

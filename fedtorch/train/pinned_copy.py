@@ -1,8 +1,9 @@
-"""Moves flat vectors between the host's memory and a device, through page-locked memory where that pays."""
+"""Copies between the host's memory and a device, through page-locked memory where that pays: flat vectors, batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +18,10 @@ class PinnedCopier:
     small buffer of its own, and nothing else goes on meanwhile. Page-locking every vector would lock much of the host's
     memory, so vectors pass through two page-locked windows: while the device moves one, the host fills or empties the
     other. One thread uses it, on the present stream.
-
-    windowed: None: on a GPU. pin: False only for tests without one.
     """
 
     def __init__(self, device: torch.device, *, windowed: bool | None = None, pin: bool = True) -> None:
+        """windowed: None: on a GPU. pin: False only for tests without one."""
         self._device, self._pin = device, pin
         self._is_windowed = device.type == "cuda" if windowed is None else windowed
         self._windows: list[Tensor] = []  # in bytes; made at the first use
@@ -46,16 +46,16 @@ class PinnedCopier:
         if not self._is_windowed or device.device.type != self._device.type:  # DeepSpeed's whole weights are here
             return device.clone() if out is None else out.copy_(device)
         out = torch.empty(device.shape, dtype=device.dtype) if out is None else out
-        arriving: tuple[int, int, int, Tensor] | None = None
-        for coming in self._cuts(device):
-            slot, start, stop, window = coming
+        previous: tuple[int, int, int, Tensor] | None = None
+        for cut in self._cuts(device):
+            slot, start, stop, window = cut
             window.copy_(device[start:stop], non_blocking=self._pin)
             self._note(slot)
-            if arriving is not None:
-                self._unload(out, *arriving)
-            arriving = coming
-        if arriving is not None:
-            self._unload(out, *arriving)
+            if previous is not None:
+                self._unload(out, *previous)
+            previous = cut
+        if previous is not None:
+            self._unload(out, *previous)
         return out
 
     def _unload(self, out: Tensor, slot: int, start: int, stop: int, window: Tensor) -> None:
@@ -82,3 +82,16 @@ class PinnedCopier:
     def _wait(self, slot: int) -> None:
         if (event := self._moved[slot]) is not None:
             event.synchronize()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it (through dicts, lists, tuples) on `device`."""
+    if isinstance(batch, Tensor):
+        if device.type == "cuda" and batch.device.type == "cpu":
+            batch = batch.pin_memory()  # else the host waits for the copy, whatever non_blocking says
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

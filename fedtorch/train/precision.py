@@ -36,16 +36,17 @@ class LossScale(torch.amp.GradScaler):
 
     A step whose gradients overflow, on any rank of the worker, is left out and halves the scale; the learning rate's
     schedule counts it all the same. Steps that go well double it in the end. DeepSpeed's engine does the same.
-
-    left_out: how many steps were; on the device.
     """
+
+    left_out: Tensor
+    """How many steps were; on the device."""
 
     def __init__(self, device: torch.device, power: int) -> None:
         super().__init__(device.type, init_scale=2.0**power, growth_interval=GROWTH_INTERVAL)
         self.left_out = torch.zeros((), device=device)
         self.scale(self.left_out)  # makes it, also where the own part of the model is frozen and no loss comes
 
-    def take_out(self, optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> None:
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> None:
         """Divide the gradients by the scale, in place.
 
         worker: ranks that have other gradients of the same step and all call this; None: all gradients are here.
@@ -62,7 +63,8 @@ class LossScale(torch.amp.GradScaler):
         """The optimiser's step, unless gradients overflowed; then a scale for the next one."""
         self.step(optimizer)
         self.update()
-        vars(optimizer)["_opt_called"] = True  # else the schedule warns of a first step that was left out
+        # torch's mark of a step, no attribute of Optimizer; else the schedule warns of a first step that was left out
+        setattr(optimizer, "_opt_called", True)  # noqa: B010
 
 
 class Precision:
@@ -71,6 +73,7 @@ class Precision:
     def __init__(self, kind: str, device: torch.device, scale_power: int) -> None:
         self.kind, self.device, self.scale_power = kind, device, scale_power
         self.scale: LossScale | None = None
+        """Of the present client; None unless it is fp16."""
 
     def begin(self) -> None:
         """Nothing is left of the last client's scale."""
@@ -84,10 +87,10 @@ class Precision:
         """What to go back from."""
         return loss if self.scale is None else self.scale.scale(loss)
 
-    def take_out_scale(self, optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> None:
-        """See `LossScale.take_out`."""
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> None:
+        """See `LossScale.unscale_gradients`."""
         if self.scale is not None:
-            self.scale.take_out(optimizer, worker)
+            self.scale.unscale_gradients(optimizer, worker)
 
     def take_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimiser's step, unless gradients overflowed in fp16."""

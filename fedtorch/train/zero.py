@@ -74,7 +74,7 @@ def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, An
     if settings.offload_parameters:
         zero["offload_param"] = {"device": "cpu", "pin_memory": pin}
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # not used: the engine deals the batches and marks the step's last one
+        "train_micro_batch_size_per_gpu": 1,  # not used: the engine hands the batches out and marks the last one
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.0,  # 1.0 where the key is absent
         "zero_optimization": zero,
@@ -143,7 +143,9 @@ class ZeroScale:
     """fp16's loss scale inside DeepSpeed; None: there is none."""
 
     def __init__(self, scaler: Any = None) -> None:
-        self._scaler, self._start = scaler, {} if scaler is None else dict(vars(scaler))
+        self._scaler = scaler
+        # all that DeepSpeed's scaler keeps is in plain attributes (0.19.8); it cannot be reset otherwise
+        self._start: dict[str, Any] = {} if scaler is None else dict(vars(scaler))
 
     @property
     def value(self) -> float:
@@ -152,8 +154,8 @@ class ZeroScale:
 
     def renew(self) -> None:
         """As it was before any step."""
-        if self._scaler is not None:
-            vars(self._scaler).update(self._start)
+        for name, value in self._start.items():
+            setattr(self._scaler, name, value)
 
 
 @contextmanager

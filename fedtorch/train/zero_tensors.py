@@ -27,7 +27,9 @@ class ZeroTensors:
     """
 
     def __init__(self, module: nn.Module, zero: Any, *, stage: int, rank: int) -> None:
-        self.parameters, self.stage, self.rank = dict(module.named_parameters()), stage, rank
+        self.parameters = dict(module.named_parameters())
+        """By name; with stage 3 this rank's parts of them, whole only where gathered."""
+        self.stage, self.rank = stage, rank
         self._zero = zero.optimizer  # around the plain one
         self._optimizer: torch.optim.Optimizer = zero.basic_optimizer
 

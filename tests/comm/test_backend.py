@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm.backend import OwnGpu, choose, say_if_shared
+from fedtorch.comm.backend import OwnGpu, choose, log_if_shared
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.core.errors import PreflightError
 
@@ -61,8 +61,8 @@ def test_ranks_that_share_gpus_say_so_once_per_node(
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with caplog.at_level(logging.INFO):
-        say_if_shared(CUDA)
-        say_if_shared(torch.device("cpu"))
+        log_if_shared(CUDA)
+        log_if_shared(torch.device("cpu"))
     assert ("3 ranks of this node share 2 GPUs" in caplog.text) == said
 
 

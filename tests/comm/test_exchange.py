@@ -12,15 +12,15 @@ import pytest
 import torch
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm import local, reproducible
-from fedtorch.comm import local_updates as holder
-from fedtorch.comm import server_updates as remote
-from fedtorch.comm.base import Communicator, Updates
+from fedtorch.comm import local, local_updates, reproducible, server_updates
+from fedtorch.comm.aggregation import Term
+from fedtorch.comm.base import AcceptedUpdates, Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.group import Group, Op
+from fedtorch.comm.group import Group
+from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.server_updates import Exchange, RemoteUpdates
+from fedtorch.comm.server_updates import DistributedUpdates, Exchange
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
@@ -50,7 +50,7 @@ def one_round(comm: Communicator, homes: dict[str, int], folder: str, size: int,
     comm.barrier("train", round=3)
     gathered = comm.gather_reports(reports, round=3)
 
-    def combine(updates: Updates) -> torch.Tensor:
+    def combine(updates: AcceptedUpdates) -> torch.Tensor:
         each = [update.clone() for update in updates]
         for update in updates:  # leaving early must not confuse the ranks
             assert torch.equal(update, each[0])
@@ -113,7 +113,7 @@ def test_edge_sizes(size: int, exchange: Exchange, tmp_path: Path) -> None:
 
 def narrow_round(homes: dict[str, int], folder: str, exchange: Exchange) -> Any:
     """A round in windows of 1000 elements, many more of them than are ever on the way."""
-    for module in (reproducible, holder, remote, local):
+    for module in (reproducible, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     return distributed_round(homes, folder, exchange, 40_321, torch.float32)
 
@@ -162,26 +162,26 @@ def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(exchange: Exchange
 @pytest.mark.parametrize(
     ("homes", "exchange", "dtype", "expected"),
     [
-        ([], "auto", torch.float32, Op.SUMS),  # nothing is sent
-        ([0, 0], "auto", torch.float32, Op.SUMS),
-        ([0, 1], "auto", torch.float32, Op.SEND),  # 4 bytes of an update against 8 of a sum
-        ([1, 1], "auto", torch.float32, Op.SUMS),  # as many bytes, but rank 1 adds
-        ([1, 2], "auto", torch.float32, Op.SEND),
-        ([1, 2], "auto", torch.float64, Op.SUMS),
-        ([1, 2] * 3, "auto", torch.float32, Op.SUMS),
-        ([1, 2, 3], "auto", torch.float32, Op.SEND),
+        ([], "auto", torch.float32, Op.SEND_SUMS),  # nothing is sent
+        ([0, 0], "auto", torch.float32, Op.SEND_SUMS),
+        ([0, 1], "auto", torch.float32, Op.SEND_UPDATES),  # 4 bytes of an update against 8 of a sum
+        ([1, 1], "auto", torch.float32, Op.SEND_SUMS),  # as many bytes, but rank 1 adds
+        ([1, 2], "auto", torch.float32, Op.SEND_UPDATES),
+        ([1, 2], "auto", torch.float64, Op.SEND_SUMS),
+        ([1, 2] * 3, "auto", torch.float32, Op.SEND_SUMS),
+        ([1, 2, 3], "auto", torch.float32, Op.SEND_UPDATES),
         ([1, 2, 3] * 2, "auto", torch.float32, Op.REDUCE),  # 24 bytes would reach the server, about 16 do
-        ([1], "reduce", torch.float32, Op.SUMS),
+        ([1], "reduce", torch.float32, Op.SEND_SUMS),
         ([1, 2, 3], "reduce", torch.float32, Op.REDUCE),
-        ([1, 2, 3] * 9, "send", torch.float32, Op.SEND),
+        ([1, 2, 3] * 9, "send", torch.float32, Op.SEND_UPDATES),
     ],
 )
 def test_the_transport_in_which_the_busiest_rank_moves_least(
     homes: list[int], exchange: Exchange, dtype: torch.dtype, expected: Op, tmp_path: Path
 ) -> None:
     stub = SimpleNamespace(local=UpdateBuffer(3, dtype, tmp_path, 1 << 20), group=None)
-    updates = RemoteUpdates([], stub, {}, exchange)  # type: ignore[arg-type]
-    assert updates._transport([(place, rank, 1.0) for place, rank in enumerate(homes)]) is expected
+    updates = DistributedUpdates(stub, [], {}, exchange)  # type: ignore[arg-type]
+    assert updates._transport([Term(place, rank, 1.0) for place, rank in enumerate(homes)]) is expected
 
 
 def small_round(exchange: Exchange, folder: str) -> Any:
@@ -288,7 +288,7 @@ def failing_combine(folder: str) -> None:
             reports = [Report("ab"[comm.rank - 1], max_abs=1.0)]
         gathered = comm.gather_reports(reports, round=1)
 
-        def combine(updates: Updates) -> torch.Tensor:
+        def combine(updates: AcceptedUpdates) -> torch.Tensor:
             for _ in updates:
                 raise ZeroDivisionError("in the middle")
             raise AssertionError

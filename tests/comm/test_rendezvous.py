@@ -204,7 +204,7 @@ def meet_for_different_things() -> None:
 
 def test_ranks_at_different_phases_are_told() -> None:
     for outcome in expect_exit(meet_for_different_things, 2):
-        assert "rank 1 arrived for phase train of round 2 and the server for phase evaluate of round 2" in outcome.error
+        assert "rank 1 came for phase train of round 2 and the server for phase evaluate of round 2" in outcome.error
 
 
 def stay_away() -> None:

@@ -32,7 +32,7 @@ def summed(scale: SumScale, groups: list[list[tuple[float, torch.Tensor]]], dtyp
         accumulator.reset(scale)
         for weight, grad in group:
             accumulator.add(grad, weight)
-        total.settle(size).add_(accumulator.settle(size))
+        total.partial(size).add_(accumulator.partial(size))
     return total.result(torch.empty(size, dtype=dtype))
 
 

@@ -98,7 +98,7 @@ def test_wrong_round_sequence_and_client_name_both_sides() -> None:
         received(data, round=8)
     with pytest.raises(PreflightError, match=r"sequence 42; this rank is at round 7, sequence 41"):
         received(data, sequence=41)
-    with pytest.raises(PreflightError, match=r"client 3 arrived; expected clients 0 to 1"):
+    with pytest.raises(PreflightError, match=r"client 3 came; expected clients 0 to 1"):
         received(data, num_clients=2)
 
 

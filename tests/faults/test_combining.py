@@ -15,7 +15,7 @@ from torch import Tensor
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.comm.base import Updates
+from fedtorch.comm.base import AcceptedUpdates
 from fedtorch.comm.distributed import DistributedCommunicator
 
 CLIENTS = {f"c{i}": (1.0, float(i), 3) for i in range(6)}
@@ -29,7 +29,7 @@ class Median(FedAvg):
     each_s: float = 0.0
     last_s: float = 0.0
 
-    def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
+    def aggregate(self, updates: AcceptedUpdates, weights: Sequence[float]) -> Tensor:
         kept = []
         for update in updates:
             time.sleep(self.each_s)

@@ -17,9 +17,10 @@ from toy import Quadratic
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm.aggregation import Aggregation
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.group import Group, Op
-from fedtorch.comm.local_updates import LocalUpdates
+from fedtorch.comm.group import Group
+from fedtorch.comm.header import Op
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import (
@@ -129,7 +130,7 @@ def arm(phase: str) -> None:
         # the third: of scores and of files after the first round, then of reports
         after(Group, "agree", nth(3, lambda self, op, **how: op is Op.GATHER and how["round"] == ROUND))
     elif phase == "payload":
-        after(LocalUpdates, "agree", lambda self, op, terms: self.round == ROUND)
+        after(Aggregation, "agree", lambda self, op, terms: self.round == ROUND)
     elif phase == "aggregate":
         after(comm, "aggregate", lambda self, *args, round: round == ROUND)
     elif phase == "exchange":
@@ -146,7 +147,7 @@ def as_rank(folder: str, phase: str, changes: dict[str, Any]) -> tuple[Result, f
     rank = int(os.environ["RANK"])
     if rank == VICTIM:
         arm(phase)
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, goes_on=True) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, recovers=True) as comm:
         comm.preflight({})
         return make_runner(config(folder, **changes), comm).run(), comm.lost
 
@@ -286,7 +287,7 @@ def test_too_few_clients_left_end_the_run_on_all_ranks(tmp_path: Path) -> None:
 def lose_the_server(folder: str) -> None:
     if os.environ["RANK"] == "0":
         before(DistributedCommunicator, "heartbeat", in_phase("aggregate", ROUND))
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, goes_on=True) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, recovers=True) as comm:
         make_runner(config(folder), comm).run()
 
 

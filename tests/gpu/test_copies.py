@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from fedtorch.comm.transport import SLOTS, WINDOW_BYTES, Staged
-from fedtorch.train import pinned_copy as shuttle
-from fedtorch.train.engine import to_device
-from fedtorch.train.pinned_copy import PinnedCopier
+from fedtorch.train import pinned_copy
+from fedtorch.train.pinned_copy import PinnedCopier, to_device
 
 
-@pytest.mark.parametrize("length", [0, 1, 1000, (shuttle.WINDOW_BYTES // 4) * 3 + 17])
+@pytest.mark.parametrize("length", [0, 1, 1000, (pinned_copy.WINDOW_BYTES // 4) * 3 + 17])
 def test_a_vector_goes_there_and_back(length: int, device: torch.device) -> None:
     copies, flat = PinnedCopier(device), torch.randn(length)
     there = torch.zeros(length, device=device)
@@ -22,7 +21,7 @@ def test_a_vector_goes_there_and_back(length: int, device: torch.device) -> None
 
 
 def test_the_host_may_write_at_once_and_reads_what_was_computed(device: torch.device) -> None:
-    copies, size = PinnedCopier(device), shuttle.WINDOW_BYTES  # four windows of fp32
+    copies, size = PinnedCopier(device), pinned_copy.WINDOW_BYTES  # four windows of fp32
     flat, there = torch.ones(size), torch.zeros(size, device=device)
     for turn in range(5):
         copies.upload(flat, there)

@@ -237,14 +237,14 @@ def operations() -> list[Any]:
             found.append((tensor.tolist(), about))
         try:
             if group.leads:
-                assert group.settle(Verdict.FAILED) is Verdict.FAILED
+                assert group.agree_on_verdict(Verdict.FAILED) is Verdict.FAILED
             else:
                 group.receive()
         except PeerError:
             found.append("peer")
-        found += [group.settle(Verdict.FINE), group.settle(Verdict(group.leads))]
+        found += [group.agree_on_verdict(Verdict.FINE), group.agree_on_verdict(Verdict(group.leads))]
         memory = Verdict.OUT_OF_MEMORY
-        found += [group.settle(memory), group.settle(Verdict.FAILED if group.leads else memory)]
+        found += [group.agree_on_verdict(memory), group.agree_on_verdict(Verdict.FAILED if group.leads else memory)]
         try:
             found.append(group.any(False) if group.leads else group.all_gather_floats([1.0]))
         except PreflightError as error:

@@ -364,7 +364,7 @@ def test_messages_are_not_summed_as_if_they_were_vectors(tmp_path: Path) -> None
     held = UpdateBuffer(8, torch.uint8, tmp_path, 1 << 20)
     held.put("c0", torch.ones(8, dtype=torch.uint8))
     updates = LocalUpdates([Report("c0", max_abs=1.0)], held)
-    with pytest.raises(ValueError, match="compressed messages .* use sum_on_server"):
+    with pytest.raises(ValueError, match="compressed messages .* use comm.messages.sum_of_messages"):
         updates.weighted_sum([1.0])
     assert [message.tolist() for message in updates] == [[1] * 8]
 

@@ -16,8 +16,9 @@ pytest.importorskip("deepspeed")
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
+from fedtorch.train.batches import SplitBatch
 from fedtorch.train.deepspeed import DeepSpeedEngine
-from fedtorch.train.engine import Engine, Parts
+from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve, Step, train
 
 CPU = torch.device("cpu")
@@ -269,10 +270,10 @@ def test_activation_checkpointing_changes_nothing_but_memory(zero: Zero, model: 
 
 
 @pytest.mark.parametrize("zero", some([*STAGES, Zero(2, "bf16"), Zero(3, "bf16")], Zero(1), Zero(3, "bf16")))
-def test_judging_between_two_clients_leaves_no_trace(zero: Zero) -> None:
-    def run(engine: Engine, judges: bool) -> Tensor:
+def test_an_evaluation_between_two_clients_leaves_no_trace(zero: Zero) -> None:
+    def run(engine: Engine, evaluates: bool) -> Tensor:
         for client in (1, 2):
-            if judges:
+            if evaluates:
                 engine.load(engine.initial_shared * 1.01)
                 with torch.inference_mode():
                     engine.module.eval()
@@ -313,8 +314,10 @@ def test_a_client_that_fails_inside_a_step_leaves_nothing_behind(zero: Zero) -> 
 def test_micro_batches_in_parts_give_the_step_of_the_whole(zero: Zero) -> None:
     """Parts of unequal counts, and one micro-batch that could not be cut."""
 
-    def halves(whole: dict[str, Tensor]) -> Parts:
-        return Parts(tuple({key: value[rows] for key, value in whole.items()} for rows in (slice(1), slice(1, None))))
+    def halves(whole: dict[str, Tensor]) -> SplitBatch:
+        return SplitBatch(
+            tuple({key: value[rows] for key, value in whole.items()} for rows in (slice(1), slice(1, None)))
+        )
 
     def weighed(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
         count = batch["labels"].numel()

@@ -52,7 +52,7 @@ def test_fedavg_on_a_server_and_two_workers_equals_one_plain_process(tmp_path: P
     agree(run_ranks(as_rank, 3, config, timeout=240)[0], expected)
 
 
-def test_one_process_under_stage_3_judges_resumes_and_saves_the_whole_model(tmp_path: Path, tiny_data: Path) -> None:
+def test_one_process_under_stage_3_evaluates_resumes_and_saves_the_whole_model(tmp_path: Path, tiny_data: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
     keys = ("engine.kind=deepspeed", "engine.stage=3", "engine.precision=bf16")
@@ -139,7 +139,7 @@ GOES_ON = ClientsConfig(on_loss="continue")
 
 
 def surviving(config: Config) -> tuple[Outcome, dict[str, int]]:
-    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60, goes_on=True) as comm:
+    with DistributedCommunicator.join(tuple(config.task.manifest()), timeout_s=60, recovers=True) as comm:
         runner = make_runner(config, comm)
         found = runner.run()
         losses = {name: pairs["loss"][0] for name, pairs in found.scores.items()}

@@ -26,7 +26,8 @@ from fedtorch.setup.build import build
 from fedtorch.setup.checks import the_algorithm_takes_the_precision
 from fedtorch.setup.dry_run import describe
 from fedtorch.setup.plan import Plan
-from fedtorch.train.engine import Engine, Parts
+from fedtorch.train.batches import SplitBatch
+from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.precision import LossScale, has_fp16
 
@@ -137,7 +138,7 @@ def test_the_proximal_pull_has_the_size_it_has_in_fp32(precision: str) -> None:
 @pytest.mark.parametrize("precision", MIXED)
 def test_a_micro_batch_in_parts_has_the_gradient_of_the_whole(precision: str) -> None:
     inputs, labels = batch(0)
-    parts = Parts(((inputs[:4], labels[:4]), (inputs[4:], labels[4:])))
+    parts = SplitBatch(((inputs[:4], labels[:4]), (inputs[4:], labels[4:])))
     results = []
     for data in ((inputs, labels), parts):
         engine = engine_of(precision)
@@ -256,18 +257,18 @@ def test_an_overflow_on_another_rank_leaves_the_step_out_here(theirs: bool, has_
     parameter = nn.Parameter(torch.ones(2))
     optimizer, scale, worker = torch.optim.SGD([parameter], lr=1.0), LossScale(CPU, 3), OtherRanks(theirs)
     parameter.grad = torch.full((2,), 8.0) if has_gradient else None  # None: this rank's part is frozen
-    scale.take_out(optimizer, worker)  # type: ignore[arg-type]
+    scale.unscale_gradients(optimizer, worker)  # type: ignore[arg-type]
     scale.take_step(optimizer)
     assert worker.asked == [False] and int(scale.left_out) == theirs
     assert scale.get_scale() == (4.0 if theirs else 8.0)
     assert parameter.tolist() == ([0.0, 0.0] if has_gradient and not theirs else [1.0, 1.0])
 
 
-# --- judging, models, settings
+# --- evaluation, models, settings
 
 
 class Watched(Quadratic):
-    """Notes what the module would compute in when it predicts, and in the loss of the judged."""
+    """Notes what the module would compute in when it predicts, and in the loss of the evaluation."""
 
     def predict(self, model: nn.Module, examples: Any, batch_size: int) -> list[float]:
         self.__dict__["seen"] = [torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")]
@@ -279,7 +280,7 @@ class Watched(Quadratic):
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", False), ("bf16", torch.bfloat16)])
-def test_predictions_and_judged_losses_are_computed_as_in_training(precision: str, dtype: Any) -> None:
+def test_predictions_and_evaluated_losses_are_computed_as_in_training(precision: str, dtype: Any) -> None:
     task = Watched(clients={"a": (1.0, 2.0, 4)})
     evaluate(task, engine_of(precision, task.build_model(0)), task.load("a", "dev"), 2)
     assert task.__dict__["seen"] == [dtype] * 3

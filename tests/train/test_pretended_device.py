@@ -27,7 +27,7 @@ from fedtorch.config.schema import ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core.errors import NonFiniteError
 from fedtorch.setup import build
 from fedtorch.train import engine
-from fedtorch.train import pinned_copy as shuttle
+from fedtorch.train import pinned_copy
 
 TASK = Quadratic({"a": (1.0, 2.0, 7), "b": (0.5, -1.0, 5)}, start=(0, 1, 2), noise=0.3, dropout=0.2, double=False)
 HP = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, max_grad_norm=0.5, weight_decay=0.01)
@@ -51,8 +51,8 @@ def use(device: torch.device) -> None:
     """Engines work on this device, and where it is no CPU through windows of their vectors."""
     windowed = device.type != "cpu"
     build.device = lambda choice: device  # type: ignore[assignment]
-    engine.PinnedCopier = lambda own: shuttle.PinnedCopier(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
-    shuttle.WINDOW_BYTES = 64
+    engine.PinnedCopier = lambda own: pinned_copy.PinnedCopier(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
+    pinned_copy.WINDOW_BYTES = 64
 
 
 def on_both() -> Any:

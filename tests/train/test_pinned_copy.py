@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtorch.train import pinned_copy as shuttle
+from fedtorch.train import pinned_copy
 from fedtorch.train.pinned_copy import PinnedCopier
 
 CPU = torch.device("cpu")
@@ -13,8 +13,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 32, 33, 1001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
-def test_vectors_in_windows_arrive_whole(length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuttle, "WINDOW_BYTES", 64)
+def test_vectors_in_windows_are_copied_whole(length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_copy, "WINDOW_BYTES", 64)
     windowed = PinnedCopier(CPU, windowed=True, pin=False)
     flat = torch.arange(length).to(dtype)
     there = torch.zeros(length, dtype=dtype)

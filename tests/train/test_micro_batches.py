@@ -1,4 +1,4 @@
-"""Micro-batches in parts, dealt over the ranks of a worker: as many passes everywhere, shares that add up to one."""
+"""Micro-batches in parts over the ranks of a worker: as many passes everywhere, shares that add up to one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedtorch.train.batches import Parts
+from fedtorch.train.batches import SplitBatch
 from fedtorch.train.micro_batches import passes_of
 
 CPU = torch.device("cpu")
@@ -24,11 +24,11 @@ def forward(loss_fn: Any, batch: Tensor) -> Tensor:
 
 
 THREE, ONE, TWO = torch.ones(3), torch.ones(1), torch.ones(2)
-SPLIT = Parts((THREE, ONE))
+SPLIT = SplitBatch((THREE, ONE))
 
 
 @pytest.mark.parametrize(
-    ("dealt", "rank", "expected"),
+    ("batches", "rank", "expected"),
     [
         ([TWO, THREE], 1, [(3, 1.0)]),
         ([TWO], 1, [(2, 0.0)]),  # nothing is left for this rank
@@ -37,6 +37,6 @@ SPLIT = Parts((THREE, ONE))
         ([SPLIT], 1, [(3, 0.0), (1, 0.0)]),
     ],
 )
-def test_every_rank_takes_as_many_passes(dealt: list[Any], rank: int, expected: list[tuple[int, float]]) -> None:
-    passes = passes_of(dealt, rank, loss, forward, CPU)
+def test_every_rank_takes_as_many_passes(batches: list[Any], rank: int, expected: list[tuple[int, float]]) -> None:
+    passes = passes_of(batches, rank, loss, forward, CPU)
     assert [(len(part), share) for part, share in passes] == expected

@@ -12,9 +12,7 @@ import pytest
 import torch
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm import local, reproducible, transport
-from fedtorch.comm import local_updates as holder
-from fedtorch.comm import server_updates as remote
+from fedtorch.comm import local, local_updates, reproducible, server_updates, transport
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.local import LocalCommunicator
@@ -66,7 +64,7 @@ def test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones(
 
 def narrow_round(hosts: list[int], folder: str, exchange: Exchange) -> Any:
     """Windows of a sum of 1000 elements, and of the device of 1000 bytes: every operation goes in many pieces."""
-    for module in (reproducible, holder, remote, local):
+    for module in (reproducible, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     transport.WINDOW_BYTES = 1000
     return a_round(hosts, folder, exchange, torch.float32, 40_321, True)
@@ -96,7 +94,7 @@ def every_type() -> Any:
         return found, [each.tolist() for each in everyone]
 
 
-def test_every_dtype_and_length_arrives_whole() -> None:
+def test_every_dtype_and_length_is_moved_whole() -> None:
     results = run_ranks(every_type, 3)
     expected = [list(range(length)) for _ in range(4) for length in (0, 1, 12, 24, 25, 101)]
     assert [found for found, _ in results] == [expected] * 3
@@ -172,9 +170,9 @@ def test_a_window_that_never_comes_ends_after_the_timeout() -> None:
 def test_a_watch_names_a_rank_that_left_or_whose_collective_failed() -> None:
     alive = {"rank": 0, "size": 3, "timeout_s": 5, "beat": lambda: None, "others": [1, 2]}
     for missing, unheard, message in (([2], [1, 2], "rank 2 is gone"), ([], [1], "another rank's collective")):
-        liveness = SimpleNamespace(**alive, missing=lambda ranks, m=missing: m, unheard=lambda u=unheard: u)
+        liveness = SimpleNamespace(**alive, missing=lambda ranks, m=missing: m, unaccounted=lambda u=unheard: u)
         group = Group(None, liveness, lambda text: None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match=message):
             group._watch()
-    liveness = SimpleNamespace(**alive, missing=lambda ranks: [], unheard=lambda: [1, 2])
+    liveness = SimpleNamespace(**alive, missing=lambda ranks: [], unaccounted=lambda: [1, 2])
     Group(None, liveness, lambda text: None)._watch()  # type: ignore[arg-type]

@@ -1,0 +1,146 @@
+"""One aggregation, from both sides: what the server does, what every other rank does meanwhile, and what both share.
+
+All ranks call `Communicator.aggregate`. Nothing is sent that the server has not requested, so no rank guesses what
+comes next.
+
+       the server (`server_updates`)                    every other rank (`local_updates`)
+    1. agree: `Op.AGGREGATE`, round, length, dtype      the same
+    2. calls `combine(updates)`, which asks for         waits for a request
+       weighted sums or iterates over the updates
+    3. `broadcast_request`: operation, round, number    `receive_request`
+       of terms, exponent of the sum's scale; then
+       the terms (client, rank, weight)
+    4. `agree` on the operation: finds its own          the same; a rank that cannot find one says so, and
+       updates among the terms                          all ranks raise the same error
+    5. window by window, all clients of a window
+       before the next window:
+         REDUCE        adds its own; group reduce       adds its own; group reduce
+         SEND_SUMS     adds its own; receives one       adds its own; sends the sum, if it has any
+                       sum of each rank that has any
+         SEND_UPDATES  adds its own; receives and       sends its updates
+                       adds those of the others
+       or, as a whole:
+         SEND_ONE      receives the update, unless      sends the update, if it is its own
+                       it is its own
+    6. goes on in `combine`: back to 2                  back to 2
+    7. `combine` has returned: requests DONE            returns
+       `combine` has raised: requests ABORT, raises     raises FedtorchError
+
+If a rank is lost on the way, operations raise on the others (`Group`); what was received until then counts nowhere.
+An `all_gather_updates` is steps 3 and 4 and one all-gather (`messages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.faults import Faults
+from fedtorch.comm.group import Group
+from fedtorch.comm.header import Op, Problem, problem_of
+from fedtorch.comm.meter import Meter
+from fedtorch.comm.reproducible import SumScale
+from fedtorch.core.errors import PreflightError
+from fedtorch.core.update import UpdateBuffer
+
+IN_FLIGHT = 4  # windows on the way per sending rank
+
+
+class Term(NamedTuple):
+    """An update that an operation is about."""
+
+    client: int
+    """Index in the manifest."""
+    rank: int
+    """The rank that has the update."""
+    weight: float
+    """Of it in the sum."""
+
+
+class Request(NamedTuple):
+    """What the server wants from all ranks."""
+
+    op: Op
+    terms: Sequence[Term] = ()
+    """In the order in which they are added or sent."""
+    scale: SumScale = SumScale(0)
+    """Of the sum."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What a rank needs for one `aggregate`, on either side of it."""
+
+    group: Group
+    """The ranks that take part."""
+    local: UpdateBuffer
+    """The updates of this rank's clients."""
+    names: Sequence[str]
+    """The clients in manifest order."""
+    meter: Meter
+    """Counts what is sent and received."""
+    faults: Faults
+    """None but in tests."""
+    round: int
+    """Of the run; a request for another one is an error."""
+
+    def broadcast_request(self, request: Request) -> None:
+        """On the server: tell the other ranks what comes next."""
+        op, terms, scale = request
+        self.group.broadcast_numbers(torch.tensor([op, self.round, len(terms), scale.exponent], dtype=torch.int64))
+        if terms:
+            clients, ranks, weights = zip(*terms, strict=True)
+            bits = torch.tensor(weights, dtype=torch.float64).view(torch.int64)
+            self.group.broadcast_numbers(torch.stack([torch.tensor(clients), torch.tensor(ranks), bits]))
+
+    def receive_request(self) -> Request:
+        """Elsewhere: what the server wants.
+
+        Raises:
+            PreflightError: it is no operation of this round; the group is closed.
+        """
+        head = torch.zeros(4, dtype=torch.int64)
+        self.group.broadcast_numbers(head)
+        op, round, count, exponent = head.tolist()
+        if op not in list(Op) or round != self.round or count < 0:
+            self.group.drop()
+            raise PreflightError(f"the server requested {head.tolist()}; expected an operation of round {self.round}")
+        table = torch.zeros(3, count, dtype=torch.int64)
+        if count:
+            self.group.broadcast_numbers(table)
+        weights = table[2].view(torch.float64).tolist()
+        terms = [Term(*term) for term in zip(table[0].tolist(), table[1].tolist(), weights, strict=True)]
+        return Request(Op(op), terms, SumScale(exponent))
+
+    def agree(self, op: Op, terms: Sequence[Term]) -> list[tuple[Tensor, float]]:
+        """This rank's updates among `terms` with their weights, once all ranks have found theirs.
+
+        Raises:
+            PreflightError: on all ranks, if one of them has not an update that it should have.
+        """
+        own: list[tuple[Tensor, float]] = []
+        problem = 0
+        for term in terms:
+            if term.rank == self.group.rank and not problem:
+                found = self._find(term.client)
+                if isinstance(found, Tensor):
+                    own.append((found, term.weight))
+                else:
+                    problem = problem_of(found, term.client)
+        self.group.agree(op, round=self.round, length=self.local.size, dtype=self.local.dtype, problem=problem)
+        self.faults("payload", round=self.round)
+        return own
+
+    def _find(self, client: int) -> Tensor | Problem:
+        if not 0 <= client < len(self.names) or self.names[client] not in self.local:
+            return Problem.MISSING
+        try:
+            grad = self.local.get(self.names[client])
+        except (OSError, RuntimeError):
+            return Problem.UNREADABLE
+        fits = grad.shape == (self.local.size,) and grad.dtype == self.local.dtype and grad.device.type == "cpu"
+        return grad.contiguous() if fits else Problem.MISFIT
