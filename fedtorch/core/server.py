@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from fedtorch.core import state_keys as keys
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -21,9 +22,9 @@ class ServerState:
 
     tensors: dict[str, Tensor]
     """`weights` (flat shared parameters), the algorithm's further flat vectors (SCAFFOLD's `control`), the server
-    optimiser's buffers (`momentum`, `second_moment`), the best weights so far (`best`)."""
+    optimiser's buffers, the best weights so far; see `state_keys`."""
     numbers: dict[str, int | float] = field(default_factory=dict)
-    """`round` (rounds done), `server_steps`, `best_round`, `best_score`, early-stopping counters ..."""
+    """Steps of the optimiser, best round and score, early-stopping counters; see `state_keys`."""
     num_clients: int = 0
     """N."""
     accepted: list[Report] = field(default_factory=list)
@@ -38,7 +39,7 @@ class ServerState:
     @property
     def weights(self) -> Tensor:
         """The flat shared parameters, shape (size,); rules change them in place."""
-        return self.tensors["weights"]
+        return self.tensors[keys.WEIGHTS]
 
 
 class ServerOptimizer:
@@ -68,12 +69,12 @@ class ServerOptimizer:
             return
         if rule.optimizer == "sgd":
             if rule.momentum:
-                buffer = server.tensors.setdefault("momentum", torch.zeros_like(weights))
+                buffer = server.tensors.setdefault(keys.MOMENTUM, torch.zeros_like(weights))
                 grad = buffer.mul_(rule.momentum).add_(grad)
             weights.sub_(grad, alpha=self._lr)
             return
-        steps = int(server.numbers.get("server_steps", 0)) + 1
-        server.numbers["server_steps"] = steps
+        steps = int(server.numbers.get(keys.SERVER_STEPS, 0)) + 1
+        server.numbers[keys.SERVER_STEPS] = steps
         if rule.optimizer == "adamw":
             self._adamw(server, grad, steps - 1)
         else:
@@ -91,9 +92,9 @@ class ServerOptimizer:
     def _adaptive(self, server: ServerState, grad: Tensor, steps: int) -> None:
         """The `steps`-th step of adam, yogi or adagrad."""
         weights, rule = server.weights, self.settings
-        first = server.tensors.setdefault("first_moment", torch.zeros_like(weights))
+        first = server.tensors.setdefault(keys.FIRST_MOMENT, torch.zeros_like(weights))
         start = 0.0 if rule.bias_correction else rule.tau**2
-        second = server.tensors.setdefault("second_moment", torch.full_like(weights, start))
+        second = server.tensors.setdefault(keys.SECOND_MOMENT, torch.full_like(weights, start))
         first.mul_(self._beta1).add_(grad, alpha=self._beta1 - 1)
         square = grad.square_()
         if rule.optimizer == "adam":
@@ -113,7 +114,8 @@ class ServerOptimizer:
         """The step after `taken` steps of adamw."""
         assert server.layout is not None
         rule = self.settings
-        moments = [server.tensors.setdefault(k, torch.zeros_like(grad)) for k in ("first_moment", "second_moment")]
+        names = (keys.FIRST_MOMENT, keys.SECOND_MOMENT)
+        moments = [server.tensors.setdefault(name, torch.zeros_like(grad)) for name in names]
         vectors = [server.layout.view(flat) for flat in (server.weights, grad, *moments)]
         for is_spared in (False, True):
             names = [n for n in server.layout.names if any(fnmatchcase(n, p) for p in rule.no_decay) == is_spared]

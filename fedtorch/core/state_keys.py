@@ -56,6 +56,15 @@ WEIGHTS = "weights"
 BEST = "best"
 """the shared weights of the best round, flat; written by `BestModel`"""
 
+MOMENTUM = "momentum"
+"""buffer of `server.optimizer: sgd`, flat; this and the next two are written by `ServerOptimizer`"""
+
+FIRST_MOMENT = "first_moment"
+"""of adam, yogi, adagrad and adamw, flat"""
+
+SECOND_MOMENT = "second_moment"
+"""of the same, flat"""
+
 # --- tensors and numbers of the server
 
 SERVER_JOB = "server/"

@@ -124,13 +124,16 @@ class Partition:
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, contiguous, as safetensors wants them: copied where two names have the same memory."""
-    seen: set[int] = set()
+    """The tensors on the CPU, contiguous, as safetensors wants them: copied where two of them overlap in memory."""
+    taken: dict[int, list[tuple[int, int]]] = {}  # start of a storage -> what of it the tensors so far have
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        found[name] = tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        spans = taken.setdefault(tensor.untyped_storage().data_ptr(), [])
+        overlaps = any(start < other_stop and other_start < stop for other_start, other_stop in spans)
+        found[name] = tensor.clone() if overlaps else tensor
+        spans.append((start, stop))
     return found
 
 
