@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A row. table: where it stands; apir: in percent, over the Data Silo models; pairs: tasks that were compared."""
+    """A row of tables 1 to 3."""
 
     table: str
+    """where it stands"""
     title: str
     apir: float
+    """in percent, over the Data Silo models"""
     win: int
+    """compared tasks that became better"""
     lose: int
     tie: int
 
@@ -44,7 +47,7 @@ COSTS: dict[str, tuple[float, float]] = {
 """Table 4: (generating, training) per client and epoch, in a unit the paper does not name."""
 
 
-def find(name: str) -> tuple[str, Published] | None:
+def row_of(name: str) -> tuple[str, Published] | None:
     """The published row of a run: the one whose name ends the run's (`real_small_ffw_meta`, `seed3-ffw_meta`)."""
     for row in sorted(ROWS, key=len, reverse=True):
         if name == row or name.endswith((f"_{row}", f"-{row}")):
