@@ -25,31 +25,38 @@ from fedtorch.tasks.prepared import Count, Prepared
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Ids = list[int]
+"""Of a text's words or pieces."""
 
 
 class Question(NamedTuple):
-    """A question of an evaluation: word ids of it and of its candidate answers, and which of these are relevant."""
+    """A question of an evaluation."""
 
     question: Ids
     answers: list[Ids]
+    """the candidates"""
     labels: list[int]
+    """1: the candidate is relevant"""
     docids: list[str]
+    """the candidates' names, by which ties are settled"""
 
 
 class Triple(NamedTuple):
-    """A training example: a question, a relevant answer, and irrelevant ones of which one is taken."""
+    """A training example of the hinge loss."""
 
     question: Ids
     positive: Ids
+    """a relevant answer"""
     negatives: list[Ids]
+    """irrelevant ones, of which one is taken"""
 
 
 class Labelled(NamedTuple):
-    """A training example of the cross entropy: a question, an answer, and whether it is relevant."""
+    """A training example of the cross entropy."""
 
     question: Ids
     answer: Ids
     label: int
+    """1: the answer is relevant"""
 
 
 @dataclass(frozen=True)
