@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -22,41 +22,9 @@ from fedtorch.models.re2 import Re2
 from fedtorch.models.scorer import Scorer
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.qa_examples import Labelled, Question, Triple, triples_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
-Ids = list[int]
-"""Of a text's words or pieces."""
-
-
-class Question(NamedTuple):
-    """A question of an evaluation."""
-
-    question: Ids
-    answers: list[Ids]
-    """the candidates"""
-    labels: list[int]
-    """1: the candidate is relevant"""
-    docids: list[str]
-    """the candidates' names, by which ties are settled"""
-
-
-class Triple(NamedTuple):
-    """A training example of the hinge loss."""
-
-    question: Ids
-    positive: Ids
-    """a relevant answer"""
-    negatives: list[Ids]
-    """irrelevant ones, of which one is taken"""
-
-
-class Labelled(NamedTuple):
-    """A training example of the cross entropy."""
-
-    question: Ids
-    answer: Ids
-    label: int
-    """1: the answer is relevant"""
 
 
 @dataclass(frozen=True)
@@ -143,7 +111,7 @@ class QA(Prepared):
             return questions
         if self.objective == "ce":
             return [Labelled(q.question, a, y) for q in questions for a, y in zip(q.answers, q.labels, strict=True)]
-        triples = [self._triples(question) for question in questions]
+        triples = [triples_of(question, sampled=self.pairs == "sampled") for question in questions]
         genuine = [row.question for row, made in zip(rows, triples, strict=True) for _ in made]
         return [*(triple for made in triples for triple in made), *self._cover(client, genuine, rows)]
 
@@ -255,14 +223,6 @@ class QA(Prepared):
             Question(question, [ids[answer] for answer in row.answers], row.labels, row.docids)
             for question, row in zip(questions, rows, strict=True)
         ]
-
-    def _triples(self, question: Question) -> list[Triple]:
-        by_label: dict[int, list[Ids]] = {0: [], 1: []}
-        for answer, label in zip(question.answers, question.labels, strict=True):
-            by_label[label].append(answer)
-        if self.pairs == "sampled":
-            return [Triple(question.question, positive, by_label[0]) for positive in by_label[1]]
-        return [Triple(question.question, positive, [no]) for positive in by_label[1] for no in by_label[0]]
 
     def _cover(self, client: str, genuine: Sequence[str], rows: Sequence[QARow]) -> list[Triple]:
         """The cover triples that a client uploads with its `genuine` ones, named by their questions."""

@@ -19,7 +19,8 @@ from fedtorch.models.esim import Esim
 from fedtorch.models.patch import Patch
 from fedtorch.models.re2 import Re2
 from fedtorch.tasks.base import Merged
-from fedtorch.tasks.qa import QA, Labelled, QAEsim, QARe2, Triple
+from fedtorch.tasks.qa import QA, QAEsim, QARe2
+from fedtorch.tasks.qa_examples import Labelled, Triple
 
 TINY = BertEncoder(hidden=8, layers=1, heads=2, ffn=16, positions=64)
 
