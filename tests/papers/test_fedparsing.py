@@ -360,9 +360,9 @@ def test_hydranet_is_the_server_alone_with_one_more_training_than_rounds(
     assert run.students == [[], []] and run.averages == [] and run.result.rounds == 2
 
 
-def test_what_is_judged_is_what_the_server_sends_next(tmp_path: Path) -> None:
-    judged = EvalConfig(every=1, on_start=True)
-    runner = make_runner(toy_config(tmp_path, FedParsing(group="hydranet"), eval=judged))
+def test_what_is_evaluated_is_what_the_server_sends_next(tmp_path: Path) -> None:
+    evaluation = EvalConfig(every=1, on_start=True)
+    runner = make_runner(toy_config(tmp_path, FedParsing(group="hydranet"), eval=evaluation))
     result = runner.run()
     assert result.best_round == 2
     assert result.scores["part0"]["nearness"][0] == pytest.approx(-(2.0 * 0.75**6), **close)
