@@ -14,7 +14,7 @@ class Means(NamedTuple):
     """mean of the clients' means"""
     micro: float
     """mean over all examples together"""
-    count: int
+    examples: int
     """examples behind both"""
 
 
