@@ -1,30 +1,40 @@
-# make run   - set up .venv and run the default job: eight silos on a server and four workers
-# make test  - set up .venv and run linters, type checks and tests
+# `make help` lists the targets. They set up .venv where it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test slow lint clean
+.PHONY: run test slow lint clean help
 .DELETE_ON_ERROR:
 
-run: .venv/installed
+run: .venv/installed ## the default job: eight silos on a server and four workers
 	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
 
-test: lint
+test: lint ## linters, types, tests
 	$(BIN)/python -m pytest -q
 
-slow: .venv/installed
+slow: .venv/installed ## the slow tests
 	$(BIN)/python -m pytest -q -m slow
 
-lint: .venv/installed
+lint: .venv/installed ## linters and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+.PHONY: docs
+docs: .venv/docs-installed ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+
+.venv/docs-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
 
 .venv/installed: setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+clean: ## remove .venv, builds and caches
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10

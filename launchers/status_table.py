@@ -15,9 +15,10 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.tracking import records
 from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import read_run
-from launchers.plan import planned, read_status
-from launchers.pool import is_locked
-from launchers.submit import in_queue, job_of
+
+from .plan import planned, read_status
+from .pool import is_locked
+from .submit import in_queue, job_of
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from math import fsum
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.update import Report, Update
+from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
 from fedtorch.train.job import ClientJob
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FedNova(FedAvg):
     mu: float = 0.0
     """proximal term of the local objective, as in FedProx; changes ‖a_i‖₁"""
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """The normaliser is known for SGD with a constant rate, momentum or a proximal term but not both."""
         known = hp.optimizer == "sgd" and hp.schedule == "constant" and not hp.weight_decay
         known &= not hp.warmup_steps and not hp.warmup_ratio
@@ -36,12 +36,12 @@ class FedNova(FedAvg):
                 "no weight_decay, warm-up or max_grad_norm, and not both client.momentum and algorithm.mu"
             )
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """As FedAvg; reports ‖a_i‖₁ as `normaliser`."""
         curve = job.train(job.received["weights"], before_step=self.correction(job))
         job.send_difference(job.received["weights"])
         size = normaliser(curve.taken, momentum=job.hp.momentum, alpha=job.hp.lr * self.mu)
-        return Update(job.outgoing["weights"], self.report(job, curve, normaliser=size))
+        return self.report(job, curve, normaliser=size)
 
     def correction(self, job: ClientJob) -> GradientHook | None:
         """FedProx's, if mu is set."""
@@ -49,10 +49,10 @@ class FedNova(FedAvg):
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """tau_eff·p_i/‖a_i‖₁ with p_i as in `weights`; a client that took no step weighs 0."""
-        shares = super().weigh(reports)
+        usual = super().weigh(reports)
         sizes = [report.extra["normaliser"] for report in reports]
-        effective = fsum(share * size for share, size in zip(shares, sizes, strict=True))
-        return [effective * share / size if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
+        effective = fsum(weight * size for weight, size in zip(usual, sizes, strict=True))
+        return [effective * weight / size if size else 0.0 for weight, size in zip(usual, sizes, strict=True)]
 
 
 def normaliser(steps: int, *, momentum: float = 0.0, alpha: float = 0.0) -> float:

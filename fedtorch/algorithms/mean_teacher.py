@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Share
 from fedtorch.train.engine import Engine
 
 
@@ -32,7 +32,7 @@ class Teacher:
     update: Literal["ema", "frozen", "copy"] | None = None
     """ema: theta' <- lam theta' + (1 - lam) theta; frozen: as received, for the whole round; copy: the student's
     weights; null: ema in the group fedparsing_ema, else frozen"""
-    lam: Annotated[float, Field(ge=0, le=1)] = 0.99
+    lam: Share = 0.99
     """lambda of the moving average"""
     every: Literal["epoch", "step"] = "epoch"
     """when the teacher is updated; with `step` lambda rises as min(1 - 1/(k + 1), lam) over the round's steps k"""
@@ -56,6 +56,7 @@ class Consistency:
             raise ConfigError("consistency.reduce is mean_classes but consistency.type is hard, which does not use it")
 
 
+@runtime_checkable
 class Comparable(Protocol):
     """What a task has to offer for a student and a teacher."""
 
@@ -65,10 +66,7 @@ class Comparable(Protocol):
 
 
 class MeanTeacher:
-    """The teacher of one client in one round. As a task its loss is the distance of the student from it.
-
-    weights: the teacher's own parameters, named tensors on the engine's device, copies.
-    """
+    """The teacher of one client in one round. As a task its loss is the distance of the student from it."""
 
     def __init__(
         self,
@@ -82,6 +80,7 @@ class MeanTeacher:
         self.task, self.engine, self.settings, self.compare = task, engine, settings, compare
         views = engine.shared.view(received)
         self.weights = {name: views[name].to(engine.device, copy=True) for name in own}
+        """the teacher's own parameters, named tensors on the engine's device, copies"""
         self.updates = 0
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.update import Update
+from fedtorch.core.state_keys import PERSONAL
+from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve, Step
 from fedtorch.train.loop import train as take_steps
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PFedMe(FedAvg):
     """Local iteration r: theta ≈ argmin f_i(theta; batch) + (lam/2)‖theta − w‖²; then w ← w − eta·lam·(w − theta).
 
     The minimisation takes `inner_steps` steps of the client's optimiser, from w, on one batch. theta is the personal
-    model: kept, never sent, judged. Server: w^{t+1} = (1 − beta)·w^t + beta·mean(w_i), which is `server.optimizer:
+    model: kept, never sent, evaluated. Server: w^{t+1} = (1 − beta)·w^t + beta·mean(w_i), which is `server.optimizer:
     sgd` with lr beta (or `none` for beta 1).
     """
 
@@ -36,20 +36,20 @@ class PFedMe(FedAvg):
     inner_steps: int = 5
     """optimiser steps per minimisation; their rate is client.lr"""
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Every minimisation starts its optimiser afresh."""
         if hp.optimizer_state == "keep":
             raise ConfigError(
                 "algorithm.name is `pfedme`, which cannot keep an optimiser; set client.optimizer_state: reset"
             )
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """One local iteration per planned step."""
         engine = job.engine
         weights = job.received["weights"].clone()
         losses: list[float] = []
         epochs: list[int] = []
-        hp: Any = replace(job.hp, schedule="constant", warmup_steps=0, warmup_ratio=0.0)  # type: ignore[type-var]
+        hp: Any = replace(job.hp, schedule="constant", warmup_steps=0, warmup_ratio=0.0)
         plans = job.plans(len(job.examples), purpose="train")
         for index, step in enumerate(job.collated(plans, job.examples)):
             engine.start(weights, job.private, hp, steps=self.inner_steps, seed=job.seed(f"train/{index}"))
@@ -60,11 +60,11 @@ class PFedMe(FedAvg):
             weights.sub_(engine.difference(weights), alpha=self.eta * self.lam)
             job.keep_private()
             job.on_step(index + 1)
-        job.state.tensors["personal"] = engine.snapshot()
-        torch.sub(job.received["weights"], weights, out=job.outgoing["weights"])
+        job.state.tensors[PERSONAL] = engine.snapshot()
+        job.send_difference(job.received["weights"], weights)
         curve = LossCurve(tuple(losses), (0.0,) * len(losses), tuple(epochs))
-        return Update(job.outgoing["weights"], self.report(job, curve))
+        return self.report(job, curve)
 
     def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """theta_i; the received model for a client that never took part."""
-        return state.tensors.get("personal", received)
+        return state.tensors.get(PERSONAL, received)

@@ -28,9 +28,9 @@ from fedtorch.text.gpt2_bpe import load_bpe
 _LEAVE_S = 20.0  # the other side is given so long to end by itself
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat") -> int:
     """Chat until the input ends; returns the exit code (0 done, 2 the run or an option is wrong)."""
-    args = _parser().parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     try:
         _check(args)
         run = open_run(args.run, args.client)
@@ -105,8 +105,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--temperature is {args.temperature}; set it to 0 (the likeliest word) or above")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedtorch.chat", description=__doc__.splitlines()[0])
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder of a finished run")
     clients = parser.add_mutually_exclusive_group(required=True)
     clients.add_argument("--client", metavar="NAME", help="client whose models are used")

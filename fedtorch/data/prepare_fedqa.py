@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.extras import require
 from fedtorch.data.fedqa import CLIENTS
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
 
@@ -41,8 +42,9 @@ def prepare_fedqa(
 
     Raises:
         DataError: a file is missing or malformed, or `out` was prepared differently.
-        ConfigError: shares or sizes that cannot be.
+        ConfigError: shares or sizes that cannot be, or bm25s is not installed.
     """
+    require("prepare fedqa", "bm25s", extra="fedmatch")
     from fedtorch.data.fedqa_released import released_clients, released_files
     from fedtorch.data.fedqa_rows import Sampling
     from fedtorch.data.qa_folder import write_qa

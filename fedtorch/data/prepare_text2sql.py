@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.extras import require
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
 
@@ -28,8 +29,10 @@ def prepare_text2sql(
 
     Raises:
         DataError: a file is missing or malformed, or `out` was prepared differently.
-        ConfigError: no vocabulary of that size can be trained.
+        ConfigError: no vocabulary of that size can be trained, or sqlglot, for `parse_sql`, is not installed.
     """
+    if parse_sql:
+        require("--parse-sql", "sqlglot", extra="lorar")
     from fedtorch.data.text2sql import CLIENTS
 
     databases = _databases(db_content)

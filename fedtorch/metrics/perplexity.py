@@ -1,4 +1,4 @@
-"""Perplexity from sums of log-likelihoods, and FedAssistant's table of it (see docs/fedassistant.md)."""
+"""Perplexity from sums of log-likelihoods, and FedAssistant's table of it (docs/fedassistant.md)."""
 
 from __future__ import annotations
 

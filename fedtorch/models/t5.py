@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging as hf_logging
 
+from fedtorch.core.ranges import BelowOne, Count
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, unshared
 
-Count = Annotated[int, Field(ge=1)]
 RANDOM = "t5-random"
 
 
@@ -41,7 +40,7 @@ class T5Model:
     """kind of feed-forward layer"""
     tie_embeddings: bool = True
     """share the output matrix with the embeddings (T5 1.0 does, 1.1 does not)"""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dropout: BelowOne = 0.1
     """dropout rate, 0.1 in T5"""
     relative_positions: Count = 32
     """buckets of relative positions"""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.extras import require
 from fedtorch.metrics.significance import TTest, paired_t_test
 from fedtorch.tracking.run_folder import Run, read_run
 
@@ -25,8 +26,10 @@ def make(args: argparse.Namespace) -> None:
     """Print one row per run and client, and one over all clients' examples together.
 
     Raises:
-        ConfigError: a run has no scores of single examples, or not of the same ones as the other.
+        ConfigError: a run has no scores of single examples, or not of the same ones as the other; or scipy is not
+            installed.
     """
+    require("the paired t-test", "scipy", extra="fedmatch")
     base = read_run(args.base)
     metric = args.metric or base.metric() or ""
     theirs = single_scores(base, metric)

@@ -9,9 +9,10 @@ from statistics import median
 
 from torch import Tensor
 
-from fedtorch.algorithms.base import Updates
+from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError
+from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.context import RoundContext
@@ -26,22 +27,41 @@ LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one d
 
 @dataclass
 class Decision:
-    """What the server decided; elsewhere only `verdict` and the names in `accepted` are set.
-
-    verdict: `ok`, or the name of the error that ends the run. reports: of the whole cohort, those of lost clients too.
-    usable: accepted updates, as often as their clients were drawn; with too few of them nothing is accepted.
-    weights: client -> weight. combined: the pseudo-gradient, on the server; messages: where clients send messages.
-    """
+    """What the server decided; elsewhere only `verdict` and the names in `accepted` are set."""
 
     verdict: str = "ok"
+    """`ok`, or the name of the error that ends the run"""
     reports: list[Report] = field(default_factory=list)
+    """of the whole cohort, those of lost clients too"""
     accepted: list[Report] = field(default_factory=list)
+    """those whose updates count; none where they are too few"""
     refused: list[tuple[Report, str]] = field(default_factory=list)
+    """the others, each with the reason"""
     usable: int = 0
+    """accepted updates, as often as their clients were drawn"""
     void_rounds: int = 0
+    """rounds in a row with too few of them, this one included"""
     weights: dict[str, float] = field(default_factory=dict)
+    """client -> weight"""
     combined: Tensor | None = None
+    """the pseudo-gradient, on the server"""
     messages: list[Tensor] = field(default_factory=list)
+    """where clients send messages: the accepted ones, on the ranks that combine them"""
+
+
+@dataclass
+class Combination:
+    """What `Communicator.aggregate` calls on the server with the accepted updates."""
+
+    algorithm: Algorithm
+    """weighs and combines"""
+    weights: dict[str, float] = field(default_factory=dict)
+    """after the call: client -> weight"""
+
+    def __call__(self, updates: Updates) -> Tensor:
+        weights = self.algorithm.weigh(updates.reports)
+        self.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
+        return self.algorithm.aggregate(updates, weights)
 
 
 def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
@@ -56,13 +76,9 @@ def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[
     if context.has_messages:
         decision.messages = replicas.collect(context, decision.accepted)
         return decision
-
-    def combine(updates: Updates) -> Tensor:
-        weights = context.algorithm.weigh(updates.reports)
-        decision.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
-        return context.algorithm.aggregate(updates, weights)
-
+    combine = Combination(context.algorithm)
     decision.combined = context.comm.aggregate(context.updates, decision.accepted, combine, round=context.round)
+    decision.weights = combine.weights
     return decision
 
 
@@ -76,7 +92,7 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
     if context.comm.is_server:
         for report, reason in decision.refused:
             log.warning("round %d: client %s is left out: %s", context.round + 1, report.client, reason)
-        context.server.numbers["void_rounds"] = decision.void_rounds
+        context.server.numbers[VOID_ROUNDS] = decision.void_rounds
         if decision.void_rounds:
             log.warning(
                 "round %d: %d usable updates, clients.min is %d: the server takes no step",
@@ -98,9 +114,10 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
 
 def with_lost(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
     """The reports, those of lost clients replaced by one that says so; in manifest order."""
-    if not context.lost:
+    gone = context.members.lost
+    if not gone:
         return list(reports)
-    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in context.lost]
+    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in gone]
     found = {report.client: report for report in (*reports, *lost)}
     return [found[name] for name in context.comm.names if name in found]
 
@@ -140,12 +157,15 @@ def reports_for_log(decision: Decision) -> list[Report]:
 def _decide(context: RoundContext, reports: list[Report]) -> Decision:
     config = context.config.clients
     accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median)
-    usable = sum(int(report.extra.get("draws", 1)) for report in accepted)
-    void_rounds = 0 if usable >= config.min else int(context.server.numbers.get("void_rounds", 0)) + 1
+    usable = sum(report.draws for report in accepted)
+    void_rounds = 0 if usable >= config.min else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
     has_failed = any(report.status != LOST for report, _ in refused)
-    ends = {"NonFiniteError": has_failed and config.on_failure == "stop"}
-    ends["QuorumError"] = void_rounds >= QUORUM_PATIENCE
-    verdict = next((name for name, is_so in ends.items() if is_so), "ok")
+    if has_failed and config.on_failure == "stop":
+        verdict = "NonFiniteError"
+    elif void_rounds >= QUORUM_PATIENCE:
+        verdict = "QuorumError"
+    else:
+        verdict = "ok"
     return Decision(verdict, reports, [] if void_rounds else accepted, refused, usable, void_rounds)
 
 

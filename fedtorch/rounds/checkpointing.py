@@ -11,6 +11,7 @@ from fedtorch.checkpoint.store import FileEntry
 from fedtorch.comm.wire import Message
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.state_keys import DECIDING, FAILED_SAVES
 from fedtorch.core.weights import digest_of, digest_of_entries, xor
 from fedtorch.rounds.context import RoundContext
 
@@ -28,17 +29,18 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
     Raises:
         CheckpointError: on all ranks, when the retries are used up or this was the last chance (`is_last`).
     """
+    members = context.members
     with context.timed("checkpoint"):
-        context.barrier("checkpoint", may_stop=False)
+        members.barrier("checkpoint", may_stop=False)
         written = {name: _write_client(context, name) for name in context.store.dirty()}
-        context.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
+        members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
         messages = _messages(context, written)
-        gathered = context.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
+        gathered = members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
         answer = (
             [context.message("decision", status=_write(context, gathered, is_last))] if context.comm.is_server else []
         )
-        context.barrier("saved", may_stop=False)
-        (answered,) = context.retry_on_loss(
+        members.barrier("saved", may_stop=False)
+        (answered,) = members.retry_on_loss(
             "saved", lambda: context.comm.broadcast_messages(answer, round=context.round)
         )
         if answered.status == "failed":
@@ -50,7 +52,7 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
 
 def restore(context: RoundContext, round: int) -> None:
     """Take the state after `round` rounds from the run's checkpoint: the server's, and each client's at its home."""
-    checkpoints = context.components.checkpoints
+    checkpoints, placement = context.components.checkpoints, context.components.placement
     found = checkpoints.at(round)
     if context.comm.is_server:
         saved = checkpoints.load_server(found)
@@ -64,15 +66,14 @@ def restore(context: RoundContext, round: int) -> None:
         context.server.tensors.update(saved.tensors)
         context.server.numbers = saved.numbers
     for name in sorted(found.clients):
-        home = context.homes.get(name, context.judges.get(name))
-        if home is not None and context.hosts(home):
+        home = placement.homes.get(name, placement.evaluators.get(name))
+        if home is not None and context.role.hosts(home):
             context.comm.heartbeat(phase="restore", round=round, client=name)
-            context.store.put(name, checkpoints.load_client(found, name, context.may_have))
-    context.barrier("restored", may_stop=False)
-    context.round, context.is_fresh = round, False
+            context.store.put(name, checkpoints.load_client(found, name, context.role.may_have))
+    context.members.barrier("restored", may_stop=False)
+    context.progress.round, context.is_fresh = round, False
     # what decides about the loop must be known to all
-    deciding = ("stopped", "evaluated", "server_trained", "best_round")
-    common = {name: number for name, number in context.server.numbers.items() if name in deciding}
+    common = {name: number for name, number in context.server.numbers.items() if name in DECIDING}
     (answered,) = context.comm.broadcast_messages(
         [context.message("decision", numbers=common)] if context.comm.is_server else [], round=round
     )
@@ -84,21 +85,23 @@ def digest(context: RoundContext) -> str:
 
     On the server.
     """
-    context.barrier("digest", may_stop=False)
+    context.members.barrier("digest", may_stop=False)
     messages = []
     for name in context.store.clients():
-        if name in context.lost:
+        if name in context.members.lost:
             continue
-        own = {key: tensor for key, tensor in context.store.get(name).tensors.items() if context.keeps(key)}
+        own = {key: tensor for key, tensor in context.store.get(name).tensors.items() if context.role.keeps(key)}
         digests = [_to_words(digest_of_entries(own))]
         if context.components.worker is not None:
             digests = [tuple(words) for words in context.components.worker.all_gather_floats(digests[0])]
-        if context.leads:
+        if context.role.leads:
             words = _to_words(xor(*map(_from_words, digests)))
             messages.append(context.message("numbers", name, lists={"words": words}))
     states = {
         f"client/{context.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
-        for message in context.retry_on_loss("digest", lambda: context.comm.gather(messages, round=context.round))
+        for message in context.members.retry_on_loss(
+            "digest", lambda: context.comm.gather(messages, round=context.round)
+        )
     }
     shared = {"weights": context.server.weights} if context.algorithm.exchanged_vectors else {}
     return digest_of({**states, **shared}) if context.comm.is_server else ""
@@ -120,10 +123,10 @@ def _write_client(context: RoundContext, name: str) -> tuple[float, ...]:
     context.comm.heartbeat(phase="checkpoint", round=context.round, client=name)
     state, worker = context.store.get(name), context.components.worker
     own = ClientState(
-        {key: tensor for key, tensor in state.tensors.items() if context.keeps(key)},
-        {key: number for key, number in state.numbers.items() if context.keeps(key)},
+        {key: tensor for key, tensor in state.tensors.items() if context.role.keeps(key)},
+        {key: number for key, number in state.numbers.items() if context.role.keeps(key)},
     )
-    if not context.leads and not own.tensors:
+    if not context.role.leads and not own.tensors:
         return _NO_FILE
     try:
         part = 0 if worker is None else worker.rank
@@ -140,7 +143,7 @@ def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -
     worker, flat = context.components.worker, [number for numbers in written.values() for number in numbers]
     by_rank = [flat] if worker is None else worker.all_gather_floats(flat)
     messages = []
-    for place, name in enumerate(written if context.leads else ()):
+    for place, name in enumerate(written if context.role.leads else ()):
         files = {part: tuple(numbers[3 * place : 3 * place + 3]) for part, numbers in enumerate(by_rank)}
         status = "failed" if _FAILED in files.values() else "ok"
         lists = {f"entry{part}": numbers for part, numbers in files.items() if numbers != _NO_FILE}
@@ -161,14 +164,14 @@ def _write(context: RoundContext, gathered: Sequence[Message], is_last: bool) ->
             )
             for message in gathered
         }
-        failures = numbers.pop("failed_saves", 0)
+        failures = numbers.pop(FAILED_SAVES, 0)
         context.comm.heartbeat(phase="checkpoint", round=context.round, step=1)
         components.checkpoints.write(
             context.round, context.server, entries, config=components.config_record, facts=components.facts
         )
         return "ok"
     except CheckpointError as error:
-        failures = int(numbers.get("failed_saves", 0)) + 1
-        numbers["failed_saves"] = failures
+        failures = int(numbers.get(FAILED_SAVES, 0)) + 1
+        numbers[FAILED_SAVES] = failures
         log.error("round %d is not saved: %s", context.round, error)
         return "failed" if is_last or failures > context.config.checkpoint.save_retries else "retry"

@@ -7,6 +7,7 @@ messages; `compare` makes sure of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,25 +15,33 @@ from torch import Tensor
 from fedtorch.comm.base import Updates
 from fedtorch.comm.messages import Decoded, sum_of_messages
 from fedtorch.core.errors import FedtorchError
+from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.context import RoundContext
 
 
+@dataclass
+class Collected:
+    """What `Communicator.aggregate` calls on the server where it is to keep the messages and combine them later."""
+
+    messages: list[Tensor] = field(default_factory=list)
+    """after the call: a copy of each, in the order of the reports"""
+
+    def __call__(self, updates: Updates) -> Tensor:
+        self.messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
+        return torch.empty(0)
+
+
 def collect(context: RoundContext, accepted: Sequence[Report]) -> list[Tensor]:
     """The accepted clients' messages, on the ranks that combine them; elsewhere []. All ranks call it."""
-    if context.algorithm.combines_everywhere:
+    if context.message_algorithm.combines_everywhere:
         return context.comm.all_gather_updates(
             context.updates, [report.client for report in accepted], round=context.round
         )
-    messages: list[Tensor] = []
-
-    def keep(updates: Updates) -> Tensor:
-        messages.extend(message.clone() for message in updates)  # each is valid until the next one is asked for
-        return torch.empty(0)
-
-    context.comm.aggregate(context.updates, accepted, keep, round=context.round)
-    return messages
+    collected = Collected()
+    context.comm.aggregate(context.updates, accepted, collected, round=context.round)
+    return collected.messages
 
 
 def step(context: RoundContext, accepted: Sequence[Report], messages: Sequence[Tensor]) -> dict[str, float]:
@@ -43,7 +52,7 @@ def step(context: RoundContext, accepted: Sequence[Report], messages: Sequence[T
     Raises:
         FedtorchError: on all ranks, when their replicas differ.
     """
-    algorithm, layout = context.algorithm, context.components.engine.shared
+    algorithm, layout = context.message_algorithm, context.components.engine.shared
     weights = algorithm.weigh(accepted)
 
     def decode(message: Tensor) -> Decoded:
@@ -53,7 +62,7 @@ def step(context: RoundContext, accepted: Sequence[Report], messages: Sequence[T
     if algorithm.combines_everywhere or context.comm.is_server:
         chosen = algorithm.choose(context.server, sum_of_messages(messages, weights, decode, context.total))
     if not algorithm.combines_everywhere:
-        context.retry_on_loss("broadcast", lambda: context.comm.broadcast(chosen))
+        context.members.retry_on_loss("broadcast", lambda: context.comm.broadcast(chosen))
     taken = algorithm.decode(chosen, layout)
     grad = taken if isinstance(taken, Tensor) else taken.dense(layout.dtype)
     context.server.accepted = list(accepted)
@@ -75,16 +84,16 @@ def compare(context: RoundContext) -> None:
         return
     mine = digest_of(_state(context))
     words = tuple(float(int(mine[i : i + 8], 16)) for i in range(0, 64, 8))
-    differing: list[int] = []
 
-    def ask() -> str:
+    def ask() -> tuple[str, list[int]]:
         gathered = context.comm.gather([context.message("numbers", lists={"words": words})], round=context.round)
-        differing[:] = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
+        differing = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
         verdict = [context.message("decision", status="differ" if differing else "ok")]
         (answered,) = context.comm.broadcast_messages(verdict if context.comm.is_server else [], round=context.round)
-        return answered.status
+        return answered.status, differing
 
-    if context.retry_on_loss("compare", ask) != "ok":
+    status, differing = context.members.retry_on_loss("compare", ask)
+    if status != "ok":
         raise FedtorchError(
             f"round {context.round + 1}: the replicas of the server's state on ranks "
             f"{differing or 'named by the server'} differ from rank 0's; they "
@@ -96,7 +105,7 @@ def share_state(context: RoundContext) -> None:
     """After a restore: the server's tensors and numbers to all ranks."""
     names = sorted(_state(context)) if context.comm.is_server else []
     messages = [context.message("numbers", numbers={name: context.server.tensors[name].numel()}) for name in names]
-    kept = {name: value for name, value in context.server.numbers.items() if name == "server_steps"}
+    kept = {name: value for name, value in context.server.numbers.items() if name == SERVER_STEPS}
     first = context.message("decision", numbers=kept)
     head, *sizes = context.comm.broadcast_messages(
         [first, *messages] if context.comm.is_server else [], round=context.round
@@ -111,5 +120,5 @@ def share_state(context: RoundContext) -> None:
 
 def _state(context: RoundContext) -> dict[str, Tensor]:
     """What every rank has: the weights and what a step depends on; the best weights are the server's alone."""
-    own = {"best", *context.algorithm.kept_by_server}
+    own = {BEST, *context.message_algorithm.kept_by_server}
     return {name: tensor for name, tensor in context.server.tensors.items() if name not in own}

@@ -1,6 +1,6 @@
 """The round loop. Every rank runs it; it names no algorithm, task or model.
 
-Who trains which client in which round is computed from (seed, round, topology) on every context, never sent.
+Who trains which client in which round is computed from (seed, round, topology) on every rank, never sent.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedtorch.algorithms.base import Algorithm
 from fedtorch.core.errors import Interrupted
+from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log
 from fedtorch.rounds.checkpointing import digest, restore, save
-from fedtorch.rounds.context import RoundContext, RunComponents, Stopped
+from fedtorch.rounds.components import RunComponents
+from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.local_training import ClientTrainer
+from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
 
@@ -27,22 +29,24 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Result:
-    """What a run came to; complete on the server.
-
-    scores: per client on the final split, with the best model; each: of its single examples, if they are recorded.
-    reports, weights: each client's last ones.
-    digest: sha256 over the final global weights and every client's state, equal exactly when all bits are.
-    lost: clients of workers that were lost -> rounds that had been drawn with them.
-    """
+    """What a run came to; complete on the server."""
 
     rounds: int = 0
+    """rounds done"""
     scores: Mapping[str, Scores] = field(default_factory=dict)
+    """per client on the final split, with the best model"""
     each: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """the same of its single examples, if they are recorded"""
     reports: dict[str, Report] = field(default_factory=dict)
+    """each client's last one"""
     weights: dict[str, float] = field(default_factory=dict)
+    """each client's last one in the combination"""
     digest: str = ""
+    """sha256 over the final global weights and every client's state, equal exactly when all bits are"""
     best_round: int | None = None
+    """rounds done when the best model was evaluated, where there is one for all"""
     lost: dict[str, int] = field(default_factory=dict)
+    """clients of workers that were lost -> rounds that had been drawn with them"""
 
 
 class Runner:
@@ -55,8 +59,10 @@ class Runner:
         self.result = Result()
         self.trainer = ClientTrainer(self.context)
         self.server_training = ServerTraining(self.context)
-        self.weights: dict[str, float] = {}  # of this round
-        self.saved = 0  # rounds in the last checkpoint
+        self.weights: dict[str, float] = {}
+        """of the round's clients in the combination"""
+        self.saved = 0
+        """rounds in the last checkpoint"""
 
     def run(self, resume: int | None = None) -> Result:
         """Train from the start, or from the checkpoint after `resume` rounds; all ranks call it alike.
@@ -73,11 +79,11 @@ class Runner:
             if context.has_messages:
                 replicas.share_state(context)
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
-        context.note_losses()  # in an earlier run of this job
+        context.members.note_losses()  # in an earlier run of this job
         try:
             self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
-            while context.round < config.rounds and not context.server.numbers.get("stopped"):
+            while context.round < config.rounds and not self.evaluation.best.has_stopped:
                 self._one_round()
             return self._finish()
         except Stopped:
@@ -91,33 +97,33 @@ class Runner:
     def _one_round(self) -> None:
         context, config = self.context, self.components.config
         self.weights = {}
-        context.is_training = True
+        context.progress.is_training = True
         reports = self._clients_round() if context.algorithm.trains_clients else []
-        context.is_training = False
-        context.round += 1
+        context.progress.is_training = False
+        context.progress.round += 1
         try:
             self._server_train_if_due()
             self._evaluate_if_due()
         finally:  # before saving: a resume drops the records of rounds that are not in the checkpoint
             self._track_round(reports)
         context.seconds = {}  # the next round's record shows the checkpoint's seconds
-        is_last = context.round == config.rounds or context.server.numbers.get("stopped")
+        is_last = context.round == config.rounds or self.evaluation.best.has_stopped
         if context.round % config.checkpoint.every == 0 or is_last:
             if save(context):
                 self.saved = context.round
 
     def _clients_round(self) -> list[Report]:
         """The cohort trains and the server takes its step; the reports, complete on the server."""
-        context = self.context
+        context, members = self.context, self.context.members
         context.broadcast()
         with context.timed("train"):
             own = self.trainer.train_cohort()
-            context.barrier("gather")
+            members.barrier("gather")
         with context.timed("aggregate"):
-            reports = context.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
+            reports = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
             if context.comm.is_server and (waited := self.trainer.waited_for(reports)):
                 log.debug("round %d: %s", context.round + 1, waited)
-            decision = context.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
+            decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
             apply_verdict(context, decision)
             self._step(decision)
             context.store.commit([report.client for report in decision.accepted])
@@ -127,36 +133,36 @@ class Runner:
     def _server_train_if_due(self) -> None:
         """The server's own training, unless it was done in this round; a signal during it leaves it to be repeated."""
         context, algorithm = self.context, self.components.algorithm
-        if type(algorithm).server_train is Algorithm.server_train:
+        if not algorithm.trains_server:
             return
-        if context.server.numbers.get("server_trained", -1) >= context.round:  # equal on all ranks, see `restore`
+        if context.server.numbers.get(SERVER_TRAINED, -1) >= context.round:  # equal on all ranks, see `restore`
             return
         with context.timed("server_train"):
             if context.comm.is_server:
                 try:
                     self.server_training.train()
-                    context.server.numbers["server_trained"] = context.round  # at once: a stop may come at the meeting
+                    context.server.numbers[SERVER_TRAINED] = context.round  # at once: a stop may come at the meeting
                 except Stopped:
                     pass  # all ranks must come to the same meeting, which then stops them together
-            context.barrier("server_train")
-        context.server.numbers["server_trained"] = context.round
+            context.members.barrier("server_train")
+        context.server.numbers[SERVER_TRAINED] = context.round
         context.is_fresh = False
 
     def _evaluate_if_due(self) -> None:
-        """Judge the present weights if the schedule asks for it and it was not done yet."""
+        """Evaluate the present weights if the schedule asks for it and it was not done yet."""
         context, config = self.context, self.components.config
         due = config.eval.on_start
         if context.round:
             due = bool(config.eval.every) and (context.round % config.eval.every == 0 or context.round == config.rounds)
-        if due and context.server.numbers.get("evaluated", -1) < context.round:
+        if due and context.server.numbers.get(EVALUATED, -1) < context.round:
             scores = self.evaluation.during_training()
-            context.server.numbers["evaluated"] = context.round
+            context.server.numbers[EVALUATED] = context.round
             self._track_scores(scores)
 
     def _share_initial_weights(self) -> None:
         """Every rank starts from the server's model, all of it: rows added to an embedding are drawn at random."""
         context, engine = self.context, self.components.engine
-        context.barrier("init", may_stop=False)
+        context.members.barrier("init", may_stop=False)
         for part in engine.initial():
             if part.numel():
                 context.comm.broadcast(part.view(-1))
@@ -183,7 +189,7 @@ class Runner:
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
         context, result = self.context, self.result
-        result.rounds, result.digest, result.lost = context.round, digest(context), context.lost
+        result.rounds, result.digest, result.lost = context.round, digest(context), context.members.lost
         if context.round > self.saved:
             save(
                 context
@@ -191,8 +197,7 @@ class Runner:
             self.saved = context.round  # and must not be saved as these when a signal comes
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if context.comm.is_server else {}
-        best_round = context.server.numbers.get("best_round")
-        result.best_round = None if best_round is None else int(best_round)
+        result.best_round = self.evaluation.best.round
         self._track_scores(result.scores, final=True)
         if self.components.tracker is not None and result.each:
             self.components.tracker.examples(context.round - 1, self.components.config.eval.final_split, result.each)

@@ -9,10 +9,22 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fedtorch.core.renamed import accept_old_names
+
 Scores = dict[str, tuple[float, int]]
 
 SERVER = "server"
 """The name under which the server's own training examples are loaded; no client may have it."""
+
+
+OLD_NAMES = {
+    "judges_loss": "evaluates_loss",
+    "judged_parts": "eval_batches",
+    "measured": "pop_counters",
+    "owners": "parameter_owners",
+    "judge_labels": "evaluate_labels",
+}
+"""Members that tasks of version 0.1 may define -> what they are called now."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,10 @@ class Task:
     """is the loss measured beside the scores? It costs a second pass over the examples"""
     has_labelled_clients: ClassVar[bool] = True
     """can `loss` be taken of what clients train on? If not, the algorithm brings its own objective"""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        accept_old_names(cls, OLD_NAMES)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.ranges import Count
 from fedtorch.data.dialogs import ASSISTANT, USER
 from fedtorch.data.folder import read_rows
 from fedtorch.metrics.perplexity import OWN, OWN_ASSISTANT, of_domain, table
@@ -24,7 +25,7 @@ from fedtorch.models.t5 import save_pretrained
 from fedtorch.models.turns import Turn, collate_turns, collate_whole, fit
 from fedtorch.models.two_side import Losses, OneModel, TwoSide
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.gpt2_bpe import load_bpe
 from fedtorch.train.engine import to_device
 

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.ranges import Count
 from fedtorch.data.prepared_gym import PreparedGym, score_name
 from fedtorch.metrics.generation import MEANS, METRICS, accuracy, is_undefined
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
 from fedtorch.models.t5 import pad, save_pretrained
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.sentencepiece import decode, load_tokenizer
 
 
@@ -73,7 +74,9 @@ class FewShotTasks(Prepared):
     @cached_property
     def gym(self) -> PreparedGym:
         """The prepared folder's manifest and rows."""
-        return PreparedGym(self.folder)
+        gym = PreparedGym(self.folder)
+        gym.require_packages()
+        return gym
 
     @cached_property
     def prepared(self) -> dict[str, Any]:

@@ -8,18 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from typing_extensions import Self
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.ranges import Count
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import client_file, read_manifest
 from fedtorch.tasks.base import Task
 
-Count = Annotated[int, Field(ge=1)]
 SYNTHETIC = "synthetic"
 Entry = Mapping[str, Any]
 """A client's entry in the manifest: `splits`, each with `examples`, `sha256` and further counts."""

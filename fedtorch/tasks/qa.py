@@ -13,7 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count, Whole
 from fedtorch.core.seeds import seed_for
+from fedtorch.data.cover import cover_triples, require_packages
 from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
@@ -21,7 +23,7 @@ from fedtorch.models.esim import Esim
 from fedtorch.models.re2 import Re2
 from fedtorch.models.scorer import Scorer
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.prepared import Prepared
 from fedtorch.tasks.qa_examples import Labelled, Question, Triple, triples_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -53,12 +55,14 @@ class QA(Prepared):
     """a question of an evaluation without a relevant answer: counts as zero (trec_eval), or not at all"""
     train_share: dict[str, Share] = field(default_factory=dict)
     """client name -> share of its training questions that is used, the same ones in every run"""
-    cover_queries: Annotated[int, Field(ge=0)] = 0
+    cover_queries: Whole = 0
     """CoverQuery: cover triples that are added to every training triple, with questions from the public pool"""
     cover_clusters: Annotated[int, Field(ge=2)] = 20
     """topics into which the public pool is divided"""
 
     def __post_init__(self) -> None:
+        if self.cover_queries:
+            require_packages(f"task.cover_queries: {self.cover_queries}")
         if (self.objective == "ce") != (self.model.head == "two_class") and self.objective == "ce":
             raise ConfigError("task.objective is ce but task.model.head is scalar; set task.model.head to two_class")
         if self.cover_queries and self.objective == "ce":
@@ -228,8 +232,6 @@ class QA(Prepared):
         """The cover triples that a client uploads with its `genuine` ones, named by their questions."""
         if not self.cover_queries:
             return []
-        from fedtorch.data.cover import cover_triples
-
         cover = cover_triples(
             genuine,
             read_pool(self.folder),

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count, Whole
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.hydranet import Gold, Question, Row, Rows, row_labels
 from fedtorch.data.question_pool import QuestionPool
@@ -26,7 +26,7 @@ from fedtorch.models.encoder import EncoderModel
 from fedtorch.models.hydranet import HydraNet, Outputs, Query, decode, row_losses
 from fedtorch.models.pretrained import unshared
 from fedtorch.tasks.base import SERVER, Scores, Task
-from fedtorch.tasks.prepared import SYNTHETIC, Count, data_folder
+from fedtorch.tasks.prepared import SYNTHETIC, data_folder
 from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
 from fedtorch.text.byte_bpe import load_subwords
 
@@ -52,7 +52,7 @@ class WikiSQL(Task):
     """which encoder"""
     max_length: Count = 96
     """tokens of a row; longer ones are cut"""
-    head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    head_dropout: BelowOne = 0.2
     """dropout before the heads"""
     attention: bool = False
     """one self-attention layer before the heads"""
@@ -64,7 +64,7 @@ class WikiSQL(Task):
     """clients with unlabelled questions"""
     client_size: tuple[Count, Count] = (20, 40)
     """smallest and largest number of questions of a client, drawn uniformly"""
-    deal_seed: Annotated[int, Field(ge=0)] = 0
+    deal_seed: Whole = 0
     """decides who holds which question, whatever `run.seed` is"""
     max_words: Count | None = None
     """leave out questions of more white-space words; null: none"""

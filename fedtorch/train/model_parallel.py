@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core import state_keys as keys
 
-_OPTIMIZER = "/optimizer/"
-_PRIVATE = ("private", "best/private")  # flat over the private layout
+_PRIVATE = (keys.PRIVATE, keys.BEST_PRIVATE)  # flat over the private layout
 _NONE = -1.0  # in place of the norm of a gradient that is not there
 
 
@@ -49,7 +49,7 @@ class ParameterOwners:
         """The only rank that has an entry of a client's state; None: all have it, and the leader's counts."""
         if entry in _PRIVATE:
             return next((self.owners[name] for name in self.private), None)
-        name = entry.partition(_OPTIMIZER)[2].rpartition("/")[0]
+        name = entry.partition(keys.OPTIMIZER)[2].rpartition("/")[0]
         return self.owners[name] if name in self.private else None
 
 

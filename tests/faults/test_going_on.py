@@ -33,8 +33,8 @@ from fedtorch.config.schema import (
     SystemConfig,
 )
 from fedtorch.core.errors import QuorumError
-from fedtorch.core.update import Update
-from fedtorch.rounds.context import RoundContext
+from fedtorch.core.update import Report
+from fedtorch.rounds.membership import Membership
 from fedtorch.rounds.placement import place
 from fedtorch.rounds.runner import Result
 from fedtorch.setup.build import build
@@ -60,9 +60,9 @@ def config(folder: Path | str, **changes: Any) -> Config:
 
 def victims(setting: Config, size: int = SIZE) -> list[str]:
     """The clients at home on the rank that dies."""
-    parts = build(setting, num_ranks=size, rank=1)
-    homes = place(setting, parts.task, parts.training, parts.clients, parts.topology).homes
-    names = [name for name, worker in homes.items() if VICTIM in parts.topology.workers[worker]]
+    built = build(setting, num_ranks=size, rank=1)
+    homes = place(setting, built.task, built.training, built.clients, built.topology).homes
+    names = [name for name, worker in homes.items() if VICTIM in built.topology.workers[worker]]
     assert 1 <= len(names) < len(CLIENTS) - 3
     return names
 
@@ -156,13 +156,13 @@ def alone(folder: Path, at: tuple[str, int, bool], size: int = SIZE, **changes: 
     setting = config(folder, **changes)
     runner, gone = make_runner(setting), victims(setting, size)
 
-    class Losing(RoundContext):
+    class Losing(Membership):
         def barrier(self, phase: str, *, may_stop: bool = True) -> None:
             super().barrier(phase, may_stop=may_stop)
-            if (phase, self.round, self.is_training) == at:
+            if (phase, self.progress.round, self.progress.is_training) == at:
                 self.lose(gone)
 
-    runner.context.__class__ = Losing
+    runner.context.members.__class__ = Losing
     return runner.run()
 
 
@@ -253,7 +253,7 @@ class Failing(FedAvg):
 
     names: tuple[str, ...] = ()
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         if job.client.name in self.names and job.round >= ROUND:
             raise ValueError("as if it were lost")
         return super().client_update(job)

@@ -121,7 +121,7 @@ def test_a_metric_that_raises_costs_a_score_and_not_the_training(run: Any) -> No
     code, ended = run("raise:phase=evaluate,client=b", f"run.dir={plain.folder.parent / 'again'}")
     again = Ended(plain.folder.parent / "again")
     assert code == 0 and again.digest == digest
-    assert "client b could not be judged after round 1: InjectedError; training goes on" in again.log(0)
+    assert "client b could not be evaluated after round 1: InjectedError; training goes on" in again.log(0)
     assert "injected" not in "".join(line for line in again.log(0).splitlines() if "WARNING" in line)
 
 

@@ -148,18 +148,18 @@ def test_three_ranks_agree_with_one_process_where_they_could_come_apart(tmp_path
 
 @dataclass(frozen=True)
 class OwnVector(FedAvg):
-    """Returns a vector of its own instead of filling the job's."""
+    """Returns a vector of its own instead of sending it."""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Update:  # type: ignore[override]
         curve = job.train(job.received["weights"])
         return Update(job.received["weights"] - job.engine.flat.detach(), self.report(job, curve))
 
 
 @dataclass(frozen=True)
 class Forgetful(FedAvg):
-    """Says that it filled the job's vector, but did so for client `a` only."""
+    """Returns the job's vector, but filled it for client `a` only."""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Update:  # type: ignore[override]
         curve = job.train(job.received["weights"])
         if job.client.name == "a":
             job.send_difference(job.received["weights"])

@@ -29,9 +29,10 @@ from fedtorch.config.schema import (
     ServerConfig,
 )
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, NonFiniteError, QuorumError
-from fedtorch.core.update import Report, Update
-from fedtorch.rounds.context import Stopped
-from fedtorch.setup.build import unmatched
+from fedtorch.core.update import Report
+from fedtorch.rounds.membership import Stopped
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.remarks import about_decay
 from fedtorch.tracking import records
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.job import ClientJob
@@ -181,12 +182,12 @@ class FailsLate(FedAvg):
 
     late: str = ""
 
-    def client_update(self, job: ClientJob) -> Update:
-        update = super().client_update(job)
+    def client_update(self, job: ClientJob) -> Report:
+        report = super().client_update(job)
         if job.client.name == self.late:
             job.outgoing["weights"].fill_(1e3)
             raise ValueError("at the last moment")
-        return update
+        return report
 
 
 def test_what_a_failing_client_wrote_reaches_nobody(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_client_that_is_drawn_twice_trains_once_and_counts_twice(tmp_path: Pat
     config = make_config(tmp_path, TASK, FedAvg(weights="equal"), clients=clients, client=SMALL_BATCHES, rounds=1)
     runner = make_runner(config)
     result = runner.run()
-    drawn = {report.client: int(report.extra.get("draws", 1)) for report in runner.context.server.accepted}
+    drawn = {report.client: report.draws for report in runner.context.server.accepted}
     assert max(drawn.values()) > 1 and sum(drawn.values()) == 3
     assert result.weights == {name: draws / 3 for name, draws in drawn.items()}
 
@@ -272,9 +273,8 @@ def test_a_refused_update_counts_as_failed_in_the_records(tmp_path: Path) -> Non
 class Shouting(FedAvg):
     """Reports a number under a name that is not allowed."""
 
-    def client_update(self, job: ClientJob) -> Update:
-        update = super().client_update(job)
-        return replace(update, report=replace(update.report, extra={"Loss of b": 1.0}))
+    def client_update(self, job: ClientJob) -> Report:
+        return replace(super().client_update(job), extra={"Loss of b": 1.0})
 
 
 def test_a_report_that_cannot_travel_is_refused_where_it_is_made(tmp_path: Path) -> None:
@@ -312,8 +312,9 @@ def test_a_pattern_without_weight_decay_that_matches_nothing_is_remarked(tmp_pat
     hp = ClientConfig(optimizer="adamw", weight_decay=0.1, no_decay=("*w*", "*LayerNorm*"))
     config = make_config(tmp_path, TASK, client=hp)
     engine = make_runner(config).components.engine
-    assert unmatched(config, {hp}, engine) == ["no_decay: the pattern '*LayerNorm*' matches no parameter"]
-    assert unmatched(config, {replace(hp, weight_decay=0.0)}, engine) == []
+    assert list(about_decay(Plan.of(config, 1), engine)) == ["no_decay: the pattern '*LayerNorm*' matches no parameter"]
+    config = replace(config, client=replace(hp, weight_decay=0.0))
+    assert list(about_decay(Plan.of(config, 1), engine)) == []
 
 
 def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_judged(

@@ -131,15 +131,13 @@ def train(name: str, folder: str, comm: Communicator | None, last: int, die_at: 
     clients = ClientsConfig() if name == "local" else ClientsConfig(per_round=5)
     saving = CheckpointConfig(every=1, keep=1)
     settings = {"client": CLIENT, "clients": clients, "rounds": last, "checkpoint": saving, **settings}
-    runner = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm)
 
     def stop() -> bool:
         if runner.context.comm.rank == die_at and runner.context.round == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
-    runner.components = replace(runner.components, stop=stop)
-    runner.context.components = runner.components
+    runner = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm, stop=stop)
     return runner.run(resume).digest
 
 

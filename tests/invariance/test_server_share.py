@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +105,13 @@ def test_a_signal_at_any_moment_changes_nothing(name: str, alone: dict[str, tupl
 def run_until(folder: str, die_at: int | None = None, resume: int | None = None) -> str:
     """One of several ranks; rank `die_at` kills itself as soon as round 2 is done but for the server's training."""
     with DistributedCommunicator.join(NAMES, timeout_s=5) as comm:
-        runner = make_runner(config_of("ema", folder), comm)
 
         def stop() -> bool:
             if comm.rank == die_at and runner.context.round == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             return False
 
-        runner.components = replace(runner.components, stop=stop)
-        runner.context.components = runner.components
+        runner = make_runner(config_of("ema", folder), comm, stop=stop)
         return runner.run(resume).digest
 
 

@@ -205,11 +205,11 @@ def config_of(name: str, folder: Path | str, data: str, **changes: Any) -> Confi
     return make_config(Path(folder) / name, task, settings.pop("algorithm"), **settings)
 
 
-def runner(config: Config, comm: Communicator | None = None) -> Runner:
+def runner(config: Config, comm: Communicator | None = None, **changes: Any) -> Runner:
     tracker = None
     if comm is None or comm.is_server:
         tracker = Tracker(config.folder, clients=NAMES, rounds=config.rounds, tensorboard=False, progress="off")
-    return make_runner(config, comm, tracker=tracker)
+    return make_runner(config, comm, tracker=tracker, **changes)
 
 
 def outcome(config: Config, comm: Communicator | None = None, resume: int | None = None) -> tuple[str, Any]:
@@ -265,9 +265,8 @@ def test_a_pair_beside_a_rank_with_both_sides_gives_the_bits_of_one_process(data
 def stopped_at(folder: str, data: str, name: str, who: int) -> str:
     """Rank `who` alone hears a signal in the third round."""
     with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
-        each = runner(config_of(name, folder, data), comm)
         stop = lambda: comm.rank == who and each.context.round == 2  # noqa: E731
-        each.context.components = each.components = replace(each.components, stop=stop)
+        each = runner(config_of(name, folder, data), comm, stop=stop)
         try:
             each.run()
         except Interrupted:

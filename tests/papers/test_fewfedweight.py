@@ -1,4 +1,4 @@
-"""FewFedWeight: the specification's figures, and what must hold for personal models and pseudo labels."""
+"""FewFedWeight: figures worked out by hand, and what must hold for personal models and pseudo labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedtorch.algorithms.token_weights import token_weights
 from fedtorch.config.schema import ClientConfig, EngineConfig, EvalConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.update import Report, Update
+from fedtorch.core.update import Report
 from fedtorch.data.synthetic.gym import prepare
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import token_energies
@@ -258,7 +258,7 @@ class Watch(FewFedWeight):
 
     seen: list[tuple[str, int, Tensor, Tensor]] = []  # noqa: RUF012
 
-    def client_update(self, job: Any) -> Update:
+    def client_update(self, job: Any) -> Report:
         kept = job.state.tensors.get("personal", job.initial).clone()
         self.seen.append((job.client.name, job.round, kept, job.received["weights"].clone()))
         return super().client_update(job)

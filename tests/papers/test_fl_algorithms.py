@@ -180,7 +180,7 @@ SERVER_RULES: dict[str, tuple[dict[str, Any], list[dict[str, list[float]]]]] = {
 def test_server_rule(name: str, dtype: torch.dtype, tolerance: float) -> None:
     settings, rounds = SERVER_RULES[name]
     server = ServerState({"weights": torch.tensor([1.0, -1.0], dtype=dtype)})
-    rule = ServerOptimizer(**settings)
+    rule = ServerOptimizer(ServerConfig(**settings))
     for delta, expected in zip(DELTAS, rounds, strict=True):
         rule.step(server, -torch.tensor(delta, dtype=dtype))
         for key, values in expected.items():
@@ -337,7 +337,7 @@ def test_adafactor_with_an_external_rate() -> None:
         assert vector.tolist() == pytest.approx(expected_vector, abs=1e-9)
 
 
-# lorar.md, section 9: whole rounds on scalar quadratics
+# Lorar, Algorithm 1: whole rounds on scalar quadratics
 TOY = {"c0": (1.0, 1.0, 100, 6, 0.1), "c1": (2.0, -1.0, 300, 9, 0.05), "c2": (1.0, 0.0, 50, 4, 0.1)}
 TOY_ROUNDS: dict[str, list[dict[str, Any]]] = {
     "fedavg/size": [

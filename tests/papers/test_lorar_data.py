@@ -57,7 +57,7 @@ def test_exact_match_oracle(case: dict[str, str | bool]) -> None:
 
 @pytest.mark.parametrize("case", ORACLES["macro_micro"])
 def test_macro_micro_oracle(case: dict[str, list[int]]) -> None:
-    # the spec prints four decimals
+    # the expected values have four decimals
     macro, micro, _ = means(zip(case["correct"], case["total"], strict=True))
     assert (100 * macro, 100 * micro) == pytest.approx((case["macro"], case["micro"]), abs=5e-5)
 

@@ -1,4 +1,4 @@
-"""Schedules over a whole run, what a client is judged with, best rounds per client, and private draws."""
+"""Schedules over a whole run, what a client is evaluated with, best rounds per client, and private draws."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from toy import Quadratic
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig
 from fedtorch.core.errors import ConfigError
+from fedtorch.rounds.private_weights import private_weights
 from fedtorch.rounds.runner import Runner
 from fedtorch.train.optim import forget, make_optimizer, make_schedule, state_of
 
@@ -78,13 +79,14 @@ def test_the_steps_of_the_run_follow_the_chance_to_be_drawn(
     tmp_path: Path, rounds: int, share: Fraction, steps_per_epoch: int, expected: int
 ) -> None:
     runner = make_runner(make_config(tmp_path, Quadratic(clients={"a": (1.0, 2.0, 5)})))
-    job = _job(runner, replace(LINEAR, batch_size=1), 0, rounds=rounds, share=share)
+    job = _job(runner, replace(LINEAR, batch_size=1), 0, rounds=rounds, chance=share)
     assert job.steps_of_the_run(steps_per_epoch) == expected
 
 
 def _job(runner: Runner, hp: ClientConfig, round: int, **changes: Any) -> Any:
     from fedtorch.core.client import ClientState
     from fedtorch.train.job import ClientJob
+    from fedtorch.train.outgoing import Outgoing
 
     settings: dict[str, Any] = {
         "client": runner.components.clients[0],
@@ -92,7 +94,7 @@ def _job(runner: Runner, hp: ClientConfig, round: int, **changes: Any) -> Any:
         "run_seed": 0,
         "received": {},
         "state": ClientState(),
-        "outgoing": {},
+        "outgoing": Outgoing(torch.zeros(0), (), "none"),
         "engine": runner.components.engine,
         "task": runner.components.task,
         "hp": hp,
@@ -125,7 +127,7 @@ def test_state_of_an_optimiser_in_groups_goes_back_to_its_parameters(tmp_path: P
 
 
 def test_clients_average_what_they_share_and_keep_what_is_private(tmp_path: Path) -> None:
-    """fedmatch.md section 11: s = [1,2], [3,-2], [5,6]; uniform whatever the sizes."""
+    """Shared parameters [1,2], [3,-2], [5,6]; uniform whatever the sizes."""
     task = Quadratic(clients={"a": (1.0, 1.0, 100), "b": (1.0, 3.0, 1), "c": (1.0, 5.0, 1)}, start=(0.0,), head=(7.0,))
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=1000)  # one step to the optimum
     runner = make_runner(make_config(tmp_path, task, FedAvg(weights="equal"), client=hp, rounds=1, partition=HEAD))
@@ -162,10 +164,12 @@ def test_every_client_draws_its_own_private_part(tmp_path: Path) -> None:
     assert runner.context.server.weights.tolist() == [0.0]  # `w` is shared, so what was drawn for it is not used
     other = make_runner(make_config(tmp_path / "2", task, client=frozen_rate, rounds=1, partition=HEAD))
     state = other.context.store.get("a")
-    assert torch.equal(other.context.private_of("a", state), heads[0])  # the same draw, before any training too
+    assert torch.equal(
+        private_weights(other.components, "a", state), heads[0]
+    )  # the same draw, before any training too
 
 
-def judged(tmp_path: Path, **changes: Any) -> Any:
+def evaluated(tmp_path: Path, **changes: Any) -> Any:
     """Two clients that reach their own optimum in one step; the server's average is 0."""
     task = Quadratic(clients={"a": (1.0, -1.0, 4), "b": (1.0, 1.0, 4)}, start=(3.0,))
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=4)
@@ -174,26 +178,26 @@ def judged(tmp_path: Path, **changes: Any) -> Any:
     return runner.run(), runner
 
 
-def test_the_trained_model_is_judged_before_the_server_combines_it(tmp_path: Path) -> None:
-    result, _ = judged(tmp_path, point="trained", also_received=True, best="per_client")
+def test_the_trained_model_is_evaluated_before_the_server_combines_it(tmp_path: Path) -> None:
+    result, _ = evaluated(tmp_path, point="trained", also_received=True, best="per_client")
     for name in "ab":
         assert result.scores[name]["nearness"][0] == 0.0
         assert result.scores[name]["received/nearness"] == (-3.0, 3)
 
 
-def test_the_received_model_is_judged_by_default(tmp_path: Path) -> None:
-    result, _ = judged(tmp_path)
+def test_the_received_model_is_evaluated_by_default(tmp_path: Path) -> None:
+    result, _ = evaluated(tmp_path)
     assert {pairs["nearness"] for pairs in result.scores.values()} == {(-3.0, 3)}
 
 
 def test_one_best_round_for_all_keeps_the_trained_models_too(tmp_path: Path) -> None:
-    result, runner = judged(tmp_path, point="trained", best="together")
+    result, runner = evaluated(tmp_path, point="trained", best="together")
     assert result.best_round == 1
     assert [result.scores[name]["nearness"][0] for name in "ab"] == [0.0, 0.0]
     assert runner.context.store.get("a").tensors["best/weights"].tolist() == [-1.0]
 
 
-def test_a_client_that_sat_out_the_round_is_judged_with_what_it_received(tmp_path: Path) -> None:
+def test_a_client_that_sat_out_the_round_is_evaluated_with_what_it_received(tmp_path: Path) -> None:
     clients = {"a": (1.0, -1.0, 4), "b": (1.0, 1.0, 4), "c": (1.0, 5.0, 4)}
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=4)
     config = make_config(

@@ -1,4 +1,4 @@
-"""Who chooses a best round and when training ends early: clients without scores, late clients, judged-only ones."""
+"""Who chooses a best round and when training ends early: clients without scores, late clients, evaluated-only ones."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Gaps(Quadratic):
 
 
 @dataclass(frozen=True)
-class JudgedOnly(Quadratic):
-    """`judge` has no training data."""
+class EvaluatedOnly(Quadratic):
+    """`visitor` has no training data."""
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        return {**super().manifest(), "judge": {"dev": 3, "test": 3}}
+        return {**super().manifest(), "visitor": {"dev": 3, "test": 3}}
 
     def load(self, client: str, split: str) -> Sequence[Any]:
-        if client == "judge":
+        if client == "visitor":
             return {"dev": [(1.0, 0.0)] * 3, "test": [(1.0, 0.0)] * 3}[split]
         return super().load(client, split)
 
@@ -92,7 +92,7 @@ def test_training_goes_on_while_a_client_gains_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("point", ["received", "trained"])
 @pytest.mark.parametrize("algorithm", [FedAvg(), Ditto()], ids=["fedavg", "ditto"])
-def test_a_client_that_trained_only_after_the_best_round_is_judged_as_in_it(
+def test_a_client_that_trained_only_after_the_best_round_is_evaluated_as_in_it(
     tmp_path: Path, algorithm: Algorithm, point: Any
 ) -> None:
     """The start is everyone's optimum by dev; what is learned later leads away from it."""
@@ -145,8 +145,8 @@ def test_a_run_that_ends_early_is_saved(tmp_path: Path) -> None:
     assert found is not None and found.round == 3
 
 
-def test_who_only_is_judged_is_no_part_of_the_merged_training_data() -> None:
-    task = Merged(JudgedOnly(clients=TWO))
+def test_who_only_is_evaluated_is_no_part_of_the_merged_training_data() -> None:
+    task = Merged(EvaluatedOnly(clients=TWO))
     assert len(task.load("all", "train")) == task.manifest()["all"]["train"] == 8
 
 
@@ -164,7 +164,7 @@ def test_clients_with_models_of_their_own_do_not_keep_them_twice(tmp_path: Path)
 def test_the_chance_to_be_drawn_is_at_most_one(tmp_path: Path, paradigm: str) -> None:
     clients = ClientsConfig(per_round=2)
     runner = make_runner(make_config(tmp_path, Quadratic(clients=TWO), paradigm=paradigm, clients=clients))
-    assert [runner.trainer.share(client) for client in runner.components.clients] == [1] * len(
+    assert [runner.trainer.chance(client) for client in runner.components.clients] == [1] * len(
         runner.components.clients
     )
 
@@ -173,7 +173,10 @@ def test_large_clients_are_drawn_more_often_where_the_draw_is_by_size(tmp_path: 
     clients = ClientsConfig(per_round=2, sampling="size_proportional")
     task = Quadratic(clients={"a": (1.0, 0.0, 3), "b": (1.0, 0.0, 1), "c": (1.0, 0.0, 0)})
     runner = make_runner(make_config(tmp_path, task, FedAvg(weights="equal"), clients=clients))
-    assert [runner.trainer.share(client) for client in runner.components.clients] == [Fraction(15, 16), Fraction(7, 16)]
+    assert [runner.trainer.chance(client) for client in runner.components.clients] == [
+        Fraction(15, 16),
+        Fraction(7, 16),
+    ]
 
 
 def test_the_servers_schedule_spans_all_its_rounds(tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_the_servers_schedule_spans_all_its_rounds(tmp_path: Path) -> None:
 
 
 def test_a_client_counts_as_often_as_it_was_drawn() -> None:
-    reports = [Report("a", loss_max=1.0, extra={"draws": 2}), Report("b", loss_max=1.0)]
+    reports = [Report("a", loss_max=1.0, draws=2), Report("b", loss_max=1.0)]
     assert FedParsing().weigh(reports) == [0.5, 0.25]
     assert FedParsing().weigh(reports[1:] * 3) == [0.25] * 3
 

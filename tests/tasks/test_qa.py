@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row("what is old", ("a stone wall", 1), ("a baby", 0), ("a new car", 0), ("the rain", 0)),
     ]
     blue = [row("who swims", ("a fish swims", 1), ("a bird flies", 0)), row("who flies", ("a bird", 1), ("a fish", 0))]
-    evaluated = [row("who runs", ("a dog runs", 1), ("a fish", 0)), row("who sleeps", ("a stone", 0), ("the sun", 0))]
-    clients = {name: {"train": train, "dev": evaluated, "test": evaluated} for name, train in (("red", red), ("blue", blue))}
+    held = [row("who runs", ("a dog runs", 1), ("a fish", 0)), row("who sleeps", ("a stone", 0), ("the sun", 0))]
+    clients = {name: {"train": train, "dev": held, "test": held} for name, train in (("red", red), ("blue", blue))}
     pool = [f"{word} number {i}" for i in range(6) for word in ("where is the train", "how tall is the tower")]
     write_qa(root, "qa", clients, pool=pool, vocab_size=120, record={}, min_frequency=1)
     return root

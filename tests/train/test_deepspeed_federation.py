@@ -23,7 +23,7 @@ from fedtorch.config.schema import ClientsConfig, Config, EngineConfig, EvalConf
 from fedtorch.main import main
 from fedtorch.rounds import aggregation as decision
 from fedtorch.rounds import runner as runner_module
-from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.membership import Membership
 from fedtorch.tasks.text2sql import Text2SQL
 
 
@@ -150,13 +150,13 @@ def alone(config: Config, lost: dict[str, int]) -> Outcome:
     """In one process, by the plain engine; the same clients are lost before the updates of that round are gathered."""
     runner = make_runner(config)
 
-    class Losing(RoundContext):
+    class Losing(Membership):
         def barrier(self, phase: str, *, may_stop: bool = True) -> None:
             super().barrier(phase, may_stop=may_stop)
-            if (phase, self.round) == ("gather", max(lost.values()) - 1):
+            if (phase, self.progress.round) == ("gather", max(lost.values()) - 1):
                 self.lose(list(lost))
 
-    runner.context.__class__ = Losing
+    runner.context.members.__class__ = Losing
     scores = runner.run().scores
     return runner.context.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
 

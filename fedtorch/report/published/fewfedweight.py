@@ -1,8 +1,10 @@
-"""FewFedWeight's tables 1 to 4 as printed, by the names of our configs in configs/fewfedweight."""
+"""FewFedWeight's tables 1 to 4 as printed, by the names of our configs in configs/fewfedweight/rows."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from fedtorch.report.published.table import row_names
 
 
 class Published(NamedTuple):
@@ -48,8 +50,9 @@ COSTS: dict[str, tuple[float, float]] = {
 
 
 def row_of(name: str) -> tuple[str, Published] | None:
-    """The published row of a run: the one whose name ends the run's (`real_small_ffw_meta`, `seed3-ffw_meta`)."""
-    for row in sorted(ROWS, key=len, reverse=True):
-        if name == row or name.endswith((f"_{row}", f"-{row}")):
-            return row, ROWS[row]
+    """The published row of a run: the one that ends its name, or one of `row_names` (`real_small_ffw_meta`)."""
+    for wanted in row_names(name):
+        for row in sorted(ROWS, key=len, reverse=True):
+            if wanted == row or wanted.endswith((f"_{row}", f"-{row}")):
+                return row, ROWS[row]
     return None

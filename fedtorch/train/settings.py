@@ -1,0 +1,146 @@
+"""The `client` and `engine` sections of a config: local training and what it runs on. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count, NotNegative, Positive, Whole
+from fedtorch.core.settings import refuse_unused
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """`client`: local training, for every client; `per_client` changes single fields for single clients."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "adafactor"] = "adamw"
+    """Local optimiser; adafactor is the one of transformers."""
+    lr: NotNegative = 1e-3
+    """Learning rate at its highest point. No effect with `relative_step`."""
+    weight_decay: NotNegative = 0.0
+    """Of all optimisers; decoupled for adamw and adafactor, added to the gradient for sgd and adam."""
+    no_decay: tuple[str, ...] = ()
+    """Parameters without weight decay, by shell patterns over their names, such as `*bias`."""
+    momentum: BelowOne = 0.0
+    """Of sgd."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Of adam and adamw: decay of the two moments."""
+    eps: Positive = 1e-8
+    """Of adam and adamw: added to the root of the second moment."""
+    adafactor_eps: tuple[Positive, Positive] = (1e-30, 1e-3)
+    """Of adafactor: added to the squared gradient; lower bound of the parameter scale."""
+    clip_threshold: Positive = 1.0
+    """Of adafactor: largest root mean square of an update."""
+    decay_rate: Annotated[float, Field(lt=0)] = -0.8
+    """Of adafactor: the second moment of step k decays with 1 - k^decay_rate."""
+    scale_parameter: bool = False
+    """Of adafactor: multiply the rate by the parameter's root mean square."""
+    relative_step: bool = False
+    """Of adafactor: its own rate, falling with the step, in place of `lr`; needs `schedule: constant`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The rate: constant, or falling to 0 over the steps of `schedule_span`."""
+    schedule_span: Literal["round", "run"] = "round"
+    """What one schedule goes over: each round anew, or all the steps that a client is expected to take in the run
+    (rounds times its chance to be drawn, times the steps of a round); beyond them the rate stays 0."""
+    warmup_steps: Whole = 0
+    """Steps at the start of the schedule in which the rate rises from 0."""
+    warmup_ratio: BelowOne = 0.0
+    """The same as a share of the schedule's steps, rounded up."""
+    max_grad_norm: Positive | None = None
+    """Gradients with a larger L2 norm are scaled down to it before each step; null: no limit."""
+    batch_size: Count = 8
+    """Examples per forward pass (micro-batch)."""
+    accumulation: Count = 1
+    """Micro-batches per optimiser step."""
+    accumulation_rule: Literal["exact", "spill"] = "exact"
+    """The last, incomplete group of an epoch. exact: a step with the mean of what there is;
+    spill: its gradient and loss go into the next epoch's first step (Lorar's code)."""
+    epochs: Count | None = None
+    """Passes over the training set per round; 1 when neither `epochs` nor `steps` is given."""
+    steps: Count | None = None
+    """Optimiser steps per round in place of `epochs`; the next round goes on where this one stopped in the data."""
+    total_epochs: Count | None = None
+    """Epochs of the run, numbered through its rounds, after which nothing is trained any more; null: no limit."""
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    """The optimiser's state at the start of a round: fresh, or as the client left it."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError(
+                f"client.epochs is {self.epochs} and client.steps is {self.steps} but only one of them can be set; "
+                f"set the other to null"
+            )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        if self.warmup_steps and self.warmup_ratio:
+            raise ConfigError(
+                f"client.warmup_steps is {self.warmup_steps} and client.warmup_ratio is {self.warmup_ratio} but only "
+                f"one of them can be set; set the other to 0"
+            )
+        if self.steps is not None and self.total_epochs is not None:
+            raise ConfigError(
+                f"client.total_epochs is {self.total_epochs} but rounds are counted in client.steps = {self.steps}; "
+                f"set client.epochs in place of client.steps, or client.total_epochs to null"
+            )
+        adam, adafactor = ("adam", "adamw"), ("adafactor",)
+        used_by = {"momentum": ("sgd",), "betas": adam, "eps": adam}
+        used_by |= dict.fromkeys(
+            ("adafactor_eps", "clip_threshold", "decay_rate", "scale_parameter", "relative_step"), adafactor
+        )
+        refuse_unused("client", self, used_by)
+        if self.relative_step and self.schedule != "constant":
+            raise ConfigError(
+                f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """`engine`: what trains a client's model; everything but `kind`, `precision` and its scale is for DeepSpeed."""
+
+    kind: Literal["torch", "deepspeed"] = "torch"
+    """torch: one whole model per rank; deepspeed: ZeRO over the ranks of a worker."""
+    stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """What the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also parameters."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of forward passes, in training and in evaluation. torch: autocast over fp32 parameters and gradients; deepspeed:
+    16-bit parameters and activations over fp32 masters. Optimiser state and what is exchanged stay fp32."""
+    initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
+    """Of fp16: the loss is multiplied by 2 to this power at a client's start. A step whose gradients overflow is left
+    out, though its learning rate is used up, and halves the factor; 1000 steps without one double it."""
+    offload_optimizer: bool = False
+    """Keep optimiser state and masters in the host's memory, and take the steps there."""
+    offload_parameters: bool = False
+    """Of stage 3: keep parameters in the host's memory until a layer needs them."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass in place of keeping them."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "torch":
+            for known in fields(self):
+                used = known.name in ("precision", "initial_scale_power")
+                if (value := getattr(self, known.name)) != known.default and not used:
+                    raise ConfigError(
+                        f"engine.{known.name} is {str(value).lower()} but engine.kind is torch, which does not use it; "
+                        f"remove engine.{known.name} or set engine.kind to deepspeed"
+                    )
+        is_cast = self.kind == "deepspeed" and self.precision != "fp32"
+        needs = {
+            "precision": (is_cast, 1, "fp32 masters begin there; on one rank it splits nothing"),
+            "offload_optimizer": (self.offload_optimizer, 1, "on one rank it splits nothing"),
+            "offload_parameters": (self.offload_parameters, 3, "the others keep whole parameters on the device"),
+        }
+        for name, (is_set, stage, reason) in needs.items():
+            if is_set and self.stage < stage:
+                raise ConfigError(
+                    f"engine.{name} is {str(getattr(self, name)).lower()} but engine.stage is {self.stage}; set "
+                    f"engine.stage to {stage} or more ({reason})"
+                )
+        if self.initial_scale_power != 12 and self.precision != "fp16":
+            raise ConfigError(
+                f"engine.initial_scale_power is {self.initial_scale_power} but engine.precision is {self.precision}, "
+                "which needs no loss scale; remove engine.initial_scale_power or set engine.precision to fp16"
+            )
