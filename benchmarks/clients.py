@@ -36,10 +36,12 @@ PER_ROUND = 5
 
 @dataclass
 class Timing:
-    """One rank's figures. start_s: from the config to the first broadcast; round_s: of every timed round."""
+    """One rank's figures."""
 
     start_s: float
+    """from the config to the first broadcast"""
     round_s: list[float] = field(default_factory=list)
+    """of every timed round"""
 
 
 def time_clients(num_clients: int, data: str, rounds: int) -> Timing:

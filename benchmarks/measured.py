@@ -34,17 +34,19 @@ NOT_TIMED = 2
 
 @dataclass
 class Timing:
-    """Of one rank. round_s, cpu_s: wall and processor time of each timed round, all threads of the rank.
-
-    phases_s, moved: mean per timed round, by the runner's names. held_mb: most memory at the end of a round, without
-    pages of mapped files, which the system takes back when it needs them; above what it was before the runner.
-    """
+    """One rank's figures."""
 
     round_s: list[float]
+    """wall time of each timed round"""
     cpu_s: list[float]
+    """processor time of each timed round, all threads of the rank"""
     phases_s: dict[str, float] = field(default_factory=dict)
+    """mean per timed round, by the runner's names"""
     moved: dict[str, float] = field(default_factory=dict)
+    """traffic: mean per timed round, by the runner's names"""
     held_mb: float = 0.0
+    """most memory at the end of a round, above what it was before the runner; without pages of mapped files, which
+    the system takes back when it needs them"""
     weights: Tensor | None = None
 
 

@@ -20,11 +20,13 @@ _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "benchmarks.workl
 
 @dataclass
 class Ended:
-    """One rank's result and its peak memory, whole and above what it had when it started."""
+    """What a rank left."""
 
     result: Any
     peak_mb: float
+    """its peak memory"""
     grown_mb: float
+    """the same above what it had when it started"""
 
 
 def run_ranks(function: Callable[..., Any], size: int, *args: Any) -> list[Ended]:

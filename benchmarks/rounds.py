@@ -32,13 +32,16 @@ START_ONE = "import torch; from transformers import T5ForConditionalGeneration"
 
 @dataclass(frozen=True)
 class Case:
-    """One way to run a workload, and the case it is measured against (None for a limit)."""
+    """One way to run a workload."""
 
     name: str
     ranks: int
     against: str | None = None
+    """the case it is measured against; None for a limit"""
     aim: float | None = None
+    """most time in units of `against`"""
     options: dict[str, Any] | None = None
+    """of the runner; None: without our code"""
 
     def run(self, workload: Workload) -> list[Ended]:
         """One repetition, in fresh processes; by rank."""
@@ -64,13 +67,17 @@ def cases(letter: str) -> list[Case]:
 
 @dataclass
 class Figures:
-    """Of one case: per repetition (rows) the wall and processor seconds of a round, the latter of all ranks."""
+    """What was measured of one case."""
 
     case: Case
     wall_s: list[float] = field(default_factory=list)
+    """per repetition the mean of its rounds"""
     cpu_s: list[float] = field(default_factory=list)
+    """the same of all ranks together"""
     fastest_s: list[float] = field(default_factory=list)
+    """per round the shortest of the repetitions"""
     last: list[Ended] = field(default_factory=list)
+    """the last repetition, by rank"""
 
     def add(self, ended: list[Ended]) -> None:
         """One more repetition."""

@@ -38,17 +38,16 @@ NEVER = 1_000_000  # rounds between checkpoints
 
 @dataclass(frozen=True)
 class RandomTokens(Task):
-    """Random token rows of one length, a different set for every client, and a model of one of three families.
-
-    sizes: training examples per client. There is no other split, so nothing is ever evaluated.
-    width, layers, heads, vocabulary: of the model; its feed-forward layers are four times as wide.
-    """
+    """Random token rows of one length, a different set for every client, and a model of one of three families."""
 
     family: Literal["t5", "bert", "gpt2"]
     sizes: tuple[int, ...]
+    """training examples per client; there is no other split, so nothing is ever evaluated"""
     length: int
+    """tokens of a row"""
     vocabulary: int
     width: int
+    """of the model; its feed-forward layers are four times as wide"""
     layers: int
     heads: int = 4
 
@@ -135,13 +134,14 @@ class RandomTokens(Task):
 
 @dataclass(frozen=True)
 class Workload:
-    """A federation and how it trains. rounds: how many are timed in one run."""
+    """A federation and how it trains."""
 
     title: str
     task: RandomTokens
     client: ClientConfig
     per_round: int | Literal["all"]
     rounds: int
+    """how many are timed in one run"""
 
     def config(self, folder: Path, *, rounds: int, **system: Any) -> Config:
         """A config without evaluation, whose only checkpoint is the one after the last round."""

@@ -24,9 +24,10 @@ NAME = "sweep.json"
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep. name: also that of its folder; says what sets it apart."""
+    """One run of a sweep."""
 
     name: str
+    """also that of its folder; says what sets it apart"""
     folder: Path
     request: Request
 

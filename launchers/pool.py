@@ -24,11 +24,13 @@ SAVE_S = 120.0
 
 @dataclass(frozen=True)
 class Command:
-    """A run: its program and arguments, and its folder, where output goes to `output.txt`."""
+    """A run to be started."""
 
     name: str
     words: Sequence[str]
+    """program and arguments"""
     folder: Path
+    """of the run; output goes to its `output.txt`"""
 
 
 @dataclass
@@ -43,12 +45,10 @@ Tell = Callable[[str, str, int], None]
 
 
 class Pool:
-    """Runs commands, at most `at_once` at a time.
-
-    environment: slot number (0 ... at_once - 1) -> variables of a run in that slot. Main thread only.
-    """
+    """Runs commands, some at a time. Main thread only."""
 
     def __init__(self, at_once: int, environment: Callable[[int], Mapping[str, str]], tell: Tell) -> None:
+        """at_once: most runs at a time. environment: slot number (0 ... at_once - 1) -> variables of a run in it."""
         self._at_once, self._environment, self._tell = at_once, environment, tell
         self._running: list[_Running] = []
         self._signals = 0

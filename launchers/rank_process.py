@@ -20,8 +20,6 @@ from fedtorch.lifecycle.signals import StopFlag
 class RankProcess:
     """`python -m fedtorch.main` with `arguments`, as the rank that submitit's environment describes.
 
-    command: the one that continues the run, for status.json.
-
     1. The ranks find each other as under torchrun; on one machine through the loopback address.
     2. While the run goes on its own handlers answer signals: the round under way is abandoned, all before it saved.
     3. Stopped by submitit's signal (time limit, or preemption that sends it), rank 0 hands over to submitit's handler,
@@ -33,6 +31,7 @@ class RankProcess:
 
     arguments: tuple[str, ...]
     command: str = ""
+    """the one that continues the run, for status.json"""
 
     def __call__(self) -> None:
         """Run; returns when done, and on ranks other than 0 also when the job will be requeued.

@@ -21,11 +21,7 @@ _TIME = re.compile(
 
 @dataclass(frozen=True)
 class Resources:
-    """One job's share of a cluster. time_min: limit of one attempt in minutes. grace_s: for saving, before the limit.
-
-    tasks_per_node: ranks per node; None: one per GPU, or one on a node without. sbatch: further `key=value` for sbatch.
-    setup: shell lines for the job's script, before its ranks start. max_hangs: how often a job in which a rank hung or
-    was killed is put back into the queue.
+    """One job's share of a cluster.
 
     Raises:
         ConfigError: a number that no cluster can fulfil.
@@ -34,14 +30,21 @@ class Resources:
     nodes: int = 1
     gpus_per_node: int = 0
     tasks_per_node: int | None = None
+    """ranks per node; None: one per GPU, or one on a node without"""
     cpus_per_task: int = 1
     partition: str | None = None
     time_min: int = 60
+    """limit of one attempt in minutes"""
     grace_s: int = 120
+    """for saving, before the limit"""
     max_timeouts: int = 20
+    """how often a job that met its limit is put back into the queue"""
     max_hangs: int = 3
+    """how often a job in which a rank hung or was killed is put back into the queue"""
     sbatch: tuple[str, ...] = ()
+    """further `key=value` for sbatch"""
     setup: tuple[str, ...] = ()
+    """shell lines for the job's script, before its ranks start"""
     executor: str = "slurm"
 
     def __post_init__(self) -> None:

@@ -30,14 +30,14 @@ _DEFAULTS = ("account", "constraint", "partition", "qos", "reservation")
 
 @dataclass(frozen=True)
 class Request:
-    """One run to be made: config files, later ones over earlier ones, and `key=value` overrides.
-
-    options: further words for `fedtorch.main`, such as `--resume never`.
-    """
+    """One run to be made."""
 
     configs: tuple[Path, ...]
+    """config files, later ones over earlier ones"""
     overrides: tuple[str, ...] = ()
+    """`key=value`"""
     options: tuple[str, ...] = ()
+    """further words for `fedtorch.main`, such as `--resume never`"""
 
     def load(self) -> Config:
         """The checked config.

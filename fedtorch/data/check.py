@@ -24,16 +24,16 @@ _BATCH = 256
 
 @dataclass
 class RoundTrip:
-    """How many gold queries survive encoding and decoding, and why the others do not.
-
-    `misses` has one entry per reason of `REASONS`; `first` the index of the first query missed for it, -1 for none.
-    """
+    """How many gold queries survive encoding and decoding, and why the others do not."""
 
     total: int = 0
     matched: int = 0
-    longest: int = 0  # tokens of the longest target, end token included
+    longest: int = 0
+    """tokens of the longest target, end token included"""
     misses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    """reason of `REASONS` -> how many"""
     first: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, -1))
+    """reason -> index of the first query missed for it, -1 for none"""
 
     @property
     def percent(self) -> float:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GymTask:
-    """A task of the gym. metric: a name of `metrics.generation.METRICS`; group: of the paper, `-` where it has none.
-
-    clients: the paper's clients that hold it (1 to 4), none for other tasks. per_label: are its few-shot examples
-    counted per label (classification scripts of CrossFit) or for the whole task?
-    """
+    """A task of the gym."""
 
     name: str
     metric: str
+    """a name of `metrics.generation.METRICS`"""
     per_label: bool = False
+    """are its few-shot examples counted per label (classification scripts of CrossFit) or for the whole task?"""
     group: str = "-"
+    """of the paper, `-` where it has none"""
     clients: tuple[int, ...] = ()
+    """the paper's clients that hold it (1 to 4), none for other tasks"""
 
 
 # name, clients, metric, shots counted per, group. `aeslc` is listed for two clients, which makes 118 of 117 tasks;

@@ -13,15 +13,14 @@ from fedtorch.core.seeds import seed_for
 
 @dataclass(frozen=True, eq=False)
 class Deal:
-    """Who holds which rows of the pool. Memory: 4 bytes per dealt question and 8 per client.
-
-    server: row numbers of the server's share. rows: all clients' row numbers, one client after the other.
-    starts: where each client's begin in `rows`, and the end, shape (clients + 1,).
-    """
+    """Who holds which rows of the pool. Memory: 4 bytes per dealt question and 8 per client."""
 
     server: NDArray[np.int32]
+    """row numbers of the server's share"""
     rows: NDArray[np.int32]
+    """all clients' row numbers, one client after the other"""
     starts: NDArray[np.int64]
+    """where each client's begin in `rows`, and the end, shape (clients + 1,)"""
 
     def of(self, client: int) -> list[int]:
         """The row numbers of one client, each once."""

@@ -17,20 +17,24 @@ def clean(text: str) -> str:
 
 
 class Question(NamedTuple):
-    """A question and the ids of its answers; `negatives` are those that the publisher labelled so."""
+    """A question and the ids of its answers."""
 
     qid: str
     text: str
     positives: tuple[str, ...]
+    """documents that answer it"""
     negatives: tuple[str, ...]
+    """documents that the publisher labelled as no answers"""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """One client: all its answers (document id -> text) and its questions, both in the order of the files."""
+    """One client."""
 
     documents: dict[str, str]
+    """document id -> text of an answer, in the order of the files"""
     questions: list[Question]
+    """in the order of the files"""
     notes: dict[str, int] = field(default_factory=dict)
     """what a reader left out, by reason"""
 

@@ -17,48 +17,62 @@ Span = tuple[int, int]
 
 
 class RowLabels(NamedTuple):
-    """What one row is trained on. start, end: 0 (the first token) for a column without a condition."""
+    """What one row, a question with one of its columns, is trained on."""
 
     select: int
+    """1: the column is selected"""
     where: int
+    """1: it has a condition"""
     agg: int
+    """aggregation; 0 for a column that is not selected"""
     op: int
+    """operator of the condition; 0 without one"""
     where_num: int
+    """number of conditions of the query"""
     start: int
+    """first token of the condition's value; 0 (the first of all) for a column without a condition"""
     end: int
+    """last token of the value; 0 as above"""
 
 
 class Row(NamedTuple):
-    """Token ids; the question's tokens are ids[first:last]. labels: None where the query is not known."""
+    """Model input of a question with one of its columns."""
 
     ids: list[int]
+    """token ids"""
     first: int
+    """the question's tokens are `ids[first:last]`"""
     last: int
     labels: RowLabels | None = None
+    """None where the query is not known"""
 
 
 class Gold(NamedTuple):
-    """A query as its rows' labels express it.
-
-    num_conditions: of the query, even if two of them share a column. conditions: column -> (operator, positions in
-    that column's row). texts: (column, operator, value) as published.
-    """
+    """A query as its rows' labels express it."""
 
     agg: int
+    """aggregation"""
     sel: int
+    """selected column"""
     num_conditions: int
+    """of the query, even if two of them share a column"""
     conditions: dict[int, tuple[int, Span]]
+    """column -> (operator, positions in that column's row)"""
     texts: tuple[tuple[int, int, str], ...]
+    """(column, operator, value) as published"""
 
 
 class Question(NamedTuple):
-    """A question with one row per column. piece_words: the word of each piece; word_starts: its first character."""
+    """A question with one row per column."""
 
     rows: list[Row]
     text: str
     piece_words: list[int]
+    """the word of each piece"""
     word_starts: list[int]
+    """first character of each word"""
     gold: Gold | None
+    """None where the query is not known"""
 
     def value(self, column: int, span: Span) -> str:
         """The question's text at these positions of a column's row, in whole words, without blanks at its end."""

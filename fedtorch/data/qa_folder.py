@@ -28,13 +28,15 @@ FIELDS: dict[str, type] = {"question": str, "answers": list, "labels": list, "do
 
 @dataclass(frozen=True)
 class QARow:
-    """One question with its candidates; the three lists run in step, and docids differ within a row."""
+    """One question with its candidates; the three lists run in step."""
 
     question: str
     answers: list[str]
+    """the candidates' texts"""
     labels: list[int]
     """1 relevant, 0 not"""
     docids: list[str]
+    """the candidates' names, different within a row"""
 
     @property
     def positives(self) -> int:
@@ -113,11 +115,6 @@ def read_qa_rows(root: Path, client: str, split: str, **options: Any) -> list[QA
         _check_row(row, f"client {client}, {split} question {number}", training=split == "train")
         rows.append(row)
     return rows
-
-
-def read_words(root: Path) -> list[str]:
-    """`words.txt`: the most frequent word first."""
-    return _read(root, "words.txt").split("\n")[:-1]
 
 
 def read_pool(root: Path) -> list[str]:

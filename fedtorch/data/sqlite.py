@@ -22,10 +22,12 @@ class QueryError(ValueError):
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows of a query, at most `row_limit`; `truncated` says that there were more."""
+    """What a query gave."""
 
     rows: list[tuple[Any, ...]]
+    """at most `row_limit`"""
     truncated: bool
+    """there were more"""
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:

@@ -27,31 +27,23 @@ CLIENTS = {
     "imdb": "imdb",
     "yelp": "yelp",
 }
-# Lorar, Table 1: train, dev, test. Ours are the same but for imdb, 79 in training (one question, unexplained).
-PUBLISHED_SIZES = {
-    "advising": (2629, 229, 573),
-    "atis": (4347, 486, 447),
-    "geoquery": (549, 49, 279),
-    "restaurants": (228, 76, 74),
-    "scholar": (499, 100, 218),
-    "academic": (120, 38, 38),
-    "imdb": (78, 26, 26),
-    "yelp": (78, 26, 24),
-}
 SPLITS = ("train", "dev", "test")
 # Four sets carry ten numbered folds. The paper draws six, two and two at random and does not say which; these give
-# its sizes exactly (imdb: see above).
+# its sizes (table 1) exactly but for imdb, which has 79 training questions here and 78 there.
 _FOLDS = {**{str(fold): "train" for fold in range(6)}, "6": "dev", "7": "dev", "8": "test", "9": "test"}
 _SPLIT_OF = {**{split: split for split in SPLITS}, **_FOLDS}
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """One published set: split -> rows of `question` and `sql` (filled in, otherwise as published), in file order."""
+    """One published set."""
 
     splits: dict[str, list[dict[str, str]]]
-    excluded: int  # questions that the publisher marked `exclude` (advising: 956); in no split
-    unfilled: int  # questions with a variable that has a value nowhere; its name stays in the text
+    """split -> rows of `question` and `sql` (filled in, otherwise as published), in file order"""
+    excluded: int
+    """questions that the publisher marked `exclude` (advising: 956); in no split"""
+    unfilled: int
+    """questions with a variable that has a value nowhere; its name stays in the text"""
 
 
 def read_set(path: Path) -> QuestionSet:
@@ -129,13 +121,10 @@ def read_schema(path: Path) -> dict[str, list[str]]:
     return tables
 
 
-def schema_text(path: Path) -> str:
-    """`| <table> : <col> , <col> | <table> : ...` of a schema file, lower case, in its order."""
-    return serialise(read_schema(path), {})
-
-
 def serialise(schema: Mapping[str, list[str]], values: Mapping[tuple[str, str], list[str]]) -> str:
-    """The schema with cell values behind the columns that have some: `<col> ( <value> , <value> )`.
+    """`| <table> : <col> , <col> | <table> : ...` in lower case, in the schema's order.
+
+    Cell values stand behind the columns that have some: `<col> ( <value> , <value> )`.
 
     Args:
         values: (table, column), both in lower case -> values, which keep their case.

@@ -1,9 +1,8 @@
-"""Exact match of SQL strings, and the averages over clients reported with it."""
+"""Exact match of SQL strings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 
 def normalise(sql: str) -> str:
@@ -28,21 +27,3 @@ def exact_match(prediction: str, gold: str, *, normalised: bool = True) -> bool:
     if not normalised:
         return prediction == gold
     return normalise(prediction) == normalise(gold)
-
-
-def macro_micro(correct: Sequence[int], total: Sequence[int]) -> tuple[float, float]:
-    """MacroAvg (mean of the clients' shares) and MicroAvg (share of all examples), both in percent, not rounded.
-
-    Args:
-        correct, total: one entry per client, in the same order.
-
-    Raises:
-        ValueError: no clients, different lengths, a total of zero (leave such a client out), or more correct answers
-            than examples.
-    """
-    if not total or len(correct) != len(total):
-        raise ValueError(f"got {len(correct)} counts of correct answers for {len(total)} clients; expected one each")
-    if any(not 0 <= right <= size or size == 0 for right, size in zip(correct, total, strict=True)):
-        raise ValueError(f"correct {list(correct)} does not fit total {list(total)}; each total must be at least 1")
-    shares = [right / size for right, size in zip(correct, total, strict=True)]
-    return 100.0 * sum(shares) / len(shares), 100.0 * sum(correct) / sum(total)

@@ -1,4 +1,4 @@
-"""Average precision and reciprocal rank of one question's candidates, as trec_eval computes them; its file formats."""
+"""Average precision and reciprocal rank of one question's candidates, as trec_eval computes them."""
 
 from __future__ import annotations
 
@@ -44,30 +44,6 @@ def reciprocal_rank(scores: Sequence[float], labels: Sequence[int], docids: Sequ
     return 1.0 / ranks[0] if ranks else None
 
 
-def run_lines(qid: str, scores: Sequence[float], docids: Sequence[str], *, tag: str = "fedtorch") -> list[str]:
-    """One question's candidates in trec_eval's run format, best first: `qid Q0 docid rank score tag`.
-
-    Scores are written with all their digits. trec_eval orders by score and docid itself and ignores the rank.
-
-    Raises:
-        ValueError: as in `ranking`, or an id is empty or has blanks in it, which the format cannot hold.
-    """
-    _check_ids([qid, *docids, tag])
-    order = ranking(scores, docids)
-    return [f"{qid} Q0 {docids[i]} {rank} {float(scores[i])!r} {tag}" for rank, i in enumerate(order, start=1)]
-
-
-def qrels_lines(qid: str, labels: Sequence[int], docids: Sequence[str]) -> list[str]:
-    """One question's labels in trec_eval's qrels format, in the order given: `qid 0 docid label`.
-
-    Raises:
-        ValueError: different lengths, a label that is neither 0 nor 1, or ids as in `run_lines`.
-    """
-    _check_ids([qid, *docids])
-    _check_labels(labels, docids)
-    return [f"{qid} 0 {docid} {label}" for docid, label in zip(docids, labels, strict=True)]
-
-
 def _relevant_ranks(scores: Sequence[float], labels: Sequence[int], docids: Sequence[str]) -> list[int]:
     _check_labels(labels, docids)
     return [rank for rank, i in enumerate(ranking(scores, docids), start=1) if labels[i]]
@@ -76,8 +52,3 @@ def _relevant_ranks(scores: Sequence[float], labels: Sequence[int], docids: Sequ
 def _check_labels(labels: Sequence[int], docids: Sequence[str]) -> None:
     if len(labels) != len(docids) or any(label not in (0, 1) for label in labels):
         raise ValueError(f"got {len(labels)} labels for {len(docids)} candidates; expected 0 or 1 for each")
-
-
-def _check_ids(ids: Sequence[str]) -> None:
-    if any(len(name.split()) != 1 or name != name.strip() for name in ids):
-        raise ValueError("a query id, docid or tag is empty or has white space in it; trec_eval's files cannot hold it")

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TTest:
-    """Result of a paired t-test; `p` is two-tailed, `mean_difference` is ours minus theirs, `count` the pairs."""
+    """Result of a paired t-test."""
 
     t: float
     p: float
+    """two-tailed"""
     mean_difference: float
+    """ours minus theirs"""
     count: int
+    """pairs of values"""
 
 
 def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> TTest:

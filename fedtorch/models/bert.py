@@ -106,7 +106,7 @@ class BertEncoder:
         return needed
 
     def save(self, model: Ranker, vocabulary: PreTrainedTokenizerBase, folder: Path) -> None:
-        """Write model and tokenizer: see `save_ranker` and `load_ranker`."""
+        """Write model and tokenizer: see `save_ranker`."""
         save_ranker(model, vocabulary, folder)
 
     def record(self, vocabulary: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from fedtorch.models.t5 import pad
 
 
 class Generated(NamedTuple):
-    """tokens: with the end token, if one came. energies: one per token; NaN for a token that was forced."""
+    """What was decoded from one input."""
 
     tokens: list[int]
+    """with the end token, if one came"""
     energies: list[float]
+    """one per token; NaN for a token that was forced"""
 
     @property
     def is_empty(self) -> bool:

@@ -108,12 +108,16 @@ def row_losses(outputs: Outputs, labels: Tensor) -> dict[str, Tensor]:
 
 
 class Query(NamedTuple):
-    """A decoded query. where: columns, the likeliest first; conditions: *every* column -> (operator, positions)."""
+    """A decoded query."""
 
     agg: int
+    """aggregation"""
     sel: int
+    """selected column"""
     where: tuple[int, ...]
+    """columns with a condition, the likeliest first"""
     conditions: dict[int, tuple[int, Span]]
+    """*every* column -> (operator, positions)"""
 
 
 def decode(outputs: Outputs, spans: Sequence[Span], rows_per_question: Sequence[int]) -> list[Query]:

@@ -19,15 +19,17 @@ HEADER_BYTES = 32  # int64 turn, rows, tokens, flag
 class Increment:
     """One segment's keys and values, or on the way back their gradients.
 
-    turn: which segment. is_last: no other one follows from this sender in this direction.
-    mask: uint8, shape (rows, tokens), 1 for real tokens. data: shape (layers, 2, rows, heads, tokens, head_dim), in the
-    link's dtype, without a graph. Rows are those of the batch that have another turn, in its order.
+    Rows are those of the batch that have another turn, in its order.
     """
 
     turn: int
+    """which segment"""
     is_last: bool
+    """no other one follows from this sender in this direction"""
     mask: Tensor
+    """uint8, shape (rows, tokens), 1 for real tokens"""
     data: Tensor
+    """shape (layers, 2, rows, heads, tokens, head_dim), in the link's dtype, without a graph"""
 
     @property
     def overhead_bytes(self) -> int:
@@ -70,15 +72,15 @@ class Link(Protocol):
 
 @dataclass
 class Traffic:
-    """Bytes of keys, values and their gradients on a link, both ways; `overhead_bytes` are headers and masks.
-
-    physical_bytes: of all of these, those that left one process for another.
-    """
+    """What crossed a link, both ways."""
 
     messages: int = 0
     data_bytes: int = 0
+    """of keys, values and their gradients"""
     overhead_bytes: int = 0
+    """of headers and masks"""
     physical_bytes: int = 0
+    """of all of these, those that left one process for another"""
 
     def count(self, increment: Increment, *, is_physical: bool = False) -> None:
         """Add one message."""

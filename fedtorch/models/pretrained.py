@@ -1,10 +1,12 @@
-"""Loading a pretrained model so that nothing in it is drawn at random without a word."""
+"""Loading a pretrained model so that nothing in it is drawn at random without a word, and what all need to save one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig
 from transformers.utils import logging as hf_logging
 
@@ -54,6 +56,17 @@ def load_pretrained(
             f"`{absent[0]}`; give a folder with all weights"
         )
     return model, drawn
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU that can be saved: the engine's parameters are views of one buffer, which safetensors would
+    take for shared tensors. Tied tensors stay tied.
+    """
+    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: copies.setdefault((tensor.data_ptr(), tensor.shape), tensor.detach().cpu().clone())
+        for name, tensor in tensors.items()
+    }
 
 
 def fit_vocabulary(model: Any, size: int) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import generator_for
 from fedtorch.models.patch import Patch, Patches, insert
+from fedtorch.models.pretrained import unshared
 from fedtorch.models.scorer import Head, Scorer
 
 DESCRIPTION, REST = "ranker.json", "ranker.safetensors"
@@ -62,43 +62,17 @@ class Ranker(Scorer):
 
 
 def save_ranker(model: Ranker, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the model so that `load_ranker(folder)` gives it back to the bit.
+    """Write all that the model is made of.
 
-    Backbone and tokenizer are as `save_pretrained` writes them, so `AutoModel` and `AutoTokenizer` load them too
-    (without the patch); `ranker.safetensors` holds patch and head by parameter name, `ranker.json` what they are.
+    Backbone and tokenizer are as `save_pretrained` writes them, so `AutoModel` and `AutoTokenizer` load them (without
+    the patch); `ranker.safetensors` holds patch and head by parameter name, `ranker.json` what they are.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hf_logging.disable_progress_bar()  # its bar would run into ours
-    # cloned: the engine's parameters are views of one buffer, which safetensors would take for shared tensors
-    state = {name: tensor.detach().cpu().clone() for name, tensor in model.bert.state_dict().items()}
-    model.bert.save_pretrained(folder, state_dict=state)
+    model.bert.save_pretrained(folder, state_dict=unshared(model.bert.state_dict()))
     tokenizer.save_pretrained(folder)
-    rest = {n: p.detach().cpu().clone() for n, p in model.named_parameters() if not n.startswith("bert.")}
-    save_file(rest, folder / REST)
+    rest = {name: parameter for name, parameter in model.named_parameters() if not name.startswith("bert.")}
+    save_file(unshared(rest), folder / REST)
     patch = model.settings["patch"]
     settings = model.settings | {"patch": asdict(patch) if isinstance(patch, Patch) else None}
     (folder / DESCRIPTION).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def load_ranker(folder: Path | str) -> Ranker:
-    """The model that `save_ranker` wrote, in eval mode; `AutoTokenizer.from_pretrained(folder)` is its tokenizer.
-
-    Raises:
-        ConfigError: the folder is not one that `save_ranker` wrote, or its tensors do not fit its description.
-    """
-    folder = Path(folder)
-    missing = [name for name in (DESCRIPTION, REST, "config.json") if not (folder / name).is_file()]
-    if missing:
-        raise ConfigError(f"{folder} has no `{'`, `'.join(missing)}`; give a folder that `save_ranker` wrote")
-    settings = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    patch = None if settings["patch"] is None else Patch(**settings["patch"])
-    bert = AutoModel.from_pretrained(folder, use_safetensors=True, attn_implementation="sdpa")
-    model = Ranker(bert, patch=patch, head=settings["head"], head_dropout=settings["head_dropout"])
-    rest = load_file(folder / REST)
-    wanted = {name: parameter for name, parameter in model.named_parameters() if not name.startswith("bert.")}
-    if {n: t.shape for n, t in rest.items()} != {n: p.shape for n, p in wanted.items()}:
-        raise ConfigError(f"{folder / REST} does not hold the tensors that {DESCRIPTION} describes; copy both again")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.data = rest[name]
-    return model.train(False)

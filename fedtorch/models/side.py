@@ -24,17 +24,15 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Passing:
-    """How keys and values pass between the sides (FedAssistant; each choice: docs/fedassistant.md).
-
-    kv_grad: `detached`: the whole context is constant. `own`: gradients flow into keys and values that the same side
-    computed. `through`: also into the other side's, by messages back over the link.
-    kv_transfer: `increment`: the newest segment; `full`: the whole context each time, as the paper words it.
-    kv_dtype: on the wire; `model`: the model's own.
-    """
+    """How keys and values pass between the sides (FedAssistant; each choice: docs/fedassistant.md)."""
 
     kv_grad: KvGrad = "detached"
+    """detached: the whole context is constant; own: gradients flow into keys and values that the same side computed;
+    through: also into the other side's, by messages back over the link"""
     kv_transfer: KvTransfer = "increment"
+    """increment: the newest segment; full: the whole context each time, as the paper words it"""
     kv_dtype: KvDtype = "model"
+    """on the wire; model: the model's own"""
 
 
 @dataclass

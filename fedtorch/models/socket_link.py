@@ -34,22 +34,26 @@ class LinkClosed(FedtorchError):
 
 @dataclass(frozen=True)
 class Crossing:
-    """One message on the wire. num_bytes: of all of it; shape and dtype: of keys and values, or of ids."""
+    """One message on the wire."""
 
     is_sent: bool
     what: str
     turn: int
     dtype: torch.dtype
+    """of keys and values, or of ids"""
     shape: tuple[int, ...]
+    """of the same"""
     num_bytes: int
+    """of the whole message"""
 
 
 @dataclass
 class SocketLink:
-    """One end of a link over a connected stream socket; a `Link`, and for token ids beside it. watch: sees it all."""
+    """One end of a link over a connected stream socket; a `Link`, and for token ids beside it."""
 
     sock: socket.socket
     watch: Callable[[Crossing], None] = lambda crossing: None
+    """sees every message, sent or received"""
     _next: Tensor | None = None
 
     def send(self, increment: Increment) -> None:

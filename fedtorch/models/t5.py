@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGene
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.ranges import BelowOne, Count
-from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
+from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, unshared
 
 RANDOM = "t5-random"
 
@@ -108,18 +108,9 @@ def favour_copying(model: Any) -> None:
 
 
 def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write model and tokenizer so that `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer` load them.
-
-    The engine's parameters are views of one buffer, which safetensors would take for shared tensors; so each is
-    cloned once, and tied tensors stay tied.
-    """
-    clones: dict[tuple[int, torch.Size], Tensor] = {}
-    state = {}
-    for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape)
-        state[name] = clones.setdefault(key, tensor.detach().cpu().clone())
+    """Write model and tokenizer for `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer`."""
     hf_logging.disable_progress_bar()  # its bar would run into ours
-    model.save_pretrained(folder, state_dict=state)
+    model.save_pretrained(folder, state_dict=unshared(model.state_dict()))
     tokenizer.save_pretrained(folder)
 
 

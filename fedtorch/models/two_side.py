@@ -24,25 +24,25 @@ USER, ASSISTANT = 0, 1
 
 @dataclass
 class Losses:
-    """Negative log-likelihoods of a batch of B dialogs.
-
-    sums: shape (2,), over the tokens of the user's and of the assistant's turns, with a graph.
-    tokens: their numbers. rows: float64, shape (B, 2), the same per dialog without a graph; row_tokens alike.
-    """
+    """Negative log-likelihoods of a batch of B dialogs."""
 
     sums: Tensor
+    """shape (2,), over the tokens of the user's and of the assistant's turns, with a graph"""
     tokens: tuple[int, int]
+    """their numbers"""
     rows: Tensor
+    """float64, shape (B, 2): the sums per dialog, without a graph"""
     row_tokens: Tensor
+    """shape (B, 2): their numbers"""
 
 
 class TwoSide(nn.Module):
     """The user's model and the assistant's, and the link between them.
 
-    Parameters are called `user.…` and `assistant.…`, so that a partition can tell them apart. traffic: what crossed the
-    link since `take_traffic`. After `join` this process computes one of the sides: the worker's first rank the
-    assistant's, the other the user's. Both have the same batches; what passes between them is keys and values, their
-    gradients with `through`, and sums of losses. The other side's parameters are never read.
+    Parameters are called `user.…` and `assistant.…`, so that a partition can tell them apart. After `join` this process
+    computes one of the sides: the worker's first rank the assistant's, the other the user's. Both have the same
+    batches; what passes between them is keys and values, their gradients with `through`, and sums of losses. The other
+    side's parameters are never read.
     """
 
     def __init__(self, user: nn.Module, assistant: nn.Module, passing: Passing | None = None) -> None:
@@ -50,7 +50,9 @@ class TwoSide(nn.Module):
         self.user, self.assistant = user, assistant
         self.passing = passing or Passing()
         self.traffic = Traffic()
+        """what crossed the link since `take_traffic`"""
         self.peer: Peer | None = None
+        """the worker's other rank after `join`"""
         self._dropout = 0  # the seed of this batch
 
     def join(self, peer: Peer | None) -> None:

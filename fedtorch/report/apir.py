@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.metrics.apir import Comparison, compare
 from fedtorch.report.apir_plots import plot_tasks, plot_weights
-from fedtorch.report.published.fewfedweight import COSTS, Published, find
+from fedtorch.report.compared import figure, same_settings, say_written, show_page
+from fedtorch.report.published.fewfedweight import COSTS, Published, row_of
 from fedtorch.tracking.records import RECEIVED
 from fedtorch.tracking.run_folder import Run, read_run
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in nothing but the seed, each against the base of its seed."""
+    """Runs that differ in nothing but the seed."""
 
     runs: list[Run]
     comparisons: list[Comparison]
+    """of each run with the base of its seed"""
 
     @property
     def name(self) -> str:
@@ -52,17 +53,13 @@ def make(args: argparse.Namespace) -> None:
     """
     bases = [read_run(folder) for folder in args.base]
     rows = group([read_run(folder) for folder in args.new], bases)
-    text = f"{tables(rows)}\n{costs(bases[0], rows)}"
-    sys.stdout.write(text)
     out: Path = args.out or args.new[0] / "report"
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "apir.md").write_text(text)
-    paths = [out / "apir.md"]
+    paths = [show_page(f"{tables(rows)}\n{costs(bases[0], rows)}", out / "apir.md")]
     for index, row in enumerate([] if args.no_plots else rows):
         stem = f"{row.name.replace('/', '-')}" + (f"-{index}" if [r.name for r in rows].count(row.name) > 1 else "")
         paths += [plot_tasks(row.name, row.comparisons, out / f"{stem}_tasks.png")]
         paths += plot_weights(row.runs[0], out / f"{stem}_weights.png")
-    print("\n".join(["", *(f"wrote {path}" for path in paths)]), file=sys.stderr)
+    say_written(paths)
 
 
 def results(run: Run) -> dict[str, dict[str, float]]:
@@ -105,7 +102,7 @@ def tables(rows: Sequence[Row]) -> str:
     """One markdown table per table of the paper that the runs' names belong to, and one for the others."""
     blocks: dict[str, list[str]] = {}
     for row in rows:
-        match = find(row.name)
+        match = row_of(row.name)
         published = match[1] if match else None
         blocks.setdefault(published.table if published else "Other runs", []).append(_line(row, published))
     head = "| run | APIR % | pooled % | win | lose | tie | undefined | pairs | published APIR %, win/lose/tie |\n"
@@ -130,7 +127,7 @@ def costs(base: Run, rows: Sequence[Row]) -> str:
         def mean(key: str, other: str, done: Sequence[dict[str, float]] = done) -> float:
             return fmean(record.get(key, record.get(other, 0.0)) or 0.0 for record in done)
 
-        match = find(name)
+        match = row_of(name)
         paper = "/".join(f"{unit:g}" for unit in COSTS[match[0]]) if match and match[0] in COSTS else "-"
         epochs = run.setting("client.epochs") or 1
         trained = fmean(record.get("rows") or record["examples"] * epochs for record in done)
@@ -155,15 +152,12 @@ def _megabytes(run: Run, done: Sequence[dict[str, Any]], way: str) -> str:
 
 
 def _line(row: Row, published: Published | None) -> str:
-    def figure(value: Callable[[Comparison], float], digits: int) -> str:
+    def over_seeds(value: Callable[[Comparison], float], digits: int) -> str:
         values = [value(comparison) for comparison in row.comparisons]
-        if any(map(math.isnan, values)):
-            return "-"
-        spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-        return f"{fmean(values):.{digits}f}{spread}"
+        return "-" if any(map(math.isnan, values)) else figure(values, digits)
 
-    counts = [figure(lambda c, key=key: getattr(c, key), int(len(row.runs) > 1)) for key in _COUNTS]  # type: ignore[misc]
-    rates = [figure(lambda c: 100 * c.apir, 1), figure(lambda c: 100 * c.pooled, 1)]
+    counts = [over_seeds(attrgetter(key), int(len(row.runs) > 1)) for key in _COUNTS]
+    rates = [over_seeds(lambda c: 100 * c.apir, 1), over_seeds(lambda c: 100 * c.pooled, 1)]
     shown = f"{row.name} (n={len(row.runs)})" if len(row.runs) > 1 else row.name
     paper = f"{published.apir} ({published.win}/{published.lose}/{published.tie})" if published else "-"
     return f"| {' | '.join([shown, *rates, *counts, str(row.comparisons[0].pairs), paper])} |\n"
@@ -173,6 +167,5 @@ _COUNTS = ("win", "lose", "tie", "undefined")
 
 
 def _identity(run: Run) -> str:
-    """Equal for runs that differ only in seed, folder and bookkeeping."""
-    kept = {k: v for k, v in run.config.items() if k not in ("run", "track", "system", "checkpoint", "compare")}
-    return json.dumps([run.name, kept] if run.config else str(run.folder.resolve()), sort_keys=True, default=str)
+    """Equal for runs of one name that differ only in seed, folder and bookkeeping."""
+    return f"{run.name} {same_settings(run)}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.report.published.fedassistant import DOMAINS, REMARKS, TABLE, TITLE, find
-from fedtorch.report.score_table import same_settings
+from fedtorch.report.compared import NamedRun, by_settings, figure
+from fedtorch.report.published.fedassistant import DOMAINS, REMARKS, TABLE, TITLE, row_of
 from fedtorch.tracking.run_folder import Run
 
 _ROWS = {"perplexity": "", "perplexity_assistant": " _A"}
@@ -18,21 +17,20 @@ _PHYSICAL = ("physical_up", "physical_down")
 _PAPER = (("task.model.name", "microsoft/DialoGPT-small"), ("task.max_train", None), ("task.max_test", None))
 
 
-def perplexity_markdown(runs: Sequence[tuple[str, Run]]) -> str:
+def perplexity_markdown(runs: Sequence[NamedRun]) -> str:
     """Both tables. Runs that differ in the seed alone share a row (mean ± standard deviation).
 
     Raises:
         ConfigError: a run is of another task.
     """
-    groups: dict[str, list[tuple[str, Run]]] = {}
-    for name, run in runs:
+    for _, run in runs:
         if run.setting("task.name") != "dialog":
             raise ConfigError(f"{run.folder} is a run of task.name {run.setting('task.name')}; name runs of dialog")
-        groups.setdefault(same_settings(run), []).append((name, run))
-    return _scores(list(groups.values())) + "\n" + _traffic(list(groups.values()))
+    groups = by_settings(runs)
+    return _scores(groups) + "\n" + _traffic(groups)
 
 
-def _scores(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
+def _scores(groups: Sequence[Sequence[NamedRun]]) -> str:
     domains = list(dict.fromkeys(name for group in groups for _, run in group for name in _columns(run)))
     heads = [DOMAINS.get(name, name) for name in domains] + list(_AVERAGES)
     lines = ["| run | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
@@ -43,7 +41,7 @@ def _scores(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
         found = [summary for _, each in group if (summary := _summary(each))]
         if not found:
             notes.append(f"- {name}: not finished: {run.last_round} of {run.rounds} rounds")
-        published = find(run.name) if set(_columns(run)) & set(DOMAINS) else None
+        published = row_of(run.name) if set(_columns(run)) & set(DOMAINS) else None
         for key, suffix in _ROWS.items():
             ours = [summary[key] for summary in found if key in summary]
             if ours:
@@ -54,7 +52,7 @@ def _scores(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
     return "\n".join(["perplexity, lower is better", "", *lines, *([""] if notes else []), *notes]) + "\n"
 
 
-def _traffic(groups: Sequence[Sequence[tuple[str, Run]]]) -> str:
+def _traffic(groups: Sequence[Sequence[NamedRun]]) -> str:
     """Bytes of all rounds of the group's first run, and of a round; see `Meter` for what is counted."""
     heads = ("rounds", "up MB", "down MB", "keys and values MB", "their masks and headers MB", "sum MB", "MB per round")
     moved_heads = ("sent to the server MB", "sent by the server MB")
@@ -93,11 +91,7 @@ def _source(run: Run) -> str:
 
 
 def _line(label: str, columns: Sequence[Sequence[float | None]]) -> str:
-    cells = []
-    for column in columns:
-        values = [value for value in column if value is not None]
-        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        cells.append(f"{fmean(values):.2f}{spread}" if values else "-")
+    cells = [figure([value for value in column if value is not None], 2) for column in columns]
     return f"| {label} | " + " | ".join(cells) + " |"
 
 

@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.report.published import Paper, find
+from fedtorch.report.compared import NamedRun, by_settings, figure
+from fedtorch.report.published import Paper, find_row
 from fedtorch.tracking.records import totals
-from fedtorch.tracking.run_folder import Evaluation, Pair, Run, companions, read_run
+from fedtorch.tracking.run_folder import Evaluation, Pair, Run
 
 
 @dataclass
 class TableRow:
-    """A line of the table. values: client, `macro`, `micro` -> one figure per seed; counts: client -> examples."""
+    """A line of the table."""
 
     label: str
     split: str = ""
     values: dict[str, list[float]] = field(default_factory=dict)
+    """client, `macro`, `micro` -> one figure per seed"""
     counts: dict[str, int] = field(default_factory=dict)
+    """client -> examples"""
     correct: list[float] = field(default_factory=list)
+    """sum over all examples, one per seed"""
     num_runs: int = 1
     notes: list[str] = field(default_factory=list)
+    """remarks below the table"""
     is_published: bool = False
 
 
 @dataclass
 class Table:
-    """columns: client -> heading; sizes: client -> examples behind its column unless a cell says otherwise."""
+    """A table of one metric, still without any format."""
 
     metric: str
     columns: dict[str, str]
+    """client -> heading"""
     sizes: dict[str, int]
+    """client -> examples behind its column unless a cell says otherwise"""
     rows: list[TableRow]
 
     @property
@@ -45,19 +50,7 @@ class Table:
         return all(0 <= value <= 1 for row in self.rows for values in row.values.values() for value in values)
 
 
-def read_all(folders: Sequence[Path]) -> list[tuple[str, Run]]:
-    """The runs, each followed by its companions, with the names they go by; ConfigError for a folder without a run."""
-    found = []
-    for folder in folders:
-        run = read_run(folder)
-        found.append((run.name, run))
-        for inner in companions(folder):
-            other = read_run(inner)
-            found.append((other.name if other.config else f"{run.name}/{inner.name}", other))
-    return found
-
-
-def build(runs: Sequence[tuple[str, Run]], metric: str | None) -> Table:
+def build(runs: Sequence[NamedRun], metric: str | None) -> Table:
     """The table of `runs`; those that differ in nothing but the seed share a row.
 
     Raises:
@@ -69,14 +62,11 @@ def build(runs: Sequence[tuple[str, Run]], metric: str | None) -> Table:
     known = {m for evaluation in evaluations for scores in evaluation.metrics.values() for m in scores}
     if known and chosen not in known:
         raise ConfigError(f"--metric is {chosen} but the runs have {', '.join(sorted(known))}")
-    groups: dict[str, list[tuple[str, Run]]] = {}
-    for name, run in runs:
-        groups.setdefault(same_settings(run), []).append((name, run))
-    papers = [match[0] for _, run in runs if (match := find(run, chosen)) is not None]
+    papers = [match[0] for _, run in runs if (match := find_row(run, chosen)) is not None]
     columns = dict(papers[0].clients) if papers else {}
     sizes = _sizes(papers[0]) if papers else {}
     rows: list[TableRow] = []
-    for group in groups.values():
+    for group in by_settings(runs):
         rows += _rows(group, chosen)
     rows = [row for i, row in enumerate(rows) if not row.is_published or row not in rows[:i]]
     for row in rows:
@@ -99,8 +89,8 @@ def markdown(table: Table) -> str:
         for client in table.columns:
             count = row.counts.get(client)
             suffix = f" of {count}" if count not in (None, table.sizes.get(client)) else ""
-            cells.append(_figure(row.values.get(client, []), scale) + suffix)
-        cells += [_figure(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
+            cells.append(_scaled(row.values.get(client, []), scale) + suffix)
+        cells += [_scaled(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
         cells.append(f"{fmean(row.correct):.6g} of {sum(row.counts.values())}" if row.correct else "-")
         lines.append("| " + " | ".join([row.label, row.split or "-", *cells]) + " |")
     notes = [f"- {row.label}: {note}" for row in table.rows for note in row.notes]
@@ -128,17 +118,9 @@ def as_csv(table: Table) -> str:
     return text.getvalue()
 
 
-def same_settings(run: Run) -> str:
-    """Equal for runs that differ only in seed, name and folder; a run without config is alone."""
-    if not run.config:
-        return str(run.folder.resolve())
-    ignored = ("run", "track", "system", "checkpoint", "compare")
-    return json.dumps({k: v for k, v in run.config.items() if k not in ignored}, sort_keys=True, default=str)
-
-
-def _rows(group: Sequence[tuple[str, Run]], metric: str) -> list[TableRow]:
+def _rows(group: Sequence[NamedRun], metric: str) -> list[TableRow]:
     name, run = group[0]
-    match = find(run, metric)
+    match = find_row(run, metric)
     remarks = [note for member in group for note in _remarks(*member, is_alone=len(group) == 1)]
     counting = [evaluation for _, member in group for evaluation in _counting(member, metric)]
     labels = list(dict.fromkeys(evaluation.label for evaluation in counting))
@@ -212,8 +194,8 @@ def _sizes(paper: Paper) -> dict[str, int]:
     return dict(zip(paper.clients, paper.sizes, strict=False))  # empty if the paper does not say
 
 
-def _differences(paper: Paper, row: TableRow, settings: Sequence[str]) -> list[str]:
-    notes = [f"differs from the paper: {', '.join(settings)}"] if settings else []
+def _differences(paper: Paper, row: TableRow, different: Sequence[str]) -> list[str]:
+    notes = [f"differs from the paper: {', '.join(different)}"] if different else []
     if row.split and row.split != "test":
         notes.append(f"evaluated on {row.split}, the published row on test")
     sizes = _sizes(paper)
@@ -223,8 +205,5 @@ def _differences(paper: Paper, row: TableRow, settings: Sequence[str]) -> list[s
     return notes
 
 
-def _figure(values: Sequence[float], scale: int) -> str:
-    if not values:
-        return "-"
-    text = f"{scale * fmean(values):.2f}"
-    return text if len(values) == 1 else f"{text} ± {scale * stdev(values):.2f}"
+def _scaled(values: Sequence[float], scale: int) -> str:
+    return figure([scale * value for value in values], 2)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, stdev
 
+from fedtorch.report.compared import NamedRun, by_settings, figure
 from fedtorch.report.published.fedparsing import MEASURES, NAMES, REMARKS, TABLE, TITLE
-from fedtorch.report.score_table import same_settings
 from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import Evaluation, Run
 
@@ -15,17 +14,14 @@ _COLUMNS = (*MEASURES, LOGICAL_FORM)
 _HEADS = ("Overall", "Agg", "Sel", "Wn", "Wc", "Op", "Val", "logical form")
 
 
-def measures_markdown(runs: Sequence[tuple[str, Run]]) -> str:
+def measures_markdown(runs: Sequence[NamedRun]) -> str:
     """The table in percent, one decimal. Runs that differ in the seed alone share a row (mean ± standard deviation).
 
     dev is that of the round that was kept as the best.
     """
-    groups: dict[str, list[tuple[str, Run]]] = {}
-    for name, run in runs:
-        groups.setdefault(same_settings(run), []).append((name, run))
     lines = ["| run | split | examples | " + " | ".join(_HEADS) + " |", "|---|---|" + "---:|" * (len(_HEADS) + 1)]
     notes: list[str] = []
-    for group in groups.values():
+    for group in by_settings(runs):
         name = group[0][0] + (f" (n={len(group)})" if len(group) > 1 else "")
         for split in ("test", "dev"):
             found = [evaluation for _, run in group if (evaluation := _evaluation(run, split)) is not None]
@@ -40,8 +36,7 @@ def _row(name: str, split: str, found: Sequence[Evaluation]) -> str:
     cells = []
     for measure in _COLUMNS:
         values = [100 * (mean[measure]["micro"] or 0.0) for mean in means if measure in mean]
-        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-        cells.append(f"{fmean(values):.1f}{spread}" if values else "-")
+        cells.append(figure(values, 1))
     return f"| {name} | {split} | {'/'.join(map(str, counts)) or '-'} | " + " | ".join(cells) + " |"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedtorch.core.scores import means
 from fedtorch.tasks.base import Scores, Task
 from fedtorch.train.engine import Engine
 from fedtorch.train.pinned_copy import to_device
@@ -57,12 +58,5 @@ def added(one: Scores, other: Scores) -> Scores:
 
 
 def averages(scores: Mapping[str, Scores], metric: str) -> tuple[float, float, int]:
-    """(macro, micro, count) of a metric: mean over clients, and over all their examples together.
-
-    Clients without examples do not count. (nan, nan, 0) if there are none.
-    """
-    pairs = [client[metric] for client in scores.values() if client.get(metric, (0.0, 0))[1] > 0]
-    if not pairs:
-        return math.nan, math.nan, 0
-    count = sum(n for _, n in pairs)
-    return sum(total / n for total, n in pairs) / len(pairs), sum(total for total, _ in pairs) / count, count
+    """(macro, micro, count) of a metric, see `means`."""
+    return means(client[metric] for client in scores.values() if metric in client)

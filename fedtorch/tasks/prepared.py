@@ -96,7 +96,8 @@ class Prepared(Task):
     def with_entries(self, entries: Mapping[str, Entry]) -> Self:
         """This task with other entries in place of those of its folder's manifest, which is not read any more."""
         task = replace(self)
-        task.__dict__["prepared"] = {"clients": dict(entries), "record": {}}
+        # `prepared` remembers what it read; here it is told, as frozen dataclasses set what is no key
+        object.__setattr__(task, "prepared", {"clients": dict(entries), "record": {}})
         return task
 
     def max_rows(self, split: str) -> int | None:

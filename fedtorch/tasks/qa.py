@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,34 +24,9 @@ from fedtorch.models.re2 import Re2
 from fedtorch.models.scorer import Scorer
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
+from fedtorch.tasks.qa_examples import Labelled, Question, Triple, triples_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
-Ids = list[int]
-
-
-class Question(NamedTuple):
-    """A question of an evaluation: word ids of it and of its candidate answers, and which of these are relevant."""
-
-    question: Ids
-    answers: list[Ids]
-    labels: list[int]
-    docids: list[str]
-
-
-class Triple(NamedTuple):
-    """A training example: a question, a relevant answer, and irrelevant ones of which one is taken."""
-
-    question: Ids
-    positive: Ids
-    negatives: list[Ids]
-
-
-class Labelled(NamedTuple):
-    """A training example of the cross entropy: a question, an answer, and whether it is relevant."""
-
-    question: Ids
-    answer: Ids
-    label: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +115,7 @@ class QA(Prepared):
             return questions
         if self.objective == "ce":
             return [Labelled(q.question, a, y) for q in questions for a, y in zip(q.answers, q.labels, strict=True)]
-        triples = [self._triples(question) for question in questions]
+        triples = [triples_of(question, sampled=self.pairs == "sampled") for question in questions]
         genuine = [row.question for row, made in zip(rows, triples, strict=True) for _ in made]
         return [*(triple for made in triples for triple in made), *self._cover(client, genuine, rows)]
 
@@ -252,14 +227,6 @@ class QA(Prepared):
             Question(question, [ids[answer] for answer in row.answers], row.labels, row.docids)
             for question, row in zip(questions, rows, strict=True)
         ]
-
-    def _triples(self, question: Question) -> list[Triple]:
-        by_label: dict[int, list[Ids]] = {0: [], 1: []}
-        for answer, label in zip(question.answers, question.labels, strict=True):
-            by_label[label].append(answer)
-        if self.pairs == "sampled":
-            return [Triple(question.question, positive, by_label[0]) for positive in by_label[1]]
-        return [Triple(question.question, positive, [no]) for positive in by_label[1] for no in by_label[0]]
 
     def _cover(self, client: str, genuine: Sequence[str], rows: Sequence[QARow]) -> list[Triple]:
         """The cover triples that a client uploads with its `genuine` ones, named by their questions."""

@@ -23,11 +23,14 @@ from fedtorch.text.sentencepiece import decode, load_tokenizer
 
 
 class Example(NamedTuple):
-    """Token ids of source and target, both ending in </s>, and the data set's own SQL."""
+    """A question with its query."""
 
     source: list[int]
+    """token ids of question and schema, ending in </s>"""
     target: list[int]
+    """token ids of the query, ending in </s>"""
     sql: str
+    """the data set's own"""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from fedtorch.data.hydranet import Gold, Question
 from fedtorch.models.hydranet import Query
 
@@ -35,8 +33,3 @@ def logical_form(question: Question, query: Query) -> int:
     ours = {(c, query.conditions[c][0], question.value(c, query.conditions[c][1]).lower()) for c in query.where}
     theirs = {(column, op, value.lower()) for column, op, value in gold.texts}
     return int((query.sel, query.agg, ours) == (gold.sel, gold.agg, theirs))
-
-
-def percent(found: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """The mean of each measure over the examples, in percent with one decimal, as HydraNet prints them."""
-    return {name: round(100 * sum(one[name] for one in found) / len(found), 1) for name in MEASURES}

@@ -16,7 +16,6 @@ from fedtorch.text.wordpieces import load_wordpieces
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # In every vocabulary, also of texts that lack some of them
 _ALPHABET = string.ascii_lowercase + string.digits + string.punctuation
-_PROBE = "is it a text"
 
 
 def train_wordpiece(texts: Iterable[str], folder: Path, *, size: int = 8000, min_frequency: int = 2) -> None:

@@ -58,10 +58,13 @@ def read_words(folder: Path) -> Words:
 
 
 class Vectors:
-    """Word vectors out of a file: `rows` (found, width) fp32 for the ids `found`, both in the file's order."""
+    """Word vectors out of a file, in the file's order."""
 
     def __init__(self, found: list[int], rows: Tensor) -> None:
-        self.found, self.rows = found, rows
+        self.found = found
+        """ids of the words that have one"""
+        self.rows = rows
+        """fp32, shape (found, width)"""
 
 
 @lru_cache(maxsize=1)

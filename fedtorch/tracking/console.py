@@ -17,14 +17,12 @@ HEARTBEAT_S = 30.0  # between two lines about what goes on inside a long round
 
 
 class Console:
-    """Shows a run of `rounds` rounds, `done` of which an earlier process did; used by the server only.
-
-    The bar goes to stderr, lines go to stdout. `clock`: monotonic seconds.
-    """
+    """Shows the rounds of a run; used by the server only. The bar goes to stderr, lines go to stdout."""
 
     def __init__(
         self, progress: Progress, rounds: int, done: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """rounds: planned. done: by an earlier process. clock: monotonic seconds."""
         if progress == "auto":
             progress = "bar" if sys.stderr.isatty() and sys.stdout.isatty() else "lines"
         self.progress, self.rounds, self.done, self.clock = progress, rounds, done, clock

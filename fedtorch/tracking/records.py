@@ -15,8 +15,9 @@ import os
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+from fedtorch.core.scores import means
 
 logger = logging.getLogger(__name__)
 
@@ -93,20 +94,12 @@ def trim(path: Path, last_round: int) -> list[Record]:
 
 
 def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:
-    """metric -> macro (mean of the clients' means), micro (mean over all examples), count (examples).
-
-    Clients without examples do not count; macro and micro are None if no client has any.
-    """
+    """metric -> macro, micro and count as `means` gives them; macro and micro are None if no client has examples."""
     names = list(dict.fromkeys(metric for metrics in scores.values() for metric in metrics))
     result: dict[str, dict[str, float | int | None]] = {}
     for name in names:
-        pairs = [metrics[name] for metrics in scores.values() if name in metrics and metrics[name][1]]
-        count = sum(n for _, n in pairs)
-        result[name] = {
-            "macro": fmean(s / n for s, n in pairs) if pairs else None,
-            "micro": math.fsum(s for s, _ in pairs) / count if pairs else None,
-            "count": count,
-        }
+        macro, micro, count = means(metrics[name] for metrics in scores.values() if name in metrics)
+        result[name] = {"macro": macro if count else None, "micro": micro if count else None, "count": count}
     return result
 
 

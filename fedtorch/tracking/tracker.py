@@ -97,49 +97,49 @@ class Tracker:
         extra: further numbers of the server, drawn as `round/<name>` (a name with a slash is the tag itself).
         """
         for report in reports:
-            base = {"kind": "client", "round": round + 1, "client": report.client, "status": report.status}
-            base["weight"] = weights.get(report.client)
-            self._record({**base, **report.numbers(), **base})
-            if self.step_curves and report.curve:
-                first = self._steps[report.client]
-                self._steps[report.client] += len(report.curve)
-                steps = {"kind": "steps", "round": round + 1, "client": report.client, "first_step": first}
-                self._record({**steps, "loss": list(report.curve)})
-        ok = [report for report in reports if report.is_ok]
-        examples = sum(report.examples for report in ok)
-        loss = math.fsum(report.examples * report.loss_mean for report in ok) / examples if examples else None
-        norms = [report.norm for report in ok]
+            self._client(round, report, weights.get(report.client))
         sums = {"bytes_up": 0, "bytes_down": 0, **{name: n for name, n in traffic.items() if "/" not in name}}
         self._total.update(records.counted(sums))
         record = self._record(
             {
                 "kind": "round",
                 "round": round + 1,
-                "loss": loss,
-                "examples": examples,
-                "clients_ok": len(ok),
-                "clients_failed": len(reports) - len(ok),
+                **_cohort(reports),
                 "seconds": dict(seconds),
                 **sums,
                 "total": dict(self._total),
                 "traffic": {name: value for name, value in traffic.items() if "/" in name},
-                "update_norm_median": median(norms) if norms else None,
-                "update_norm_max": max(norms, default=None),
+                **_norms(reports),
                 "extra": dict(extra or {}),
             }
         )
         self._flush()
         self._shown_round = round + 1
+        self._show_round(record)
+
+    def _client(self, round: int, report: Report, weight: float | None) -> None:
+        """A client's numbers of the round, and its losses step by step."""
+        base = {"kind": "client", "round": round + 1, "client": report.client, "status": report.status}
+        base["weight"] = weight
+        self._record({**base, **report.numbers(), **base})
+        if self.step_curves and report.curve:
+            first = self._steps[report.client]
+            self._steps[report.client] += len(report.curve)
+            steps = {"kind": "steps", "round": round + 1, "client": report.client, "first_step": first}
+            self._record({**steps, "loss": list(report.curve)})
+
+    def _show_round(self, record: Record) -> None:
+        """The round's line on the console, with the last score."""
         facts = [
-            ("clients", f"{len(ok)}/{len(reports)}"),
+            ("clients", f"{record['clients_ok']}/{record['clients_ok'] + record['clients_failed']}"),
             ("loss", "-     " if record["loss"] is None else f"{record['loss']:.4f}"),
         ]
         if self._score[0]:
             text, evaluated = self._score
-            facts.append((text, "" if evaluated == round + 1 else f"(round {evaluated})"))
+            facts.append((text, "" if evaluated == record["round"] else f"(round {evaluated})"))
         if self._console is not None:
             try:
-                logger.debug(self._console.round(round + 1, facts))
+                logger.debug(self._console.round(record["round"], facts))
             except REFUSALS as error:
                 self._console = None
                 self._warn("the console is off", error)
@@ -265,3 +265,20 @@ class Tracker:
 
     def _warn(self, what: str, error: Exception) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
+
+
+def _cohort(reports: Sequence[Report]) -> Record:
+    """What the reports of a round say together."""
+    ok = [report for report in reports if report.is_ok]
+    examples = sum(report.examples for report in ok)
+    return {
+        "loss": math.fsum(report.examples * report.loss_mean for report in ok) / examples if examples else None,
+        "examples": examples,
+        "clients_ok": len(ok),
+        "clients_failed": len(reports) - len(ok),
+    }
+
+
+def _norms(reports: Sequence[Report]) -> Record:
+    norms = [report.norm for report in reports if report.is_ok]
+    return {"update_norm_median": median(norms) if norms else None, "update_norm_max": max(norms, default=None)}

@@ -19,10 +19,11 @@ import yaml
 from ranks import start_ranks
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fedtorch.chat.__main__ import UserSide, main, talk
 from fedtorch.chat.assistant import answer
 from fedtorch.chat.assistant import main as assistant_main
+from fedtorch.chat.command_line import main
 from fedtorch.chat.model import load_side, open_run
+from fedtorch.chat.user import UserSide, talk
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.compression.payload import HEADER_BYTES, PayloadError
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
@@ -218,7 +219,7 @@ def test_a_dialog_that_does_not_begin_with_turn_0_is_refused(ends: tuple[SocketL
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """FedA on made-up dialogs: assistants shared, every holder with a user model of its own."""
+    """FedA on made-up dialogs: assistants shared, every client with a user model of its own."""
     folder = tmp_path_factory.mktemp("chat")
     target = folder / "run"
     data = f"task.data={folder / 'data'}"
@@ -231,17 +232,17 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(path.parent for path in folder.rglob("metrics.jsonl"))
 
 
-def test_the_user_side_is_the_holders_own_and_the_assistant_is_shared(run_dir: Path) -> None:
+def test_the_user_side_is_the_clients_own_and_the_assistant_is_shared(run_dir: Path) -> None:
     run = open_run(run_dir, "pizza")
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
     found = checkpoints.latest()
     assert found is not None
-    users = {holder: load_side(run, holder, "user") for holder in ("pizza", "ride")}
-    for holder, user in users.items():
+    users = {client: load_side(run, client, "user") for client in ("pizza", "ride")}
+    for client, user in users.items():
         parameters = dict(user.named_parameters())
-        kept = checkpoints.load_client(found, holder).tensors["best/private"]
+        kept = checkpoints.load_client(found, client).tensors["best/private"]
         assert torch.equal(Layout.of(parameters).flatten(parameters), kept)
-    assistants = [dict(load_side(run, holder, "assistant").named_parameters()) for holder in users]
+    assistants = [dict(load_side(run, client, "assistant").named_parameters()) for client in users]
     flat = [Layout.of(parameters).flatten(parameters) for parameters in assistants]
     assert torch.equal(flat[0], flat[1]) and torch.equal(flat[0], checkpoints.load_server(found).tensors["best"])
     assert not torch.equal(flat[0], kept)
@@ -275,7 +276,7 @@ def test_a_chat_in_two_processes(
         monkeypatch.setattr("subprocess.Popen", Forked)
     typed = ["i want a pizza", "large please"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
-    command = ["--run", str(run_dir), "--holder", "pizza", "--show-wire", "--max-new", "6", "--reply", "keys"]
+    command = ["--run", str(run_dir), "--client", "pizza", "--show-wire", "--max-new", "6", "--reply", "keys"]
     assert main(command) == 0
     out = capsys.readouterr().out
     run = open_run(run_dir, "pizza")
@@ -313,7 +314,7 @@ def test_a_chat_computes_as_its_run_did(
     (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setattr("subprocess.Popen", Forked)
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\nyes"))
-    assert main(["--run", str(tmp_path / "run"), "--holder", "pizza", "--show-wire", "--reply", "keys"]) == 0
+    assert main(["--run", str(tmp_path / "run"), "--client", "pizza", "--show-wire", "--reply", "keys"]) == 0
     out = capsys.readouterr().out
     for way, turns in (("user -> assistant", (0, 2)), ("assistant -> user", (1, 3))):
         for turn in turns:
@@ -326,7 +327,7 @@ def test_an_assistant_that_ends_by_itself_ends_the_chat(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     monkeypatch.setattr("sys.executable", shutil.which("false"))
-    assert main(["--run", str(run_dir), "--holder", "pizza"]) == 1
+    assert main(["--run", str(run_dir), "--client", "pizza"]) == 1
     assert "the assistant side ended with code 1; see its message above" in capsys.readouterr().err
 
 
@@ -342,7 +343,7 @@ def copy_without(run_dir: Path, folder: Path, **settings: Any) -> Path:
 def test_a_run_that_cannot_be_talked_to_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name the folder of a run"):
         open_run(tmp_path, "pizza")
-    with pytest.raises(ConfigError, match="--holder is sushi but the run's holders are repair, coffee, movie"):
+    with pytest.raises(ConfigError, match="--client is sushi but the run's clients are repair, coffee, movie"):
         open_run(run_dir, "sushi")
     with pytest.raises(ConfigError, match=r"is a run of task.name qa; name a run of dialog"):
         open_run(copy_without(run_dir, tmp_path / "qa", name="qa"), "pizza")
@@ -361,12 +362,12 @@ def test_a_run_that_cannot_be_talked_to_is_refused(run_dir: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [(["--max-new", "0"], "--max-new is 0"), (["--temperature", "-1"], "--temperature is -1.0"), ([], "--holder is x")],
+    [(["--max-new", "0"], "--max-new is 0"), (["--temperature", "-1"], "--temperature is -1.0"), ([], "--client is x")],
 )
 def test_options_that_cannot_work_are_error_two(
     option: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--run", str(run_dir), "--holder", "x", *option]) == 2
+    assert main(["--run", str(run_dir), "--client", "x", *option]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -374,8 +375,8 @@ def test_the_assistant_process_says_what_is_wrong(run_dir: Path, capsys: pytest.
     ours, theirs = socket.socketpair()
     given = ["--reply=tokens", "--separator=0", "--max-new=3", "--seed=0", "--temperature=0"]
     with ours:
-        code = assistant_main(["--run", str(run_dir), "--holder", "x", f"--socket={theirs.detach()}", *given])
-    assert code == 2 and "the assistant side: --holder is x" in capsys.readouterr().err
+        code = assistant_main(["--run", str(run_dir), "--client", "x", f"--socket={theirs.detach()}", *given])
+    assert code == 2 and "the assistant side: --client is x" in capsys.readouterr().err
 
 
 def test_a_model_that_is_shared_needs_no_checkpoint(run_dir: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_papers_method_is_void_where_a_client_is_missing() -> None:
 def test_the_smoke_config_trains_and_can_be_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedtorch.report.__main__ import main as report
+    from fedtorch.report.command_line import main as report
 
     monkeypatch.chdir(tmp_path)
     smoke = "fewfedweight/smoke_ffw_full"

@@ -13,8 +13,9 @@ from fedtorch.data.fedqa import CLIENTS, Question
 from fedtorch.data.fedqa_rows import Sampling, split_questions
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.prepare import main
-from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows, read_words, write_qa
+from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows, write_qa
 from fedtorch.text.wordpieces import load_wordpieces
+from fedtorch.text.words import read_words
 
 SPLITS = ("train", "dev", "test")
 
@@ -101,7 +102,7 @@ def test_tokenizer_words_and_pool_stand_beside_the_clients(out: Path) -> None:
     for client in CLIENTS:
         texts = [text for row in rows(out, client)["train"] for text in (row.question, *row.answers)]
         assert tokenizer.unk_token_id not in [i for ids in tokenizer(texts).input_ids for i in ids]
-    words = read_words(out)
+    words = read_words(out).words
     assert {"the", "is", "insurance"} <= set(words) and words.index("the") < words.index("insurance")
     assert read_pool(out) == ["where to buy a public share?", "is this public?"]  # not those that a client owns
     assert record["public_questions"] == 2

@@ -9,10 +9,11 @@ import pytest
 
 from fedtorch.core.errors import DataError
 from fedtorch.data.folder import read_manifest
-from fedtorch.data.qa_folder import read_pool, read_qa_rows, read_words
+from fedtorch.data.qa_folder import read_pool, read_qa_rows
 from fedtorch.data.synthetic_qa import ASPECTS, TOPICS, generate, prepare
 from fedtorch.metrics.ranking import reciprocal_rank
 from fedtorch.text.wordpieces import load_wordpieces
+from fedtorch.text.words import read_words
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_the_folder_is_complete_and_made_quickly(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out")
     assert list(manifest["clients"]) == list(TOPICS)
     tokenizer = load_wordpieces(tmp_path / "out" / "tokenizer")
-    words = set(read_words(tmp_path / "out"))
+    words = set(read_words(tmp_path / "out").words)
     for client in TOPICS:
         for split in ("train", "dev", "test"):
             rows = read_qa_rows(tmp_path / "out", client, split)

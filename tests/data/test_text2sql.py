@@ -104,7 +104,7 @@ def test_the_schema_file_is_read_whatever_its_header_padding_and_quotes(tmp_path
     path = tmp_path / "s.csv"
     path.write_text(SCHEMA)
     assert t.read_schema(path) == {"CITY": ["NAME", "RATING"], "State": ["State_Name"]}
-    assert t.schema_text(path) == "| city : name , rating | state : state_name"
+    assert t.serialise(t.read_schema(path), {}) == "| city : name , rating | state : state_name"
 
 
 @pytest.mark.parametrize("text", ["", "a, b\n", "a, b\nonly\n", "a, b\nx, \n", "a\n\xff\n"])

@@ -201,13 +201,13 @@ def test_a_share_larger_than_the_data_is_refused(server: int, clients: int, mess
         deal(np.arange(100, dtype=np.int32), server=server, clients=clients, sizes=(20, 40), seed=0)
 
 
-def test_short_questions_only_and_parts_that_share_out_all_that_is_judged(tiny_wikisql: Path) -> None:
+def test_short_questions_only_and_parts_that_share_out_all_that_is_evaluated(tiny_wikisql: Path) -> None:
     settings: dict[str, Any] = {"server": 20, "clients": 3, "sizes": (5, 9), "seed": 0, "parts": 5}
     whole = QuestionPool(tiny_wikisql, max_words=None, limits={}, **settings)
     parts = [name for name in whole.manifest if whole.is_part(name)]
     assert len(parts) == 5 and sum(whole.manifest[name]["dev"] for name in parts) == 24
-    judged = [row["question"] for name in parts for row in whole.read(name, "test")]
-    assert len(judged) == sum(whole.manifest[name]["test"] for name in parts) == 30
+    found = [row["question"] for name in parts for row in whole.read(name, "test")]
+    assert len(found) == sum(whole.manifest[name]["test"] for name in parts) == 30
     short = QuestionPool(tiny_wikisql, max_words=8, limits={"dev": 4}, **settings)
     kept = short.read("client0", "train") + short.read_server()
     assert kept and all(len(row["question"].split()) <= 8 for row in kept)

@@ -47,7 +47,7 @@ class Labelled(Quadratic):
         on_batch()
         return [Generated([int(1e6 * float(model.w[0]))], [-1.0 - a]) for a, _ in examples]
 
-    def judge_labels(self, model: nn.Module, examples: Any, labels: list[Any], **_: Any) -> list[Any]:
+    def evaluate_labels(self, model: nn.Module, examples: Any, labels: list[Any], **_: Any) -> list[Any]:
         return labels
 
     def relabelled(self, example: Any, tokens: list[int], weights: Any) -> Any:

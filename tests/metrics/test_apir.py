@@ -45,5 +45,5 @@ def test_a_client_without_a_defined_rate_is_left_out_of_the_mean() -> None:
 
 
 def test_runs_over_different_tasks_are_refused() -> None:
-    with pytest.raises(ValueError, match="client 3, task a is judged in only one"):
+    with pytest.raises(ValueError, match="client 3, task a has a score in only one"):
         compare(BASE, {k: v for k, v in NEW.items() if k != "3"})

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.metrics.exact_match import exact_match, macro_micro, normalise
+from fedtorch.metrics.exact_match import exact_match, normalise
 
 
 def test_a_blank_before_a_comma_goes_after_the_semicolon_rule() -> None:
@@ -30,14 +29,3 @@ def test_without_normalising_the_bare_strings_are_compared() -> None:
 def test_a_query_matches_itself_in_other_case_of_ascii_and_with_more_spaces(sql: str) -> None:
     assert exact_match(sql, sql)
     assert exact_match(sql.replace(" ", "   "), sql)
-
-
-def test_averages_by_hand() -> None:
-    assert macro_micro([1, 0], [1, 3]) == (50.0, 25.0)
-    assert macro_micro([3], [4]) == (75.0, 75.0)
-
-
-@pytest.mark.parametrize(("correct", "total"), [([], []), ([1], [1, 2]), ([0], [0]), ([2], [1]), ([-1], [1])])
-def test_counts_that_cannot_be_are_refused(correct: list[int], total: list[int]) -> None:
-    with pytest.raises(ValueError):
-        macro_micro(correct, total)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import label_ranking_average_precision_score
 
-from fedtorch.metrics.ranking import average_precision, qrels_lines, ranking, reciprocal_rank, run_lines
+from fedtorch.metrics.ranking import average_precision, ranking, reciprocal_rank
 
 # distinct scores, each with a label
 LISTS = st.lists(
@@ -55,11 +55,3 @@ def test_what_cannot_be_ranked_is_an_error(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         average_precision(scores, labels, docids)
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a\n", " a"])
-def test_ids_that_trec_evals_files_cannot_hold_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="white space"):
-        run_lines(name, [1.0], ["a"])
-    with pytest.raises(ValueError, match="white space"):
-        qrels_lines("q", [1], [name])

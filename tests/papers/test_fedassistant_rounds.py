@@ -303,7 +303,7 @@ def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path:
         each.run()
         meter = each.context.comm.meter.totals()
         assert meter["aggregate/bytes_up"] == ROUNDS * 5 * (size if exchange == "dense" else message)
-        if exchange == "star":  # weights once at the start and once to judge at the end, a message in every round
+        if exchange == "star":  # weights once at the start and once to evaluate at the end, a message in every round
             assert meter["broadcast/bytes_down"] <= ROUNDS * 5 * message + 5 * 3 * (size + 8)
         if exchange == "replicated":
             assert meter["aggregate/bytes_down"] == ROUNDS * 5 * 4 * message

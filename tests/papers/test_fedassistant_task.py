@@ -127,7 +127,7 @@ def test_both_sides_start_alike_and_their_losses_count_as_two_means(folder: Path
     torch.testing.assert_close(dict(model.assistant.named_parameters())[name].grad, found, rtol=1e-5, atol=1e-8)
 
 
-def test_judging_does_not_count_as_a_rounds_traffic(folder: Path) -> None:
+def test_evaluating_does_not_count_as_a_rounds_traffic(folder: Path) -> None:
     task = Dialog(data=str(folder), model=TINY, max_length=64)
     model, examples = task.build_model(0), task.load("pizza", "train")
     batch = task.collate(examples, True)
@@ -228,7 +228,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stem", SMOKE)
-def test_a_smoke_config_trains_and_judges(stem: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smoke_config_trains_and_evaluates(stem: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     shrunk = ["task.max_train=4", "rounds=1", "track.tensorboard=false"]
     assert main(["--config", f"smoke/{stem}", "--set", *shrunk]) == 0

@@ -51,7 +51,7 @@ def test_hinge_of_two_class_probabilities() -> None:
 
 
 def test_ranking_with_and_without_questions_that_have_no_positive(task: QA) -> None:
-    from fedtorch.tasks.qa import Question
+    from fedtorch.tasks.qa_examples import Question
 
     def question(labels: list[int]) -> Question:
         return Question([], [[]] * len(labels), labels, [f"d{i + 1}" for i in range(len(labels))])

@@ -347,7 +347,7 @@ def test_energies_of_the_client_are_those_of_the_labeller_in_the_first_round_onl
     assert (model("global", 3) - model("client", 3)).abs().max() > 1e-6
 
 
-def test_what_a_client_is_judged_with() -> None:
+def test_what_a_client_is_evaluated_with() -> None:
     own, received = torch.ones(2), torch.zeros(2)
     assert FewFedWeight().eval_weights(received, ClientState({"personal": own})) is own
     assert FewFedWeight().eval_weights(received, ClientState()) is received
@@ -359,7 +359,7 @@ def test_a_task_that_cannot_label_is_refused(tmp_path: Path) -> None:
         make_runner(make_config(tmp_path, task, FewFedWeight()))
 
 
-def test_a_silo_that_ceased_to_gain_rests(gym: Path, tmp_path: Path) -> None:
+def test_a_client_alone_that_ceased_to_gain_rests(gym: Path, tmp_path: Path) -> None:
     runner = make_runner(make_config(tmp_path, small(gym), SiloAugmented(), rounds=1))
     runner.context.store.put("client1", ClientState(numbers={"stopped": 1}))
     assert "client1" not in runner.run().reports

@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.core.scores import means
 from fedtorch.data import text2sql as t
-from fedtorch.metrics.exact_match import exact_match, macro_micro, normalise
+from fedtorch.metrics.exact_match import exact_match, normalise
 
+# table 1: train, dev, test; the files have one question more in imdb's training split, unexplained
+PUBLISHED_SIZES = {
+    "advising": (2629, 229, 573),
+    "atis": (4347, 486, 447),
+    "geoquery": (549, 49, 279),
+    "restaurants": (228, 76, 74),
+    "scholar": (499, 100, 218),
+    "academic": (120, 38, 38),
+    "imdb": (78, 26, 26),
+    "yelp": (78, 26, 24),
+}
 ORACLES = json.loads(r"""
 {"exact_match": [
   {"gold": "SELECT T.NAME FROM CITY AS T WHERE T.STATE = \"texas\" ;", "pred": "select t.name from city as t where t.state = 'Texas'", "gold_norm": "select t.name from city as t where t.state = 'texas';", "pred_norm": "select t.name from city as t where t.state = 'texas';", "match": true},
@@ -46,7 +58,8 @@ def test_exact_match_oracle(case: dict[str, str | bool]) -> None:
 @pytest.mark.parametrize("case", ORACLES["macro_micro"])
 def test_macro_micro_oracle(case: dict[str, list[int]]) -> None:
     # the expected values have four decimals
-    assert macro_micro(case["correct"], case["total"]) == pytest.approx((case["macro"], case["micro"]), abs=5e-5)
+    macro, micro, _ = means(zip(case["correct"], case["total"], strict=True))
+    assert (100 * macro, 100 * micro) == pytest.approx((case["macro"], case["micro"]), abs=5e-5)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +70,7 @@ def sets(shared_data: Path) -> dict[str, t.QuestionSet]:
 @pytest.mark.data
 def test_the_splits_have_the_sizes_of_table_1_but_for_one_imdb_question(sets: dict[str, t.QuestionSet]) -> None:
     sizes = {client: tuple(len(found.splits[split]) for split in t.SPLITS) for client, found in sets.items()}
-    assert sizes == {**t.PUBLISHED_SIZES, "imdb": (79, 26, 26)}
+    assert sizes == {**PUBLISHED_SIZES, "imdb": (79, 26, 26)}
     assert sum(size[2] for size in sizes.values()) == 1679 and sum(size[1] for size in sizes.values()) == 1030
     assert {client: found.excluded for client, found in sets.items() if found.excluded} == {"advising": 956}
 
@@ -130,7 +143,7 @@ def test_schemas_are_read_whole_and_in_lower_case(shared_data: Path) -> None:
         for client, stem in t.CLIENTS.items()
     }
     assert list(tables.values()) == [18, 25, 8, 3, 12, 15, 16, 7]
-    text = t.schema_text(shared_data / "text2sql" / "restaurants-schema.csv")
+    text = t.serialise(t.read_schema(shared_data / "text2sql" / "restaurants-schema.csv"), {})
     assert text.startswith("| restaurant : id , name , food_type , city_name , rating | location : restaurant_id ,")
     assert text == text.lower()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedtorch.report.__main__ import main
-from fedtorch.report.published.fewfedweight import find
+from fedtorch.report.command_line import main
+from fedtorch.report.published.fewfedweight import row_of
 
 SCORES = {"client1": {"a/acc": 0.5, "b/f1": 0.0}, "client2": {"a/acc": 0.4}}
 
@@ -74,7 +74,7 @@ def test_runs_over_other_tasks_or_without_tasks_are_refused(tmp_path: Path, caps
     base = write_run(tmp_path / "silo", SCORES, name="ffw_silo")
     fewer = write_run(tmp_path / "fewer", {"client1": SCORES["client1"]}, name="x")
     assert main(["apir", "--base", base, "--new", fewer]) == 2
-    assert "do not fit: client client2, task a/acc is judged in only one" in capsys.readouterr().err
+    assert "do not fit: client client2, task a/acc has a score in only one" in capsys.readouterr().err
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "metrics.jsonl").write_text('{"kind": "run", "clients": [], "rounds": 1}\n')
     assert main(["apir", "--base", str(tmp_path / "none"), "--new", base]) == 2
@@ -88,6 +88,6 @@ def test_published_rows_are_found_by_the_end_of_a_runs_name() -> None:
         ("clients_12", "clients_12"),
         ("ffw_meta+fewfedweight_small,seed=0", "ffw_meta"),
     ):
-        match = find(name)
+        match = row_of(name)
         assert match is not None and match[0] == row
-    assert find("my_clients_22") is None and find("silo") is None
+    assert row_of("my_clients_22") is None and row_of("silo") is None

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedtorch.report.__main__ import main
+from fedtorch.report.command_line import main
 from fedtorch.report.published.fedparsing import MEASURES, NAMES, TABLE
 from fedtorch.tracking.tracker import Tracker
 
 
 def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:
-    """Two parts of 10 questions; dev is judged after two rounds, the second the worse one."""
+    """Two parts of 10 questions; dev is evaluated after two rounds, the second the worse one."""
     folder.mkdir(parents=True)
     config = {
         "run": {"name": name, "seed": seed},

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedtorch.report.__main__ import main
-from fedtorch.report.published.fedassistant import DOMAINS, TABLE, find
+from fedtorch.report.command_line import main
+from fedtorch.report.published.fedassistant import DOMAINS, TABLE, row_of
 from fedtorch.tracking.tracker import Tracker
 
 SIX = {name: 10.0 + place for place, name in enumerate(DOMAINS)}
@@ -77,9 +77,9 @@ def test_a_run_of_another_task_is_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_papers_all_of_a_shared_model_is_the_mean_of_its_domains() -> None:
-    assert len(TABLE) == 13 and set(map(find, TABLE)) == set(TABLE)
+    assert len(TABLE) == 13 and set(map(row_of, TABLE)) == set(TABLE)
     for name in ("gpt_all", "feda_both"):
         *domains, every = TABLE[name][1]
         assert fmean(domains) == pytest.approx(every, abs=0.01)
-    assert find("seed3-feda_top12_freeze") == "feda_top12_freeze" and find("feda+small") == "feda"
-    assert find("fedavg") is None
+    assert row_of("seed3-feda_top12_freeze") == "feda_top12_freeze" and row_of("feda+small") == "feda"
+    assert row_of("fedavg") is None

@@ -13,9 +13,9 @@ import yaml
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.update import Report
-from fedtorch.report.__main__ import REPORTS, main
+from fedtorch.report.command_line import COMMANDS, main
 from fedtorch.report.plots import plot_run
-from fedtorch.report.published import FEDMATCH, LORAR, find
+from fedtorch.report.published import FEDMATCH, LORAR, find_row
 from fedtorch.tracking.run_folder import read_run
 from fedtorch.tracking.tracker import Tracker
 
@@ -119,8 +119,8 @@ def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys
 def test_a_run_of_any_name_is_put_beside_the_row_that_its_config_names(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "a", name="mine")
     named = make_run(tmp_path / "b", name="mine", run={"name": "mine", "published": "lorar/fedopt_lorar"})
-    assert find(read_run(plain)) is None
-    found = find(read_run(named))
+    assert find_row(read_run(plain)) is None
+    found = find_row(read_run(named))
     assert found is not None and (found[0].name, found[1].title) == ("lorar", "FedOPT_lorar")
     assert yaml_config.load(None, ["run.published=lorar/fedopt_lorar"]).run.published == "lorar/fedopt_lorar"
 
@@ -208,7 +208,7 @@ def test_a_run_that_is_still_going_shows_what_there_is(tmp_path: Path, capsys: p
     out = capsys.readouterr().out
     assert rows(out)["fedopt_lorar"][:3] == ["dev", "52.36", "44.74"]
     assert "not finished: 1 of 2 rounds" in out and "failed rounds: atis 1" in out
-    assert "judged on dev, the published row on test" in out
+    assert "evaluated on dev, the published row on test" in out
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
@@ -262,18 +262,18 @@ def test_a_missing_run_is_error_two(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_published_row_is_found_by_key_or_name(tmp_path: Path, config: dict[str, Any], title: str | None) -> None:
     run = make_run(tmp_path / "a")
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    found = find(read_run(run))
+    found = find_row(read_run(run))
     assert (None if found is None else found[1].title) == title
 
 
 def test_every_report_explains_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in REPORTS:
+    for name in COMMANDS:
         with pytest.raises(SystemExit) as end:
             main([name, "--help"])
         assert end.value.code == 0 and f"usage: fedtorch.report {name} " in capsys.readouterr().out
 
 
-def make_judged_run(folder: Path, name: str, values: dict[str, list[float]], metric: str = "mrr") -> Path:
+def make_evaluated_run(folder: Path, name: str, values: dict[str, list[float]], metric: str = "mrr") -> Path:
     track = Tracker(folder, clients=list(values), rounds=1, tensorboard=False, progress="off")
     (folder / "config.yaml").write_text(f"run: {{name: {name}}}\neval: {{select_by: {metric}}}\n")
     scores = {client: {metric: (sum(v), len(v))} for client, v in values.items()}
@@ -287,8 +287,10 @@ def test_ttest_compares_two_runs_example_by_example(tmp_path: Path, capsys: pyte
     from scipy import stats
 
     nan = float("nan")
-    base = make_judged_run(tmp_path / "a", "bert", {"fiqa": [0.5, 0.2, 1.0, 0.1, nan], "medquad": [0.5, 0.5]})
-    new = make_judged_run(tmp_path / "b", "fm_h_lr+small", {"fiqa": [0.6, 0.9, 1.0, 0.7, 1.0], "medquad": [0.5, 0.5]})
+    base = make_evaluated_run(tmp_path / "a", "bert", {"fiqa": [0.5, 0.2, 1.0, 0.1, nan], "medquad": [0.5, 0.5]})
+    new = make_evaluated_run(
+        tmp_path / "b", "fm_h_lr+small", {"fiqa": [0.6, 0.9, 1.0, 0.7, 1.0], "medquad": [0.5, 0.5]}
+    )
     assert main(["ttest", "--base", str(base), "--new", str(new)]) == 0
     out = capsys.readouterr().out
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines() if line[:1] == "|"]
@@ -311,10 +313,10 @@ def test_ttest_over_a_task_that_one_client_holds(tmp_path: Path, capsys: pytest.
 
 
 def test_ttest_needs_the_same_examples_and_their_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = make_judged_run(tmp_path / "a", "bert", {"fiqa": [0.5, 0.2]})
-    other = make_judged_run(tmp_path / "b", "fedavg", {"fiqa": [0.5, 0.2, 0.3]})
+    base = make_evaluated_run(tmp_path / "a", "bert", {"fiqa": [0.5, 0.2]})
+    other = make_evaluated_run(tmp_path / "b", "fedavg", {"fiqa": [0.5, 0.2, 0.3]})
     assert main(["ttest", "--base", str(base), "--new", str(other)]) == 2
-    assert "were not judged on the same examples: {'fiqa': 3} and {'fiqa': 2}" in capsys.readouterr().err
+    assert "were not evaluated on the same examples: {'fiqa': 3} and {'fiqa': 2}" in capsys.readouterr().err
     assert main(["ttest", "--base", str(base), "--new", str(base), "--metric", "map"]) == 2
     assert "no scores of single examples for the metric 'map'; it has mrr" in capsys.readouterr().err
     plain = make_run(tmp_path / "c")
@@ -323,7 +325,7 @@ def test_ttest_needs_the_same_examples_and_their_scores(tmp_path: Path, capsys: 
 
 
 def test_fedmatch_rows_have_no_micro_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_judged_run(tmp_path / "a", "fm_h_lr+small", {"fiqa": [0.5, 1.0], "medquad": [0.5, 0.5]})
+    run = make_evaluated_run(tmp_path / "a", "fm_h_lr+small", {"fiqa": [0.5, 1.0], "medquad": [0.5, 0.5]})
     assert main([str(run), "--no-plots"]) == 0
     table = rows(capsys.readouterr().out)
     assert table["run"][1:6] == ["PrivacyQA", "BioASQ (ours: PubMedQA)", "FiQA (2)", "InsuranceQA", "MedQuAD (2)"]

@@ -1,4 +1,4 @@
-"""The few-shot task: what the model sees, how a row is weighed, and how tasks are judged."""
+"""The few-shot task: what the model sees, how a row is weighed, and how tasks are evaluated."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_empty_pseudo_label_is_one_token_that_counts_fully(task: FewShotTasks
     assert Generated([1], [-3.0]).is_empty and not Generated([5, 1], [-3.0, -2.0]).is_empty
 
 
-def test_tasks_are_judged_whole_each_by_its_metric(task: FewShotTasks) -> None:
+def test_tasks_are_evaluated_whole_each_by_its_metric(task: FewShotTasks) -> None:
     rows = [example("made-mood", "positive"), example("made-mood", "negative"), example("made-stars", "1")]
     parts = list(task.eval_batches([*rows, example("made-stars", "3")], 1))
     assert [[row.task for row in part] for part in parts] == [["made-mood"] * 2, ["made-stars"] * 2]

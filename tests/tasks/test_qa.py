@@ -1,4 +1,4 @@
-"""The task `qa`: what is trained and judged, its sizes, and its messages."""
+"""The task `qa`: what is trained on and evaluated with, its sizes, and its messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fedtorch.models.esim import Esim
 from fedtorch.models.patch import Patch
 from fedtorch.models.re2 import Re2
 from fedtorch.tasks.base import Merged
-from fedtorch.tasks.qa import QA, Labelled, QAEsim, QARe2, Triple
+from fedtorch.tasks.qa import QA, QAEsim, QARe2
+from fedtorch.tasks.qa_examples import Labelled, Triple
 
 TINY = BertEncoder(hidden=8, layers=1, heads=2, ffn=16, positions=64)
 
@@ -40,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row("what is old", ("a stone wall", 1), ("a baby", 0), ("a new car", 0), ("the rain", 0)),
     ]
     blue = [row("who swims", ("a fish swims", 1), ("a bird flies", 0)), row("who flies", ("a bird", 1), ("a fish", 0))]
-    judged = [row("who runs", ("a dog runs", 1), ("a fish", 0)), row("who sleeps", ("a stone", 0), ("the sun", 0))]
-    clients = {name: {"train": train, "dev": judged, "test": judged} for name, train in (("red", red), ("blue", blue))}
+    held = [row("who runs", ("a dog runs", 1), ("a fish", 0)), row("who sleeps", ("a stone", 0), ("the sun", 0))]
+    clients = {name: {"train": train, "dev": held, "test": held} for name, train in (("red", red), ("blue", blue))}
     pool = [f"{word} number {i}" for i in range(6) for word in ("where is the train", "how tall is the tower")]
     write_qa(root, "qa", clients, pool=pool, vocab_size=120, record={}, min_frequency=1)
     return root

@@ -1,4 +1,4 @@
-"""The WikiSQL task: who sees labels, what a batch is, judging in parts, and whole small runs of all four groups."""
+"""The WikiSQL task: who sees labels, what a batch is, evaluation in parts, and whole small runs of all four groups."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_unit_of_a_batch_is_a_row_or_a_question(task: WikiSQL) -> None:
     assert task.collate(questions[:2], True)["rows_per_example"] == [len(questions[0]), len(questions[1])]
 
 
-def test_the_manifest_names_clients_to_train_and_parts_to_judge(task: WikiSQL) -> None:
+def test_the_manifest_names_clients_to_train_and_parts_to_evaluate(task: WikiSQL) -> None:
     sizes = task.manifest()
     assert list(sizes) == [*(f"client{i}" for i in range(6)), "part0", "part1"]
     assert all(3 <= sizes[f"client{i}"]["train"] <= 6 for i in range(6))
@@ -134,12 +134,12 @@ def test_the_heads_without_a_column_count_for_questions_alone(task: WikiSQL) -> 
 def test_the_teachers_query_as_label_is_the_loss_of_that_query(task: WikiSQL) -> None:
     whole = replace(task, batch_unit="question")
     model = whole.build_model(0).eval()
-    judged = [q for q in whole.load("part0", "dev") if isinstance(q, Question)]
-    batch = whole.collate(judged, False)
+    questions = [q for q in whole.load("part0", "dev") if isinstance(q, Question)]
+    batch = whole.collate(questions, False)
     outputs = whole.outputs(model, batch)
-    (query, *_), gold = whole.predict(model, judged, 60), judged[0].gold
+    (query, *_), gold = whole.predict(model, questions, 60), questions[0].gold
     assert gold is not None
-    labels = whole._pseudo_labels(outputs, batch)[: len(judged[0].rows)]
+    labels = whole._pseudo_labels(outputs, batch)[: len(questions[0].rows)]
     assert labels[:, 0].argmax() == query.sel and labels[query.sel, 2] == query.agg
     assert sorted(labels[:, 1].nonzero().flatten().tolist()) == sorted(query.where)
     assert labels[:, 4].tolist() == [len(query.where)] * len(labels)

@@ -19,12 +19,14 @@ SIZES = {"train": 48, "dev": 8, "test": 8}
 
 @dataclass(frozen=True)
 class Domain:
-    """What is ordered, in which kinds and sizes, and for when: the words a client's dialogs are filled with."""
+    """The words that a client's dialogs are filled with."""
 
     thing: str
+    """what is ordered"""
     kinds: tuple[str, ...]
     sizes: tuple[str, ...]
     times: tuple[str, ...]
+    """for when"""
 
 
 DOMAINS = {

@@ -32,11 +32,14 @@ Draw = Callable[[random.Random], tuple[str, ...]]
 
 
 class Made(NamedTuple):
-    """A task: CrossFit's metric, the client that holds it, and what draws an example (input and answers)."""
+    """A task."""
 
     metric: str
+    """CrossFit's name of it"""
     client: int
+    """which one holds the task, from 1"""
     draw: Draw
+    """draws an example: input and answers"""
 
 
 def _thing(r: random.Random) -> str:

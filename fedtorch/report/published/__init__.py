@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from fedtorch.report.published.fedmatch import FEDMATCH
 from fedtorch.report.published.lorar import LORAR
-from fedtorch.report.published.table import Paper, Row
+from fedtorch.report.published.table import Paper, Row, row_names
 from fedtorch.tracking.run_folder import Run
 
 PAPERS = {f"{paper.name}/{paper.metric}": paper for paper in (LORAR, *FEDMATCH)}
 
 
-def find(run: Run, metric: str | None = None) -> tuple[Paper, Row] | None:
+def find_row(run: Run, metric: str | None = None) -> tuple[Paper, Row] | None:
     """The published row for a run, of this metric if given.
 
-    `run.published` of its config (`lorar/fedopt_lorar`) names it, else `run.name`. Of a name like `fedavg-local` (the
-    run beside `fedavg`) or `seed3-fedavg` the part after the last `-` counts if the whole matches nothing, of
-    `fedavg+small` (a config with another laid over it) the part before the `+`. None also if the run has no client in
-    common with the paper's table.
+    `run.published` of its config (`lorar/fedopt_lorar`) names it, else `run.name` (see `row_names`). None also if the
+    run has no client in common with the paper's table.
     """
-    for wanted in (run.setting("run.published"), run.name, run.name.partition("+")[0], run.name.rpartition("-")[2]):
+    for wanted in (run.setting("run.published"), *row_names(run.name)):
         paper_name, _, row_name = str(wanted or "").rpartition("/")
         for paper in PAPERS.values():
             row = paper.rows.get(paper.aliases.get(row_name, row_name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fedtorch.report.published.table import row_names
+
 TITLE = "FedAssistant, tables 1 and 2; one run per row, no spread reported"
 DOMAINS = {
     "repair": "Repair",
@@ -53,9 +55,6 @@ TABLE: dict[str, tuple[str, Figures, Figures | None]] = {
 }
 
 
-def find(name: str) -> str | None:
-    """The row of a run by its name, or what follows its last `-` (`seed3-feda_top50`) or precedes its `+`."""
-    for wanted in (name, name.partition("+")[0], name.rpartition("-")[2]):
-        if wanted in TABLE:
-            return wanted
-    return None
+def row_of(name: str) -> str | None:
+    """The row of a run by its name, see `row_names`."""
+    return next((wanted for wanted in row_names(name) if wanted in TABLE), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtorch.report.published.table import Paper, Row, Setting, equals
+from fedtorch.report.published.table import ExpectedKey, Paper, Row, equals
 
 # config -> title; MAP then MRR of PrivacyQA, BioASQ, FiQA, InsuranceQA, MedQuAD, overall; in percent
 _FIGURES = {
@@ -96,7 +96,7 @@ _FIGURES = {
 _LOCAL = ("bert", "esim", "re2")
 
 
-def _settings(config: str) -> tuple[Setting, ...]:
+def _expected(config: str) -> tuple[ExpectedKey, ...]:
     if config in _LOCAL:
         return (equals("paradigm", "local"),)
     if config == "coverquery":
@@ -108,7 +108,7 @@ def _paper(metric: str, place: int) -> Paper:
     rows = {}
     for config, (title, *figures) in _FIGURES.items():
         *percent, overall = figures[place]
-        rows[config] = Row(title, tuple(percent), overall, None, None, _settings(config))
+        rows[config] = Row(title, tuple(percent), overall, None, None, _expected(config))
     return Paper(
         name="fedmatch",
         title="FedMatch, tables 2 and 3",
@@ -122,7 +122,7 @@ def _paper(metric: str, place: int) -> Paper:
         },
         sizes=(),
         rows=rows,
-        settings=(
+        expected=(
             equals("rounds", 10),
             equals("task.model.name", "bert-base-uncased"),
             equals("task.max_train", None),

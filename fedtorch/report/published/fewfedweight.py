@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fedtorch.report.published.table import row_names
+
 
 class Published(NamedTuple):
-    """A row. table: where it stands; apir: in percent, over the Data Silo models; pairs: tasks that were compared."""
+    """A row of tables 1 to 3."""
 
     table: str
+    """where it stands"""
     title: str
     apir: float
+    """in percent, over the Data Silo models"""
     win: int
+    """compared tasks that became better"""
     lose: int
     tie: int
 
@@ -44,12 +49,9 @@ COSTS: dict[str, tuple[float, float]] = {
 """Table 4: (generating, training) per client and epoch, in a unit the paper does not name."""
 
 
-def find(name: str) -> tuple[str, Published] | None:
-    """The published row of a run: the one whose name ends the run's (`real_small_ffw_meta`, `seed3-ffw_meta`).
-
-    Of `ffw_meta+small` (a config with another laid over it) the part before the `+` counts.
-    """
-    for wanted in (name, name.partition("+")[0]):
+def row_of(name: str) -> tuple[str, Published] | None:
+    """The published row of a run: the one that ends its name, or one of `row_names` (`real_small_ffw_meta`)."""
+    for wanted in row_names(name):
         for row in sorted(ROWS, key=len, reverse=True):
             if wanted == row or wanted.endswith((f"_{row}", f"-{row}")):
                 return row, ROWS[row]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fedtorch.report.published.table import Paper, Row, Setting, equals
+from fedtorch.report.published.table import ExpectedKey, Paper, Row, equals
 
 _SIXTY = (equals("rounds", 60),)
 _FEDERATED = (*_SIXTY, equals("paradigm", "federated"), equals("client.accumulation", 16))
 
 
-def _lorar(title: str, *figures: float, settings: tuple[Setting, ...] = _FEDERATED) -> Row:
+def _lorar(title: str, *figures: float, expected: tuple[ExpectedKey, ...] = _FEDERATED) -> Row:
     *percent, macro, micro, correct = figures
-    return Row(title, tuple(percent), macro, micro, int(correct), settings)
+    return Row(title, tuple(percent), macro, micro, int(correct), expected)
 
 
-def _central(paradigm: str) -> tuple[Setting, ...]:
+def _central(paradigm: str) -> tuple[ExpectedKey, ...]:
     return (equals("paradigm", paradigm),)
 
 
@@ -37,13 +37,13 @@ LORAR = Paper(
             "Finetuning",
             *(84.47, 53.91, 72.76, 98.65, 74.31, 57.89, 26.92, 33.33),
             *(62.78, 71.47, 1200),
-            settings=_central("local"),
+            expected=_central("local"),
         ),
         "centralized": _lorar(
             "Centralized",
             *(85.51, 56.38, 79.21, 100, 72.48, 65.79, 61.54, 41.67),
             *(70.32, 74.21, 1246),
-            settings=_central("centralized"),
+            expected=_central("centralized"),
         ),
         "fedopt": _lorar("FedOPT", 79.76, 51.23, 77.42, 98.65, 66.51, 50.00, 34.62, 8.33, 58.32, 68.49, 1150),
         "fedopt_lorar": _lorar(
@@ -62,9 +62,9 @@ LORAR = Paper(
             "FedOPT_equal", 76.96, 53.02, 77.78, 98.65, 63.30, 63.16, 34.62, 20.83, 61.04, 68.13, 1144
         ),
     },
-    settings=(
+    expected=(
         equals("task.model.name", "t5-base"),
-        Setting("task.data", "text2sql-data", lambda ours: ours is not None and "synthetic" not in str(ours)),
+        ExpectedKey("task.data", "text2sql-data", lambda ours: ours is not None and "synthetic" not in str(ours)),
         equals("task.max_train", None),
         equals("task.max_test", None),
     ),

@@ -1,0 +1,127 @@
+"""Talk to a trained assistant: the user's side runs here, the assistant's in another process.
+
+    python -m fedtorch.chat --run DIR --client NAME [--show-wire] [--max-new N]
+
+What is typed never leaves this process: keys and values of the user's turns go one way, token ids of the answers come
+back. A line is a turn; `/new` begins a new dialog, the end of the input ends the chat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import fedtorch
+from fedtorch.chat.model import computing, load_side, open_run, passing_of
+from fedtorch.chat.user import UserSide, Wire, talk
+from fedtorch.compression.payload import PayloadError
+from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.models.socket_link import LinkClosed, SocketLink
+from fedtorch.text.gpt2_bpe import load_bpe
+
+_LEAVE_S = 20.0  # the other side is given so long to end by itself
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat") -> int:
+    """Chat until the input ends; returns the exit code (0 done, 2 the run or an option is wrong)."""
+    args = _parser(prog).parse_args(arguments)
+    try:
+        _check(args)
+        run = open_run(args.run, args.client)
+        model = load_side(run, args.client, "user")
+        vocabulary = load_bpe(run.folder / "model" / "user")
+        wire = Wire(sys.stdout, args.show_wire)
+        with _assistant(args, int(vocabulary.eos_token_id)) as sock, computing(run):
+            user = UserSide(model, vocabulary, SocketLink(sock, wire), passing_of(run), args.reply == "keys")
+            talk(user, _typed(), sys.stdout)
+        wire.sum_up()
+        return 0
+    except FedtorchError as error:
+        print(f"fedtorch: {error}", file=sys.stderr)
+        return error.exit_code
+    except PayloadError as error:
+        print(f"fedtorch: what came from the assistant side is damaged: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+@contextmanager
+def _assistant(args: argparse.Namespace, separator: int) -> Iterator[socket.socket]:
+    """Start the other side; closing the socket ends it.
+
+    Raises:
+        FedtorchError: it ended by itself.
+    """
+    ours, theirs = socket.socketpair()
+    given = {"run": args.run, "client": args.client, "reply": args.reply, "socket": theirs.fileno()}
+    given |= {"separator": separator, "max-new": args.max_new, "seed": args.seed, "temperature": args.temperature}
+    command = [sys.executable, "-m", "fedtorch.chat.assistant", *(f"--{key}={value}" for key, value in given.items())]
+    package = str(Path(fedtorch.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}
+    )
+    theirs.close()
+    try:
+        with ours:
+            yield ours
+    except LinkClosed as error:
+        raise FedtorchError(f"the assistant side ended with code {_leave(process)}; see its message above") from error
+    finally:
+        _leave(process)
+
+
+def _leave(process: subprocess.Popen[bytes]) -> int:
+    """Wait until the process has ended, as it does when the socket is closed; its exit code."""
+    try:
+        return process.wait(_LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _typed() -> Iterator[str]:
+    is_terminal = sys.stdin.isatty()
+    while True:
+        if is_terminal:
+            print("you: ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.max_new < 1:
+        raise ConfigError(f"--max-new is {args.max_new}; an answer has at least 1 token")
+    if args.temperature < 0:
+        raise ConfigError(f"--temperature is {args.temperature}; set it to 0 (the likeliest word) or above")
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder of a finished run")
+    clients = parser.add_mutually_exclusive_group(required=True)
+    clients.add_argument("--client", metavar="NAME", help="client whose models are used")
+    clients.add_argument("--holder", dest="client", help=argparse.SUPPRESS)  # scripts may say it
+    parser.add_argument("--show-wire", action="store_true", help="print what crosses between the processes")
+    parser.add_argument("--max-new", type=int, default=40, metavar="N", help="most tokens of an answer (40)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest word each time (default)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws with a temperature (0)")
+    parser.add_argument(
+        "--reply",
+        choices=("tokens", "keys"),
+        default="tokens",
+        help="what comes back of an answer: its words, which the user's model reads itself; or its keys and values "
+        "too, as in training",
+    )
+    return parser

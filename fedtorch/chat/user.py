@@ -1,0 +1,117 @@
+"""The user's side of a chat: turns what is typed into keys and values, and answers into text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from fedtorch.models.side import Passing, Side
+from fedtorch.models.socket_link import Crossing, SocketLink
+
+_NEW = "/new"
+
+
+@dataclass
+class Wire:
+    """Prints what crosses, if it is to be shown, and sums it up."""
+
+    out: TextIO
+    is_shown: bool
+    totals: Counter[str] = field(default_factory=Counter)
+    """direction -> bytes"""
+
+    def __call__(self, crossing: Crossing) -> None:
+        """See `SocketLink.watch`."""
+        way = _way(crossing.is_sent)
+        self.totals[way] += crossing.num_bytes
+        if self.is_shown:
+            dtype = str(crossing.dtype).removeprefix("torch.")
+            shape = "x".join(map(str, crossing.shape))
+            text = f"{crossing.what}, turn {crossing.turn}, {dtype} {shape}, {crossing.num_bytes} bytes"
+            print(f"wire: {way}: {text}", file=self.out, flush=True)
+
+    def sum_up(self) -> None:
+        """Print the totals of both ways."""
+        if self.is_shown:
+            sums = [f"{_way(is_sent)} {self.totals[_way(is_sent)]} bytes" for is_sent in (True, False)]
+            print(f"wire: in all {', '.join(sums)}", file=self.out, flush=True)
+
+
+@dataclass
+class UserSide:
+    """The user's end of a dialog."""
+
+    model: Any
+    vocabulary: PreTrainedTokenizerBase
+    link: SocketLink
+    passing: Passing
+    receives_keys: bool = False
+    """do the keys and values of answers come too, beside their words?"""
+    side: Side = field(init=False)
+    """holds the keys and values of the dialog so far"""
+    turn: int = 0
+    """the user's next one"""
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a new dialog."""
+        self.side, self.turn = Side(self.model, self.link, self.passing), 0
+
+    def room(self, num_tokens: int) -> bool:
+        """Is there a position left for so many tokens and an answer of one?"""
+        context = self.side.context(1)
+        used = 0 if context is None else context[1].shape[1]
+        return bool(used + num_tokens + 1 < self.model.config.n_positions - 1)
+
+    @torch.no_grad()
+    def say(self, ids: Sequence[int]) -> list[int]:
+        """Speak a turn; the words of the answer. Waits for the other side.
+
+        Raises:
+            LinkClosed: it has ended.
+        """
+        self.side.speak(self.turn, self._segment(ids), 1, is_last=False)
+        if self.receives_keys:
+            self.side.hear(self.turn + 1, 1)
+        answer = self.link.receive_tokens(self.turn + 1)
+        if not self.receives_keys:
+            self.side.read(self._segment(answer))
+        self.turn += 2
+        return answer
+
+    def _segment(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        inputs = torch.tensor([[int(self.vocabulary.eos_token_id), *ids]])
+        return {"inputs": inputs, "targets": torch.full_like(inputs, -100), "lengths": torch.tensor([len(ids) + 1])}
+
+
+def talk(user: UserSide, lines: Iterable[str], out: TextIO) -> None:
+    """Answer every line; a dialog that has no position left is followed by a new one."""
+    for line in lines:
+        text = line.strip()
+        if text == _NEW:
+            user.begin()
+            continue
+        ids = user.vocabulary(text).input_ids if text else []
+        if not ids:
+            continue
+        if not user.room(len(ids)):
+            user.begin()
+            if not user.room(len(ids)):
+                limit = user.model.config.n_positions
+                print(f"(too long: {len(ids)} tokens, the model has {limit} positions)", file=out, flush=True)
+                continue
+            print("(no position is left; a new dialog begins)", file=out, flush=True)
+        answer = user.say(ids)
+        print(f"assistant: {user.vocabulary.decode(answer).strip()}", file=out, flush=True)
+
+
+def _way(is_sent: bool) -> str:
+    return "user -> assistant" if is_sent else "assistant -> user"

@@ -1,0 +1,30 @@
+"""The means over clients of a score: one rule for the records, the reports and the choice of the best model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Means(NamedTuple):
+    """A score over several clients."""
+
+    macro: float
+    """mean of the clients' means"""
+    micro: float
+    """mean over all examples together"""
+    examples: int
+    """examples behind both"""
+
+
+def means(pairs: Iterable[tuple[float, int]]) -> Means:
+    """Of (sum over examples, number of examples) of each client, added in their order.
+
+    Clients without examples do not count. (nan, nan, 0) if there are none.
+    """
+    kept = [(total, n) for total, n in pairs if n > 0]
+    if not kept:
+        return Means(math.nan, math.nan, 0)
+    count = sum(n for _, n in kept)
+    return Means(sum(total / n for total, n in kept) / len(kept), sum(total for total, _ in kept) / count, count)
