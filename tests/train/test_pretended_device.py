@@ -26,8 +26,7 @@ from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.config.schema import ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core.errors import NonFiniteError
 from fedtorch.setup import build
-from fedtorch.train import engine
-from fedtorch.train import pinned_copy
+from fedtorch.train import engine, pinned_copy
 
 TASK = Quadratic({"a": (1.0, 2.0, 7), "b": (0.5, -1.0, 5)}, start=(0, 1, 2), noise=0.3, dropout=0.2, double=False)
 HP = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, max_grad_norm=0.5, weight_decay=0.01)
