@@ -124,16 +124,19 @@ class Partition:
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, contiguous, as safetensors wants them: copied where two of them overlap in memory."""
-    taken: dict[int, list[tuple[int, int]]] = {}  # start of a storage -> what of it the tensors so far have
+    """The tensors on the CPU, contiguous, copied where two share memory, which safetensors refuses.
+
+    Views of one buffer that do not overlap are no such two, and stay as they are.
+    """
+    taken: dict[int, list[tuple[int, int]]] = {}
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
         start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-        spans = taken.setdefault(tensor.untyped_storage().data_ptr(), [])
-        overlaps = any(start < other_stop and other_start < stop for other_start, other_stop in spans)
+        ranges = taken.setdefault(tensor.untyped_storage().data_ptr(), [])
+        overlaps = any(start < other_stop and other_start < stop for other_start, other_stop in ranges)
         found[name] = tensor.clone() if overlaps else tensor
-        spans.append((start, stop))
+        ranges.append((start, stop))
     return found
 
 

@@ -17,7 +17,7 @@ from fedtorch.core.client import Client, ClientState, ClientStore, file_stem
 from fedtorch.core.sampling import cohort
 from fedtorch.core.seeds import generator_for, seed_for
 from fedtorch.core.update import Report, UpdateBuffer
-from fedtorch.core.weights import Layout, Partition, digest_of
+from fedtorch.core.weights import Layout, Partition, digest_of, unshared
 
 
 def test_a_layout_lays_tensors_end_to_end_and_views_write_through() -> None:
@@ -167,6 +167,15 @@ def test_a_state_whose_tensors_share_memory_can_go_to_a_file(tmp_path: Path) -> 
     store.put("a", ClientState(tensors, {}))
     found = store.get("a").tensors
     assert found.keys() == tensors.keys() and all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_only_tensors_that_overlap_are_copied_for_a_file() -> None:
+    flat = torch.arange(6.0)
+    tensors = {"head": flat[:2], "tail": flat[2:], "whole": flat, "again": flat, "none": flat[3:3]}
+    found = unshared(tensors)
+    assert [found[name].data_ptr() == tensors[name].data_ptr() for name in ("head", "tail")] == [True, True]
+    assert len({tensor.data_ptr() for tensor in found.values() if tensor.numel()}) == 4
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("is_full", [True, False])
