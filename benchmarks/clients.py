@@ -46,40 +46,16 @@ class Timing:
 
 def time_clients(num_clients: int, data: str, rounds: int) -> Timing:
     """One rank of the run with `num_clients` clients."""
-    from fedtorch.algorithms.fedparsing import FedParsing
     from fedtorch.checkpoint.store import Checkpoints
     from fedtorch.comm.distributed import DistributedCommunicator
-    from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
-    from fedtorch.models.encoder import EncoderModel
     from fedtorch.rounds.runner import Runner
     from fedtorch.setup.build import build
-    from fedtorch.tasks.wikisql import WikiSQL
     from fedtorch.tracking.tracker import Tracker
 
     importlib.import_module("transformers.models.roberta.modeling_roberta")  # seconds, and not what is measured
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    encoder = EncoderModel(width=64, layers=1, heads=2, feed_forward=128)
     folder = f"{data}-run-{num_clients}"
-    task = WikiSQL(
-        data=data,
-        encoder=encoder,
-        max_length=40,
-        server_labelled=50,
-        num_clients=num_clients,
-        client_size=(30, 30),
-        max_dev=16,
-        parts=2,
-    )
-    config = Config(
-        run=RunConfig(name="clients", dir=folder),
-        rounds=rounds + 1,
-        task=task,
-        algorithm=FedParsing(group="fedparsing"),
-        client=ClientConfig(optimizer="sgd", lr=0.01, batch_size=10, max_grad_norm=1.0),
-        clients=ClientsConfig(per_round=PER_ROUND),
-        eval=EvalConfig(every=1),
-        checkpoint=CheckpointConfig(every=1_000_000),
-    )
+    config = _config(folder, data, num_clients, rounds)
     started = time.perf_counter()
     built = build(config, num_ranks=size, rank=rank)
     with DistributedCommunicator.join(built.names, timeout_s=600) as comm:
@@ -99,6 +75,35 @@ def time_clients(num_clients: int, data: str, rounds: int) -> Timing:
             tracker.close()
     del timing.round_s[0]
     return timing
+
+
+def _config(folder: str, data: str, num_clients: int, rounds: int) -> Any:
+    """The config of a run of small rounds, of the task that can have many clients."""
+    from fedtorch.algorithms.fedparsing import FedParsing
+    from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
+    from fedtorch.models.encoder import EncoderModel
+    from fedtorch.tasks.wikisql import WikiSQL
+
+    task = WikiSQL(
+        data=data,
+        encoder=EncoderModel(width=64, layers=1, heads=2, feed_forward=128),
+        max_length=40,
+        server_labelled=50,
+        num_clients=num_clients,
+        client_size=(30, 30),
+        max_dev=16,
+        parts=2,
+    )
+    return Config(
+        run=RunConfig(name="clients", dir=folder),
+        rounds=rounds + 1,
+        task=task,
+        algorithm=FedParsing(group="fedparsing"),
+        client=ClientConfig(optimizer="sgd", lr=0.01, batch_size=10, max_grad_norm=1.0),
+        clients=ClientsConfig(per_round=PER_ROUND),
+        eval=EvalConfig(every=1),
+        checkpoint=CheckpointConfig(every=1_000_000),
+    )
 
 
 @dataclass

@@ -105,8 +105,10 @@ def _decode(model: Any, ids_BS: Tensor, max_length: int, top_k: int, temperature
             rows, last, hidden, mask_BS = rows[left], last[left], hidden[left], mask_BS[left]
             is_done = is_done[left]
             cache.batch_select_indices(left)
-    found = []
-    for tokens, energies in zip(tokens_BT.tolist(), energies_BT.tolist(), strict=True):
-        length = tokens.index(-1) if -1 in tokens else max_length
-        found.append(Generated(tokens[:length], energies[:length]))
-    return found
+    return [_cut(*row) for row in zip(tokens_BT.tolist(), energies_BT.tolist(), strict=True)]
+
+
+def _cut(tokens: list[int], energies: list[float]) -> Generated:
+    """A row without what was not written."""
+    length = tokens.index(-1) if -1 in tokens else len(tokens)
+    return Generated(tokens[:length], energies[:length])

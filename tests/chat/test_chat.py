@@ -371,6 +371,11 @@ def test_options_that_cannot_work_are_error_two(
     assert message in capsys.readouterr().err
 
 
+def test_holder_is_another_word_for_client(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--run", str(run_dir), "--holder", "x"]) == 2
+    assert "--client is x" in capsys.readouterr().err
+
+
 def test_the_assistant_process_says_what_is_wrong(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = socket.socketpair()
     given = ["--reply=tokens", "--separator=0", "--max-new=3", "--seed=0", "--temperature=0"]
