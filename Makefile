@@ -1,17 +1,25 @@
 # make run   - set up .venv and run the default job: eight silos on a server and four workers
-# make test  - set up .venv and run linters, type checks and tests
+# make test  - set up .venv and run linters, type checks and tests, these in WORKERS processes
+# make unit  - only the tests that start no process: a first answer in about a minute
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test slow lint clean
+# a file's tests stay together, files that take longest come first (tests/conftest.py)
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
+
+.PHONY: run test unit slow lint clean
 .DELETE_ON_ERROR:
 
 run: .venv/installed
 	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+unit: .venv/installed
+	$(PYTEST) -m 'not slow and not processes'
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -q -m slow

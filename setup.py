@@ -40,6 +40,7 @@ setup(
         "dev": [
             "pytest>=9",
             "pytest-timeout",
+            "pytest-xdist>=3.6",
             "hypothesis",
             "ruff",
             "mypy",
