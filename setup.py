@@ -49,5 +49,6 @@ setup(
             "types-PyYAML",
             "types-tqdm",
         ],
+        "docs": ["mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1,<2"],
     },
 )

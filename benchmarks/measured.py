@@ -23,7 +23,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
 from fedtorch.core.update import Report
-from fedtorch.rounds.context import Setting
+from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 from fedtorch.tracking.tracker import Tracker
@@ -116,7 +116,7 @@ def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, 
     try:
         with comm:
             comm.preflight(parts.facts())
-            setting = Setting(
+            setting = RunComponents(
                 config=config,
                 task=parts.task,
                 training=parts.training,
@@ -140,7 +140,7 @@ def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, 
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
     timing = watch.timing(workload.rounds)
-    timing.weights = runner.rank.shared.clone() if keep else None
+    timing.weights = runner.context.shared.clone() if keep else None
     return timing
 
 

@@ -22,7 +22,7 @@ def main() -> None:
     parts = build(config, num_ranks=size, rank=rank)
     with DistributedCommunicator.join(parts.names, timeout_s=120) as comm:
         comm.preflight(parts.facts())
-        comm.arrive("init", round=0)
+        comm.barrier("init", round=0)
         comm.broadcast(parts.engine.initial_shared)
 
 

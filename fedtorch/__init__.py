@@ -1,6 +1,20 @@
 """fedtorch: federated training of NLP models over torch.distributed."""
 
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtorch.algorithms.base import Algorithm as Algorithm
+    from fedtorch.algorithms.base import Updates as Updates
+    from fedtorch.core.client import ClientState as ClientState
+    from fedtorch.core.server import ServerState as ServerState
+    from fedtorch.core.update import Report as Report
+    from fedtorch.core.update import Update as Update
+    from fedtorch.core.weights import Layout as Layout
+    from fedtorch.tasks.base import Scores as Scores
+    from fedtorch.tasks.base import Task as Task
+    from fedtorch.train.job import ClientJob as ClientJob
 
 # torch reads this once, when it first takes memory: large vectors then come in pages of 2 MB where the system gives
 # them on request. *Measured* (torch 2.13, 60 M parameters): a new vector takes 75 % less time from the second one on.
@@ -8,3 +22,27 @@ import os
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "Algorithm": "fedtorch.algorithms.base",
+    "Updates": "fedtorch.algorithms.base",
+    "ClientJob": "fedtorch.train.job",
+    "Report": "fedtorch.core.update",
+    "Update": "fedtorch.core.update",
+    "ClientState": "fedtorch.core.client",
+    "ServerState": "fedtorch.core.server",
+    "Layout": "fedtorch.core.weights",
+    "Task": "fedtorch.tasks.base",
+    "Scores": "fedtorch.tasks.base",
+}
+"""What algorithms and tasks of your own are made of -> the module it stands in; imported when first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -102,13 +102,13 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
 def _build_all(config: Config, *, num_ranks: int, rank: int) -> list[Parts]:
     """The run and its companion, which shares the model."""
     first = build(config, num_ranks=num_ranks, rank=rank)
-    companion = config.companion()
-    if companion is None:
+    other = yaml_config.companion(config)
+    if other is None:
         return [first]
     if is_pinned(config):
-        companion = adopt(config, companion)
-    engine = first.engine if share_engine(config, companion) else None
-    second = build(companion, num_ranks=num_ranks, rank=rank, engine=engine)
+        other = adopt(config, other)
+    engine = first.engine if share_engine(config, other) else None
+    second = build(other, num_ranks=num_ranks, rank=rank, engine=engine)
     second.remarks = [remark for remark in second.remarks if remark not in first.remarks]
     return [first, second]
 
@@ -153,7 +153,7 @@ def _run_one(
     stop.last_words = partial(last_words, config, [first, config.folder], comm.rank, command, runner)
     try:
         result = runner.run(start)
-        if comm.is_server and parts.algorithm.exchanged:
+        if comm.is_server and parts.algorithm.exchanged_vectors:
             _save_model(parts)
     finally:
         if tracker is not None:
@@ -218,8 +218,8 @@ def _find_start(parts: Parts, comm: Communicator, checkpoints: Checkpoints, resu
             log.info("resuming after round %d from %s", found.round, found.folder)
         comm.heartbeat(phase="start", round=0)
         messages = [Message(NO_CLIENT, "decision", numbers={"round": -1 if found is None else found.round})]
-    comm.arrive("start", round=0)  # checking a checkpoint may take long, and nobody waits for long in a collective
-    (start,) = comm.share(messages, round=0)
+    comm.barrier("start", round=0)  # checking a checkpoint may take long, and nobody waits for long in a collective
+    (start,) = comm.broadcast_messages(messages, round=0)
     round = int(start.numbers["round"])
     return None if round < 0 else round
 
@@ -261,8 +261,8 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="YAML file, or several of which the later ones change the first; without it the default job: eight "
-        "generated silos",
+        help="YAML file or name of a shipped config (lorar/fedopt), or several of which the later ones change the "
+        "first; without it the default job: eight generated silos",
     )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config import yaml_tree
+from fedtorch.config.find import find_all, run_name
 from fedtorch.core.errors import ConfigError
 from launchers.submit import Request
 
@@ -36,22 +37,26 @@ def make_points(
     grid: Mapping[str, Sequence[str]],
     seeds: Sequence[int] = (),
     overrides: Sequence[str] = (),
+    overlays: Sequence[Path] = (),
 ) -> list[Point]:
-    """configs x grid x seeds, in that order; the last varies fastest. A folder stands for the YAML files in it.
+    """configs x grid x seeds, in that order; the last varies fastest. A folder stands for its configs (`find_all`).
+
+    overlays: laid over every config.
 
     Raises:
         ConfigError: no config, a folder without any, or two runs that would share a folder.
     """
     axes = [[f"{key}={value}" for value in values] for key, values in grid.items()]
     axes += [[f"run.seed={seed}" for seed in seeds]] if seeds else []
+    files = [file for given in configs for file in find_all(given)]
     points: dict[str, Point] = {}
-    for config, chosen in itertools.product(_files(configs), itertools.product(*axes)):
-        name = _name(config, chosen)
+    for config, chosen in itertools.product(files, itertools.product(*axes)):
+        name = _name((config, *overlays), chosen)
         place = folder / name
         sets = (*overrides, *chosen, f"run.name={name}", f"run.dir={place}")
         if name in points:
             raise ConfigError(f"two runs of the sweep are called {name}; give configs other names, values only once")
-        points[name] = Point(name, place, Request((config,), sets))
+        points[name] = Point(name, place, Request((config, *overlays), sets))
     return list(points.values())
 
 
@@ -118,20 +123,8 @@ def planned(folder: Path) -> list[str]:
     return list(json.loads(path.read_text())["runs"]) if path.is_file() else []
 
 
-def _files(configs: Sequence[Path]) -> list[Path]:
-    files: list[Path] = []
-    for path in configs:
-        found = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
-        if not found:
-            raise ConfigError(f"{path} is a folder without a .yaml file")
-        files += found
-    if missing := [path for path in files if not path.is_file()]:
-        raise ConfigError(f"config file {missing[0]} does not exist")
-    return files
-
-
-def _name(config: Path, chosen: Sequence[str]) -> str:
-    whole = ",".join([config.stem, *(entry.removeprefix("run.") for entry in chosen)])
+def _name(configs: Sequence[Path], chosen: Sequence[str]) -> str:
+    whole = ",".join(["+".join(map(run_name, configs)), *(entry.removeprefix("run.") for entry in chosen)])
     name = re.sub(r"[^\w.,=+-]+", "_", whole, flags=re.ASCII)
     if name == whole and len(name) <= 120:
         return name

@@ -1,6 +1,6 @@
 """Many runs: every config with every point of a grid and every seed, on this machine or as a SLURM job array.
 
-python -m launchers.sweep run --config configs/lorar --seeds 0 1 2 --dir runs/lorar --jobs 2
+python -m launchers.sweep run --config lorar --seeds 0 1 2 --dir runs/lorar --jobs 2
 python -m launchers.sweep run --config a.yaml --grid client.lr=1e-3,1e-4 --grid rounds=5,10 --dir runs/grid
 python -m launchers.sweep run --config a.yaml --seeds 0 1 2 --dir runs/seeds --executor slurm --partition gpu
 python -m launchers.sweep status runs/lorar
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    points = make_points(args.config, args.dir, grid=parse_grid(args.grid), seeds=args.seeds or (), overrides=args.set)
+    grid, seeds = parse_grid(args.grid), args.seeds or ()
+    points = make_points(args.config, args.dir, grid=grid, seeds=seeds, overrides=args.set, overlays=args.over)
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs is {args.jobs} but should be at least 1")
     resources = resources_of(args) if args.executor == "slurm" else None
@@ -127,7 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="launchers.sweep", description=__doc__, formatter_class=formatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="make the runs that are missing")
-    run.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE|FOLDER", help="each file is a run")
+    run.add_argument(
+        "--config", type=Path, nargs="+", required=True, metavar="FILE|FOLDER", help="each file is a run; or names"
+    )
+    run.add_argument("--over", type=Path, nargs="+", default=[], metavar="FILE", help="configs laid over each of them")
     run.add_argument("--grid", action="append", default=[], metavar="KEY=A,B", help="values of a key; several multiply")
     run.add_argument("--seeds", type=int, nargs="+", metavar="SEED")
     run.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override, in all runs")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedtorch import Report
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.core.update import Report
 
 
 @dataclass(frozen=True)

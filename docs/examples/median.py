@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtorch.algorithms.base import Updates
+from fedtorch import Updates
 from fedtorch.algorithms.fedavg import FedAvg
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedtorch.compression.payload import Sparse
 from fedtorch.core.client import ClientState
+from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
@@ -36,18 +36,27 @@ class Updates(Protocol):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What clients compute and how the server combines it; the fields of a subclass are its YAML keys.
+    """What clients compute and how the server combines it; the fields of a subclass are its YAML keys."""
 
-    exchanged: the flat vectors that travel each round, down under these names and up as their pseudo-gradients,
-        all over the shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each
-        name in `ServerState.tensors`; `weights` are the model's, others start at zero.
-    is_personal: clients are judged with models of their own, so each is evaluated at its home.
-    needs_labels: do clients train on the task's own loss?
-    """
-
-    exchanged: ClassVar[tuple[str, ...]] = ("weights",)
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights",)
+    """the flat vectors that travel each round, down under these names and up as their pseudo-gradients, all over the
+    shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each name in
+    `ServerState.tensors`; `weights` are the model's, others start at zero"""
     is_personal: ClassVar[bool] = False
+    """clients are evaluated with models of their own, each at its home"""
     needs_labels: ClassVar[bool] = True
+    """do clients train on the task's own loss?"""
+    trains_server: ClassVar[bool] = False
+    """does the server train on data of its own? True for every class that defines `server_train`"""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "server_train" in vars(cls):
+            cls.trains_server = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        accept_old_names(cls, {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"})
 
     def check(self, hp: LocalTraining) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
@@ -81,15 +90,26 @@ class Algorithm:
     def server_train(self, server: ServerState, job: ClientJob | None) -> None:
         """The server's own training, before the first round and after each; nothing by default.
 
-        Changes `server.weights`, which the next broadcast sends and evaluation judges. job: the server's share of the
-        task's data (`Task.server_examples`) as if it were the client `server`, in round 0 for the first time, then 1,
+        Changes `server.weights`, which are evaluated and then sent by the next broadcast. job: the server's own data of
+        the task (`Task.server_examples`) as if it were the client `server`, in round 0 for the first time, then 1,
         2, ...; None if the task has none. May be called again for the same round if it was interrupted: change
         `server` only at the end.
         """
 
-    def client_update(self, job: ClientJob) -> Update:
-        """One client's work of the round."""
+    def client_update(self, job: ClientJob) -> Report | Update:
+        """One client's work of the round: train, `job.send` every exchanged vector, return the client's numbers.
+
+        An `Update`, which carries vector and report together, may be returned in place of sending.
+        """
         raise NotImplementedError
+
+    @property
+    def weighting(self) -> str:
+        """What `weigh` goes by, as in the algorithm's YAML; `equal`: every draw of a client counts the same.
+
+        Size-proportional sampling (`clients.sampling`) favours large clients by itself and asks for `equal`.
+        """
+        return "equal"
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """One weight per accepted report, in the same order."""
@@ -103,38 +123,7 @@ class Algorithm:
         """Change `server` in place by the combined pseudo-gradient; by default one step of the server optimiser."""
         server.optimizer.step(server, grad)
 
-    def message_bytes(self, layout: Layout) -> int:
-        """Length of a client's message (uint8), which then is `Update.grad`; 0: dense vectors are sent.
-
-        Where messages are sent, reports come with `norm` and `max_abs` of what they stand for, and every rank keeps the
-        server's state and takes its step: see `replicas`. The five members below are for such algorithms only.
-        """
-        return 0
-
-    @property
-    def combines_everywhere(self) -> bool:
-        """Does every rank get all messages, or only the server, which then sends its choice to all?"""
-        return False
-
-    @property
-    def replicas_compared_every(self) -> int:
-        """Rounds between comparisons of the ranks' replicas of the server's state."""
-        return 50
-
-    @property
-    def kept_by_server(self) -> tuple[str, ...]:
-        """Tensors of the server's state that only the server has a use for, so that no replica keeps them."""
-        return ()
-
-    def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
-        """The vector that a message stands for."""
-        raise NotImplementedError
-
-    def choose(self, server: ServerState, mean: Tensor) -> Tensor:
-        """The step along the weighted sum of the clients' vectors, as a message of the same length; may keep things."""
-        raise NotImplementedError
-
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """The flat shared weights that a client is evaluated with (its private ones are added by the engine)."""
         return received
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.core.client import ClientState
-from fedtorch.core.update import Update
+from fedtorch.core.state_keys import PERSONAL
+from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 
 
@@ -19,7 +20,7 @@ class Ditto(FedAvg):
     """v_i ← v_i − lr·(∇f_i(v_i) + lam·(v_i − w^t)); the global model is FedAvg's and never sees v_i.
 
     w^t is the model received this round. v_i starts at w^0, is kept in the client's state, never sent, and is what
-    the client is judged with. The personal pass comes first, over epochs of its own; the authors' code takes a
+    the client is evaluated with. The personal pass comes first, over epochs of its own; the authors' code takes a
     personal and a global step in turn on the same mini-batch.
     """
 
@@ -33,23 +34,23 @@ class Ditto(FedAvg):
     personal_lr: float | None = None
     """learning rate of the personal pass; null: the client's"""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """Personal pass, then FedAvg's (full) or nothing more (simplified)."""
         received = job.received["weights"]
         hp: Any = job.hp if self.personal_lr is None else replace(job.hp, lr=self.personal_lr)  # type: ignore[type-var]
         curve = job.train(
-            job.state.tensors.get("personal", job.initial),
+            job.state.tensors.get(PERSONAL, job.initial),
             purpose="personal",
             before_step=proximal(job.engine, received, self.lam if self.form == "full" else 2 * self.lam),
             epochs=self.personal_epochs,
             hp=hp,
         )
-        job.state.tensors["personal"] = job.engine.snapshot()
+        job.state.tensors[PERSONAL] = job.engine.snapshot()
         if self.form == "full":
             return super().client_update(job)
         job.send_difference(received)
-        return Update(job.outgoing["weights"], self.report(job, curve))
+        return self.report(job, curve)
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """v_i; the received model for a client that never took part."""
-        return state.tensors.get("personal", received)
+        return state.tensors.get(PERSONAL, received)

@@ -10,20 +10,23 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.compression.compressors import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
 from fedtorch.compression.payload import Sparse, decode
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
-from fedtorch.core.update import Report, Update
+from fedtorch.core.state_keys import SERVER_STEPS
+from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.optim import LocalTraining
+from fedtorch.train.outgoing import MESSAGE
 
 
 @dataclass(frozen=True)
-class FedAssistant(FedAvg):
+class FedAssistant(FedAvg, MessageAlgorithm):
     """FedAssistant, Algorithm 1 read as its origin, DGC.
 
     Each client adds its gradient to what it has not sent yet and sends the largest numbers of that; the server
@@ -109,7 +112,7 @@ class FedAssistant(FedAvg):
 
     # --- the client's round
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """One client's gradient or difference, compressed with what it had not sent yet."""
         layout = job.engine.shared
         if self.payload == "gradient":
@@ -118,11 +121,12 @@ class FedAssistant(FedAvg):
         else:
             curve = job.train(job.received["weights"])
             grad = job.engine.difference(job.received["weights"])
-        if self.compressor is None:
-            return Update(grad, self.report(job, curve))
-        return self._compressed(job, grad, curve)
+        if self.compressor is not None:
+            return self._compressed(job, grad, curve)
+        job.send("weights", grad)
+        return self.report(job, curve)
 
-    def _compressed(self, job: ClientJob, grad: Tensor, curve: LossCurve) -> Update:
+    def _compressed(self, job: ClientJob, grad: Tensor, curve: LossCurve) -> Report:
         assert self.compressor is not None
         layout, state = job.engine.shared, job.state
         message, residual = with_feedback(
@@ -135,11 +139,12 @@ class FedAssistant(FedAvg):
             state.numbers["sent/round"] = job.round
         sent = self.compressor.decompress(message, layout)
         if self.exchange == "dense":
-            return Update(sent, self.report(job, curve))
+            job.send("weights", sent)
+            return self.report(job, curve)
+        job.send(MESSAGE, message)
         low, high = torch.aminmax(sent)
         norm = torch.linalg.vector_norm(sent).item()
-        report = replace(self.report(job, curve), norm=norm, max_abs=max(high.item(), -low.item()))
-        return Update(message, report)
+        return replace(self.report(job, curve), norm=norm, max_abs=max(high.item(), -low.item()))
 
     def _residual(self, job: ClientJob) -> Tensor | None:
         """What the client had not sent, and what of it the last step left out."""
@@ -191,7 +196,7 @@ class FedAssistant(FedAvg):
         """The step as a message: the server compresses the mean with what its earlier choices left out."""
         assert self.compressor is not None and server.layout is not None
         rule: Feedback = True if self.server_residual == "server" else "none"
-        taken = int(server.numbers.get("server_steps", 0))
+        taken = int(server.numbers.get(SERVER_STEPS, 0))
         message, residual = with_feedback(
             self.compressor, mean, server.tensors.get("residual"), rule, server.layout, seed=taken
         )
@@ -211,7 +216,7 @@ class FedAssistant(FedAvg):
             server.tensors["step"] = grad.clone()
         server.optimizer.step(server, grad)
         if server.optimizer.optimizer in ("none", "sgd"):
-            server.numbers["server_steps"] = int(server.numbers.get("server_steps", 0)) + 1
+            server.numbers[SERVER_STEPS] = int(server.numbers.get(SERVER_STEPS, 0)) + 1
 
 
 def _take_gradient(out: Tensor, max_norm: float | None) -> GradientHook:

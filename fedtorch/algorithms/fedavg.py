@@ -10,7 +10,7 @@ from typing import Literal
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.core.update import Report, Update
+from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
@@ -26,15 +26,20 @@ class FedAvg(Algorithm):
     """
 
     weights: Literal["size", "equal", "loss_reduction", "lorar"] = "size"
-    """what a client's share in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
+    """what a client's weight in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """how ΔL_i is measured"""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """Train from the received weights and send the difference."""
         curve = job.train(job.received["weights"], before_step=self.correction(job))
         job.send_difference(job.received["weights"])
-        return Update(job.outgoing["weights"], self.report(job, curve))
+        return self.report(job, curve)
+
+    @property
+    def weighting(self) -> str:
+        """`weights`."""
+        return self.weights
 
     def correction(self, job: ClientJob) -> GradientHook | None:
         """What to add to every step's gradient; nothing for FedAvg. FedProx and SCAFFOLD override this."""

@@ -9,7 +9,7 @@ from math import fsum
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.update import Report, Update
+from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
 from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import LocalTraining
@@ -36,12 +36,12 @@ class FedNova(FedAvg):
                 "no weight_decay, warm-up or max_grad_norm, and not both client.momentum and algorithm.mu"
             )
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """As FedAvg; reports ‖a_i‖₁ as `normaliser`."""
         curve = job.train(job.received["weights"], before_step=self.correction(job))
         job.send_difference(job.received["weights"])
         size = normaliser(curve.taken, momentum=job.hp.momentum, alpha=job.hp.lr * self.mu)
-        return Update(job.outgoing["weights"], self.report(job, curve, normaliser=size))
+        return self.report(job, curve, normaliser=size)
 
     def correction(self, job: ClientJob) -> GradientHook | None:
         """FedProx's, if mu is set."""
@@ -49,10 +49,10 @@ class FedNova(FedAvg):
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """tau_eff·p_i/‖a_i‖₁ with p_i as in `weights`; a client that took no step weighs 0."""
-        shares = super().weigh(reports)
+        usual = super().weigh(reports)
         sizes = [report.extra["normaliser"] for report in reports]
-        effective = fsum(share * size for share, size in zip(shares, sizes, strict=True))
-        return [effective * share / size if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
+        effective = fsum(weight * size for weight, size in zip(usual, sizes, strict=True))
+        return [effective * weight / size if size else 0.0 for weight, size in zip(usual, sizes, strict=True)]
 
 
 def normaliser(steps: int, *, momentum: float = 0.0, alpha: float = 0.0) -> float:

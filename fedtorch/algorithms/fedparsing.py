@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedtorch.algorithms.base import Algorithm
-from fedtorch.algorithms.mean_teacher import Consistency, MeanTeacher, Student, Teacher, matching
+from fedtorch.algorithms.mean_teacher import Comparable, Consistency, MeanTeacher, Student, Teacher, matching
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
-from fedtorch.core.update import Report, Update
+from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob, Trainable
@@ -42,12 +42,42 @@ class MaskedWords:
             raise ConfigError(f"masked is {self.masked} and random {self.random}; together they may be at most 1")
 
 
+@runtime_checkable
+class MaskingTask(Protocol):
+    """What the group hydranet_mlm asks of a task."""
+
+    @property
+    def masked_words(self) -> bool:
+        """Has the model a head that predicts masked words?"""
+        ...
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any: ...
+    def masked_word_loss(
+        self, model: nn.Module, batch: Any, *, share: float, masked: float, random: float
+    ) -> tuple[Tensor, int]: ...
+
+
+@runtime_checkable
+class ColumnTask(Protocol):
+    """A task whose examples are pairs of a question and a column, so that a question can be cut into several."""
+
+    @property
+    def batch_unit(self) -> str:
+        """`question`: all columns of a question are in one batch."""
+        ...
+
+    @property
+    def client_input(self) -> str:
+        """`pair`: a client's model reads question and column."""
+        ...
+
+
 @dataclass(frozen=True)
 class FedParsing(Algorithm):
     """The server trains on its labels, sends w_s^t; K clients move a student towards its teacher's answers; then eq. 4.
 
     w_avg = (w_s^t + Σ_k w_k) / (K + 1): the server counts as one more client, whatever the sizes. It trains on from
-    w_avg, and that is what is judged and sent next. What a client does not train comes back as it was.
+    w_avg, and that is what is evaluated and sent next. What a client does not train comes back as it was.
     """
 
     needs_labels: ClassVar[bool] = False
@@ -94,15 +124,16 @@ class FedParsing(Algorithm):
 
     def check_task(self, task: Any) -> None:
         """The server must have labels, and the task must offer what the group's clients need."""
-        kind, questions = self.consistency.type, getattr(task, "batch_unit", "question") == "question"
-        if not task.server_examples() or not hasattr(task, "consistency"):
+        if not task.server_examples() or not isinstance(task, Comparable):
             raise ConfigError(
-                f"algorithm.name is fedparsing but the task {type(task).__name__} has no labelled share for the server "
+                f"algorithm.name is fedparsing but the task {type(task).__name__} has no labelled data for the server "
                 "or cannot compare a student with a teacher; set task.name to wikisql, or paradigm to federated"
             )
-        if self.group == "hydranet_mlm" and not getattr(task, "masked_words", False):
+        has_head = isinstance(task, MaskingTask) and task.masked_words
+        if self.group == "hydranet_mlm" and not has_head:
             raise ConfigError("algorithm.group is hydranet_mlm, which needs a head; set task.masked_words to true")
-        if kind == "hard" and not (questions and getattr(task, "client_input", "pair") == "pair"):
+        is_cut = isinstance(task, ColumnTask) and (task.batch_unit, task.client_input) != ("question", "pair")
+        if self.consistency.type == "hard" and is_cut:
             raise ConfigError(
                 "algorithm.consistency.type is hard, which needs all columns of a question together; set "
                 "task.batch_unit to question and task.client_input to pair"
@@ -118,24 +149,25 @@ class FedParsing(Algorithm):
         return self.student.init == "persistent" or super().stateful(private)
 
     def server_train(self, server: ServerState, job: ClientJob | None) -> None:
-        """E epochs on the labelled share, from w_avg (eq. 3), in round 0 from the start."""
+        """E epochs on the labelled data, from w_avg (eq. 3), in round 0 from the start."""
         assert job is not None  # check_task
         curve = job.train(server.weights)
         job.engine.snapshot(server.weights)
         if len(curve):
             log.info("server: loss %.4f -> %.4f in %d steps", curve.losses[0], curve.losses[-1], len(curve))
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """Train on unlabelled rows and send the student."""
         received = job.received["weights"]
         decoder = matching(job.engine.shared.names, self.decoder)
         if self.group == "hydranet_mlm":
+            assert isinstance(job.task, MaskingTask)  # check_task
             objective = MaskedWordTask(job.task, self.masked_words)
             curve = job_with(job, objective).train(received, before_step=self._hook(decoder))
         else:
             curve = self._follow_teacher(job, received, decoder)
         job.send_difference(received)
-        return Update(job.outgoing["weights"], self._report(job, curve))
+        return self._report(job, curve)
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """1 / (K + 1) each: the pseudo-gradients' sum with these weights leaves 1 / (K + 1) of w_s^t (eq. 4).
@@ -153,8 +185,8 @@ class FedParsing(Algorithm):
                 "task.encoder.dropout above 0, or algorithm.student.init to another value than global",
                 len(reports),
             )
-        draws = [int(report.extra.get("draws", 1)) for report in reports]
-        return [count / (sum(draws) + 1) for count in draws]
+        draws = sum(report.draws for report in reports)
+        return [report.draws / (draws + 1) for report in reports]
 
     @property
     def _teacher(self) -> Teacher:
@@ -165,7 +197,8 @@ class FedParsing(Algorithm):
     def _follow_teacher(self, job: ClientJob, received: Tensor, decoder: Sequence[str]) -> LossCurve:
         settings = self._teacher
         own = decoder if settings.scope == "decoder" else job.engine.shared.names
-        teacher = MeanTeacher(job.task, job.engine, received, settings, self.consistency, own)  # type: ignore[arg-type]
+        assert isinstance(job.task, Comparable)  # check_task
+        teacher = MeanTeacher(job.task, job.engine, received, settings, self.consistency, own)
         epochs = [plan.epoch for plan in job.plans(len(job.examples), purpose="train")]
         ends = {n for n, epoch in enumerate(epochs, start=1) if n == len(epochs) or epochs[n] != epoch}
 
@@ -229,7 +262,7 @@ class FedParsing(Algorithm):
 class MaskedWordTask:
     """A task whose loss is that of masked words."""
 
-    task: Any
+    task: MaskingTask
     settings: MaskedWords
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
@@ -238,10 +271,10 @@ class MaskedWordTask:
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """(sum, number of chosen tokens)."""
-        found: tuple[Tensor, int] = self.task.masked_word_loss(
-            model, batch, share=self.settings.share, masked=self.settings.masked, random=self.settings.random
+        settings = self.settings
+        return self.task.masked_word_loss(
+            model, batch, share=settings.share, masked=settings.masked, random=settings.random
         )
-        return found
 
 
 def job_with(job: ClientJob, task: Trainable, on_step: Callable[[int], None] | None = None) -> ClientJob:

@@ -16,7 +16,8 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.core.client import ClientState
-from fedtorch.core.update import Report, Update
+from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
+from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 
@@ -32,7 +33,7 @@ class FewFedWeight(FedAvg):
     """Algorithm 1, with who predicts the pseudo labels as in the text (the global model), not as printed.
 
     A client's model F_i starts at w^0, is trained in every round on its annotated rows and on the same inputs with
-    the received global model's answers, and is what the client is judged with. The broadcast never overwrites it:
+    the received global model's answers, and is what the client is evaluated with. The broadcast never overwrites it:
     F_global is only a labeller and the average Σ δ_i F_i. Nothing of F_i but the update is sent.
 
     A client that fails in a round keeps the model it had. The state is the model, and the optimiser's where
@@ -42,7 +43,7 @@ class FewFedWeight(FedAvg):
     is_personal: ClassVar[bool] = True
 
     weights: Literal["loss", "size"] = "loss"  # type: ignore[assignment]
-    """a client's share δ_i: proportional to its mean pseudo loss plus mean annotated loss, or to its training size"""
+    """a client's weight δ_i: proportional to its mean pseudo loss plus mean annotated loss, or to its training size"""
     size_rounds: Annotated[int, Field(ge=0)] = 0
     """with `weights: loss`: so many rounds by size come first (the paper's figure 5 has 10)"""
     token_weights: TokenWeighting = "clamp"
@@ -69,9 +70,9 @@ class FewFedWeight(FedAvg):
         """The task must be able to label."""
         pseudo.labelling_task(task)
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """Label, train the personal model on both kinds of rows, send its difference from the received one."""
-        personal = job.state.tensors.get("personal", job.initial)
+        personal = job.state.tensors.get(PERSONAL, job.initial)
         made = self.pseudo_data(job, personal)
         measured = pseudo.Measured(pseudo.labelling_task(job.task))
         started = time.monotonic()
@@ -98,15 +99,13 @@ class FewFedWeight(FedAvg):
         """The weights that make the pseudo labels: the received ones."""
         return job.received["weights"]
 
-    def deliver(self, job: ClientJob, report: Report) -> Update:
+    def deliver(self, job: ClientJob, report: Report) -> Report:
         """Keep the engine's weights as the personal model, and send them as a difference."""
-        job.state.tensors["personal"] = job.engine.snapshot()
-        job.send_difference(job.received["weights"])
-        grad = job.outgoing["weights"]
-        size = float(grad.numel() * grad.element_size())
+        job.state.tensors[PERSONAL] = job.engine.snapshot()
+        size = float(job.send_difference(job.received["weights"]).nbytes)
         extra = {"received_bytes": size, "sent_bytes": size + LOSSES_BYTES}
         by_size = {"by_size": 1.0} if job.round < self.size_rounds else {}
-        return Update(grad, replace(report, extra={**report.extra, **extra, **by_size}))
+        return replace(report, extra={**report.extra, **extra, **by_size})
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """δ_i = L_i / Σ L_j with L_i = mean pseudo loss + mean annotated loss; all alike where every loss is 0.
@@ -123,34 +122,34 @@ class FewFedWeight(FedAvg):
         total = math.fsum(losses)
         return [loss / total for loss in losses] if total else [1.0 / len(losses)] * len(losses)
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """F_i; the received model for a client that never took part."""
-        return state.tensors.get("personal", received)
+        return state.tensors.get(PERSONAL, received)
 
 
 @dataclass(frozen=True)
 class SiloAugmented(FewFedWeight):
-    """Data Silo DA: no server; every client labels with its own model, and all tokens count alike."""
+    """The paper's Data Silo DA: no server; every client labels with its own model, and all tokens count alike."""
 
-    exchanged: ClassVar[tuple[str, ...]] = ()
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ()
 
     token_weights: TokenWeighting = "uniform"
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """As above; a client whose dev score stopped rising (`eval.patience`) rests."""
-        if job.state.numbers.get("stopped"):
-            return Update(None, self.report(job, LossCurve()))
+        if job.state.numbers.get(STOPPED):
+            return self.report(job, LossCurve())
         return super().client_update(job)
 
     def labeller(self, job: ClientJob, personal: Tensor) -> Tensor:
         """The client's own weights."""
         return personal
 
-    def deliver(self, job: ClientJob, report: Report) -> Update:
+    def deliver(self, job: ClientJob, report: Report) -> Report:
         """Keep the model; nothing is sent."""
-        job.state.tensors["personal"] = job.engine.snapshot()
-        job.state.numbers["unjudged"] = 1  # the next evaluation counts for this client
-        return Update(None, report)
+        job.state.tensors[PERSONAL] = job.engine.snapshot()
+        job.state.numbers[NOT_EVALUATED] = 1  # the next evaluation counts for this client
+        return report
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """Nothing is averaged."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.core.client import ClientState
-from fedtorch.core.update import Report, Update
+from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
+from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 
@@ -19,22 +20,22 @@ from fedtorch.train.loop import LossCurve
 class Local(FedAvg):
     """Each client continues its own model. A client whose dev score stopped rising (`eval.patience`) rests."""
 
-    exchanged: ClassVar[tuple[str, ...]] = ()
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ()
     is_personal: ClassVar[bool] = True
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """Train on from where this client was."""
-        if job.state.numbers.get("stopped"):
-            return Update(None, self.report(job, LossCurve()))
-        curve = job.train(job.state.tensors.get("personal", job.initial))
-        job.state.tensors["personal"] = job.engine.snapshot()
-        job.state.numbers["unjudged"] = 1  # the next evaluation counts for this client
-        return Update(None, self.report(job, curve))
+        if job.state.numbers.get(STOPPED):
+            return self.report(job, LossCurve())
+        curve = job.train(job.state.tensors.get(PERSONAL, job.initial))
+        job.state.tensors[PERSONAL] = job.engine.snapshot()
+        job.state.numbers[NOT_EVALUATED] = 1  # the next evaluation counts for this client
+        return self.report(job, curve)
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """Nothing is averaged."""
         return [0.0] * len(reports)
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """The client's own model; w^0 before its first round."""
-        return state.tensors.get("personal", received)
+        return state.tensors.get(PERSONAL, received)

@@ -1,4 +1,4 @@
-"""How much a client's training loss fell within a round (lorar.md section 3)."""
+"""How much a client's training loss fell within a round: Lorar's ΔL (paper and code: docs/lorar.md)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from pydantic import Field
@@ -56,6 +56,7 @@ class Consistency:
             raise ConfigError("consistency.reduce is mean_classes but consistency.type is hard, which does not use it")
 
 
+@runtime_checkable
 class Comparable(Protocol):
     """What a task has to offer for a student and a teacher."""
 
@@ -65,10 +66,7 @@ class Comparable(Protocol):
 
 
 class MeanTeacher:
-    """The teacher of one client in one round. As a task its loss is the distance of the student from it.
-
-    weights: the teacher's own parameters, named tensors on the engine's device, copies.
-    """
+    """The teacher of one client in one round. As a task its loss is the distance of the student from it."""
 
     def __init__(
         self,
@@ -82,6 +80,7 @@ class MeanTeacher:
         self.task, self.engine, self.settings, self.compare = task, engine, settings, compare
         views = engine.shared.view(received)
         self.weights = {name: views[name].to(engine.device, copy=True) for name in own}
+        """the teacher's own parameters, named tensors on the engine's device, copies"""
         self.updates = 0
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:

@@ -16,7 +16,8 @@ from fedtorch.algorithms import pseudo
 from fedtorch.algorithms.fewfedweight import FewFedWeight
 from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.core.seeds import generator_for
-from fedtorch.core.update import Update
+from fedtorch.core.state_keys import PERSONAL
+from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 
 Parameters = dict[str, Tensor]
@@ -93,9 +94,9 @@ class MetaWeighting(FewFedWeight):
         """The derivatives that make the weights have no loss scale."""
         return ("fp32", "bf16")
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """Label, train the personal model on weighted pairs of rows, send its difference from the received one."""
-        personal = job.state.tensors.get("personal", job.initial)
+        personal = job.state.tensors.get(PERSONAL, job.initial)
         made = self.pseudo_data(job, personal)
         task = _MetaTask(self, pseudo.labelling_task(job.task), self.meta_lr or job.hp.lr)
         started = time.monotonic()

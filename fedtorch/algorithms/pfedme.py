@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.update import Update
+from fedtorch.core.state_keys import PERSONAL
+from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve, Step
 from fedtorch.train.loop import train as take_steps
@@ -24,7 +24,7 @@ class PFedMe(FedAvg):
     """Local iteration r: theta ≈ argmin f_i(theta; batch) + (lam/2)‖theta − w‖²; then w ← w − eta·lam·(w − theta).
 
     The minimisation takes `inner_steps` steps of the client's optimiser, from w, on one batch. theta is the personal
-    model: kept, never sent, judged. Server: w^{t+1} = (1 − beta)·w^t + beta·mean(w_i), which is `server.optimizer:
+    model: kept, never sent, evaluated. Server: w^{t+1} = (1 − beta)·w^t + beta·mean(w_i), which is `server.optimizer:
     sgd` with lr beta (or `none` for beta 1).
     """
 
@@ -43,7 +43,7 @@ class PFedMe(FedAvg):
                 "algorithm.name is `pfedme`, which cannot keep an optimiser; set client.optimizer_state: reset"
             )
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """One local iteration per planned step."""
         engine = job.engine
         weights = job.received["weights"].clone()
@@ -60,11 +60,11 @@ class PFedMe(FedAvg):
             weights.sub_(engine.difference(weights), alpha=self.eta * self.lam)
             job.keep_private()
             job.on_step(index + 1)
-        job.state.tensors["personal"] = engine.snapshot()
-        torch.sub(job.received["weights"], weights, out=job.outgoing["weights"])
+        job.state.tensors[PERSONAL] = engine.snapshot()
+        job.send_difference(job.received["weights"], weights)
         curve = LossCurve(tuple(losses), (0.0,) * len(losses), tuple(epochs))
-        return Update(job.outgoing["weights"], self.report(job, curve))
+        return self.report(job, curve)
 
-    def judged_weights(self, received: Tensor, state: ClientState) -> Tensor:
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """theta_i; the received model for a client that never took part."""
-        return state.tensors.get("personal", received)
+        return state.tensors.get(PERSONAL, received)

@@ -85,10 +85,12 @@ class Labelling:
 
 @dataclass
 class PseudoData:
-    """rows: the client's examples with a model's answers. numbers: for the report, see `make`."""
+    """A client's pseudo rows of a round."""
 
     rows: list[Any]
+    """the client's examples with a model's answers"""
     numbers: dict[str, float]
+    """for the report, see `make`"""
 
 
 def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tensor | None = None) -> PseudoData:
@@ -98,41 +100,11 @@ def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tenso
     numbers: generate_s (seconds), pseudo_tokens, clamped (tokens), empty (labels that ended at once).
     """
     started = time.monotonic()
-    task, examples = labelling_task(job.task), job.examples
-
-    def beat() -> None:
-        job.on_step(0)
-
-    @contextmanager
-    def loaded(weights: Tensor) -> Iterator[nn.Module]:
-        job.engine.load(weights, job.private)
-        with job.engine.autocast():
-            yield job.engine.module.eval()
-
-    with loaded(labeller) as model:
-        labels = task.label(
-            model,
-            examples,
-            batch_size=how.batch_size,
-            top_k=how.top_k,
-            temperature=how.temperature,
-            on_batch=beat,
-        )
-    if energy_from is not None:
-        with loaded(energy_from) as model:
-            labels = task.judge_labels(
-                model,
-                examples,
-                labels,
-                batch_size=how.batch_size,
-                top_k=how.top_k,
-                temperature=how.temperature,
-                on_batch=beat,
-            )
+    labels = _labels(job, labeller, how, energy_from)
     weights, clamped = token_weights([label.energies for label in labels], how.token_weights, tau=how.tau)
     rows = [
-        task.relabelled(example, label.tokens, weight)
-        for example, label, weight in zip(examples, labels, weights, strict=True)
+        labelling_task(job.task).relabelled(example, label.tokens, weight)
+        for example, label, weight in zip(job.examples, labels, weights, strict=True)
     ]
     numbers = {
         "generate_s": time.monotonic() - started,
@@ -141,6 +113,31 @@ def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tenso
         "empty": float(sum(label.is_empty for label in labels)),
     }
     return PseudoData(rows, numbers)
+
+
+def _labels(job: ClientJob, labeller: Tensor, how: Labelling, energy_from: Tensor | None) -> list[Any]:
+    """One `Label` for each of the client's examples."""
+    task, examples = labelling_task(job.task), job.examples
+    settings: dict[str, Any] = {
+        "batch_size": how.batch_size,
+        "top_k": how.top_k,
+        "temperature": how.temperature,
+        "on_batch": lambda: job.on_step(0),
+    }
+    with _loaded(job, labeller) as model:
+        labels = task.label(model, examples, **settings)
+    if energy_from is not None:
+        with _loaded(job, energy_from) as model:
+            labels = task.judge_labels(model, examples, labels, **settings)
+    return labels
+
+
+@contextmanager
+def _loaded(job: ClientJob, weights: Tensor) -> Iterator[nn.Module]:
+    """The engine's module with these weights, ready to predict."""
+    job.engine.load(weights, job.private)
+    with job.engine.autocast():
+        yield job.engine.module.eval()
 
 
 @dataclass

@@ -14,7 +14,7 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
-from fedtorch.core.update import Report, Update
+from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
@@ -30,7 +30,7 @@ class Scaffold(FedAvg):
     `server.optimizer: sgd`, or 1 with `none`.
     """
 
-    exchanged: ClassVar[tuple[str, ...]] = ("weights", "control")
+    exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
     weights: Literal["equal"] = "equal"
     """the paper's means are unweighted"""
     option: Literal["I", "II"] = "II"
@@ -59,20 +59,20 @@ class Scaffold(FedAvg):
                 "or algorithm.force: true if you know what the control variates then mean"
             )
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         """Corrected local training; the new c_i goes into the client's state."""
         received, control = job.received["weights"], job.received["control"]
         own = job.state.tensors.get("control", torch.zeros_like(control))
         fresh = _full_gradient(job, received) if self.option == "I" else None
         curve = job.train(received, before_step=self.correction(job))
-        job.send_difference(received)
+        sent = job.send_difference(received)
         if fresh is None:
             # no step: nothing was measured, c_i stays
             scale = 1.0 / (curve.taken * job.hp.lr) if curve.taken else 0.0
-            fresh = own - control + job.outgoing["weights"] * scale if curve.taken else own
-        torch.sub(own, fresh, out=job.outgoing["control"])
+            fresh = own - control + sent * scale if curve.taken else own
+        job.send_difference(own, fresh, name="control")
         job.state.tensors["control"] = fresh
-        return Update(job.outgoing["weights"], self.report(job, curve))
+        return self.report(job, curve)
 
     def correction(self, job: ClientJob) -> GradientHook | None:
         """Adds c − c_i to the gradient."""
@@ -108,7 +108,7 @@ def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
     engine.module.eval()
     for start in range(0, len(job.examples), size):
         part = [job.examples[i] for i in range(start, min(start + size, len(job.examples)))]
-        engine.backward(partial(_share_of_mean, job, len(part)), job.task.collate(part, True))
+        engine.backward(partial(_part_of_mean, job, len(part)), job.task.collate(part, True))
         job.on_step(0)
     engine.collect_gradients()
     flat = engine.shared.empty()
@@ -117,7 +117,7 @@ def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
     return flat
 
 
-def _share_of_mean(job: ClientJob, size: int, module: nn.Module, batch: Any) -> tuple[Tensor, int]:
-    """The loss of a batch of `size` examples, as its share in the mean over all the client's."""
+def _part_of_mean(job: ClientJob, size: int, module: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    """The loss of a batch of `size` examples, as its part in the mean over all the client's."""
     total, count = job.task.loss(module, batch)
     return total / count * size / len(job.examples), 1

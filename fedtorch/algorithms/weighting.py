@@ -1,4 +1,4 @@
-"""Aggregation weights p_i (fl-algorithms.md section 4), as functions of the Reports alone."""
+"""Aggregation weights p_i (FedAvg; Lorar, Eqns. 2 and 6), as functions of the Reports alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _size(report: Report) -> float:
 
 
 def _equal(report: Report) -> float:
-    return float(report.extra.get("draws", 1))
+    return float(report.draws)
 
 
 def _loss_reduction(report: Report) -> float:

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.core.state_keys import BEST_IS_RECEIVED, BEST_PRIVATE, BEST_WEIGHTS, PRIVATE
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.models.side import Passing
 from fedtorch.tracking.run_folder import Run, read_run
@@ -65,9 +66,9 @@ def load_side(run: Run, holder: str, side: SideName) -> GPT2LMHeadModel:
     partition = Partition(*(tuple(run.setting(f"partition.{kind}") or ()) for kind in ("private", "frozen")))
     shared, private, _ = partition.split(both)
     state = _state(run, holder)
-    own = {"best/weights": shared} if "best/weights" in state and not state["best/is_received"] else {}
+    own = {BEST_WEIGHTS: shared} if BEST_WEIGHTS in state and not state[BEST_IS_RECEIVED] else {}
     if private:
-        own["best/private" if "best/private" in state else "private"] = private
+        own[BEST_PRIVATE if BEST_PRIVATE in state else PRIVATE] = private
     with torch.no_grad():
         for key, names in own.items():
             layout = Layout.of({name: both[name] for name in names})
@@ -98,4 +99,4 @@ def _state(run: Run, holder: str) -> Mapping[str, Tensor | Any]:
     if found is None:
         return {}
     state = checkpoints.load_client(found, holder)
-    return {**state.tensors, "best/is_received": state.numbers.get("best/is_received", 0)}
+    return {**state.tensors, BEST_IS_RECEIVED: state.numbers.get(BEST_IS_RECEIVED, 0)}

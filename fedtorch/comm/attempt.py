@@ -10,19 +10,31 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch.distributed as dist
 
 from fedtorch.core.errors import PreflightError
 
-if TYPE_CHECKING:
-    from fedtorch.comm.store import Store
-
 _PAUSE_S = 0.05
 
 
-def agree_on_attempt(store: Store, rank: int, size: int) -> str:
+class _Store(Protocol):
+    """What is needed of `comm.store.Store`, which uses this module."""
+
+    timeout_s: float
+    where: str
+    inner: dist.Store
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> str: ...
+
+    def has(self, keys: Sequence[str]) -> bool: ...
+
+
+def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
     """A name that all ranks of this attempt have and no other attempt had; blocks on the server alone.
 
     Raises:

@@ -72,8 +72,8 @@ Combine = Callable[[Updates], Tensor]
 class Communicator(ABC):
     """Moves weights, updates and numbers between the server (rank 0) and all ranks.
 
-    Every method is called by every rank in the same order, except where it says otherwise; only `arrive` and
-    `preflight` may be waited in for long, so every phase begins with an `arrive`. Tensors are flat CPU vectors.
+    Every method is called by every rank in the same order, except where it says otherwise; only `barrier` and
+    `preflight` may be waited in for long, so every phase begins with an `barrier`. Tensors are flat CPU vectors.
     When a method raises DeadlineError, PreflightError or FedtorchError the communicator cannot be used any more;
     leave it (`with` or `close`), which tells the other ranks at once, and end the process.
 
@@ -83,7 +83,7 @@ class Communicator(ABC):
     rank: int
     size: int
     lost: frozenset[int] = frozenset()
-    """ranks that the others go on without; see `may_lose`"""
+    """ranks that the others go on without; see `enable_loss_recovery`"""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -108,7 +108,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
         """Wait until every rank has arrived, for hours if need be; True on all ranks if any of them said `stop`.
 
         Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`).
@@ -120,14 +120,14 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def may_lose(self) -> None:
+    def enable_loss_recovery(self) -> None:
         """From now on the loss of a rank other than the server is not the end, if the config says so.
 
-        `arrive` then leaves out a rank that has ended and notes it in `lost`; a collective in which one is lost raises
-        LostError on ranks that notice, and every rank must call `settle` after its collectives.
+        `barrier` then leaves out a rank that has ended and notes it in `lost`; a collective in which one is lost raises
+        CollectiveFailed on ranks that notice, and every rank must call `commit_collective` after its collectives.
         """
 
-    def settle(self, is_done: bool, *, phase: str, round: int) -> bool:
+    def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """After collectives: did they go through on all ranks that are left? All get the same answer.
 
         False: the living have a new group, and nothing that was received counts.
@@ -154,7 +154,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def share(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """The server's `messages` on every rank; what other ranks pass is ignored."""
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def exchange_all(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
+    def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
         """The accepted clients' updates on every rank, in the order of `accepted`, which is the same on all ranks.
 
         local: the updates of this rank's clients, all of one length. The clients are some of those of the last

@@ -14,19 +14,19 @@ from typing_extensions import Self
 
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
-from fedtorch.comm.death_watch import Lifeline
+from fedtorch.comm.disconnect import DisconnectMonitor
 from fedtorch.comm.group import Group, Op
 from fedtorch.comm.liveness import Liveness
-from fedtorch.comm.messages import count_replicated, exchange_all
+from fedtorch.comm.local_updates import LocalUpdates
+from fedtorch.comm.messages import all_gather_updates, count_replicated
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.server_updates import Exchange, RemoteUpdates
-from fedtorch.comm.shutdown import Parting
+from fedtorch.comm.shutdown import Shutdown
 from fedtorch.comm.store import Store
 from fedtorch.comm.transport import Staging
-from fedtorch.comm.update_holder import Holder
 from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.core.errors import DeadlineError, LostError, PreflightError
+from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class DistributedCommunicator(Communicator):
         *,
         exchange: Exchange,
         stacks: IO[str] | None,
-        lifeline: Lifeline | None,
+        lifeline: DisconnectMonitor | None,
         backend: Choice,
         device: torch.device | None,
     ) -> None:
@@ -61,7 +61,7 @@ class DistributedCommunicator(Communicator):
         self.staging: Staging | None = None
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, stacks, lifeline)
         self._rendezvous = Rendezvous(store, self._liveness)
-        self._parting = Parting(store, self._liveness, self._rendezvous, hosts_store=hosts_store, drop=self._drop)
+        self._parting = Shutdown(store, self._liveness, self._rendezvous, hosts_store=hosts_store, drop=self._drop)
         self._group = Group(store, self._liveness, self._blame)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
@@ -87,14 +87,14 @@ class DistributedCommunicator(Communicator):
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
-        goes_on: after `may_lose`, go on without workers that are lost, which NCCL cannot.
+        goes_on: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
         """
         store, rank, size, hosts_store = Store.join(os.environ, timeout_s)
-        lifeline = Lifeline.open(store, rank, os.environ["MASTER_ADDR"]) if goes_on and size > 1 else None
+        lifeline = DisconnectMonitor.open(store, rank, os.environ["MASTER_ADDR"]) if goes_on and size > 1 else None
         return cls(
             names,
             (store, rank, size, hosts_store),
@@ -123,18 +123,18 @@ class DistributedCommunicator(Communicator):
         self.staging = staging
         self._group.stage(staging)
 
-    def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
         """See the base class; through the store, no collective is under way meanwhile."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
-        verdict = self._rendezvous.arrive(phase, round, stop=stop, may_lose=self._may_lose)
+        verdict = self._rendezvous.barrier(phase, round, stop=stop, may_lose=self._may_lose)
         self._regroup(verdict["lost"])
         return bool(verdict["stop"])
 
-    def may_lose(self) -> None:
+    def enable_loss_recovery(self) -> None:
         """See the base class; without the connections that `goes_on` asks for nothing changes."""
         self._may_lose = self._liveness.lifeline is not None
 
-    def settle(self, is_done: bool, *, phase: str, round: int) -> bool:
+    def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """See the base class.
 
         Raises:
@@ -142,7 +142,7 @@ class DistributedCommunicator(Communicator):
         """
         if not self._may_lose:
             return is_done
-        verdict = self._rendezvous.arrive(f"after {phase}", round, ok=is_done, may_lose=True)
+        verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, may_lose=True)
         is_done = bool(verdict["ok"])
         self._failures = 0 if is_done or verdict["lost"] else self._failures + 1
         if self._failures == _PATIENCE:
@@ -197,7 +197,7 @@ class DistributedCommunicator(Communicator):
         self.meter.count("up", "gather", logical=num_bytes, physical=num_bytes - len(data), messages=len(found))
         return self._sorted([message for _, message in found])
 
-    def share(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """See the base class."""
         data = self._encode(messages if self.is_server else (), round)
         servers = self._group.agree(Op.SHARE, round=round, num_bytes=len(data))
@@ -219,7 +219,7 @@ class DistributedCommunicator(Communicator):
     ) -> Tensor | None:
         """See the base class."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
-        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
+        holder = LocalUpdates(self._group, local, self.names, self.meter, round=round, faults=self.faults)
         if not self.is_server:
             holder.serve()
             return None
@@ -237,14 +237,14 @@ class DistributedCommunicator(Communicator):
         updates.finish(Op.DONE)
         return result
 
-    def exchange_all(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
+    def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
         """See the base class; one all-gather, in which every rank sends as much as the one with most clients."""
         terms = None
         if self.is_server:
             terms = [(*self._places[client], 1.0) for client in accepted]
             count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
-        holder = Holder(self._group, local, self.names, self.meter, round=round, faults=self.faults)
-        return exchange_all(holder, terms)
+        holder = LocalUpdates(self._group, local, self.names, self.meter, round=round, faults=self.faults)
+        return all_gather_updates(holder, terms)
 
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
         """See the base class."""
@@ -292,7 +292,7 @@ class DistributedCommunicator(Communicator):
             self._worker.close()
 
     def _blame(self, text: str, among: Collection[int] | None = None) -> NoReturn:
-        """See `Parting.blame`; where the loss of a rank is not the end, `settle` finds out instead."""
+        """See `Shutdown.blame`; where the loss of a rank is not the end, `commit_collective` finds out instead."""
         if self._may_lose and among is None:
-            raise LostError(f"a collective failed ({text})")
+            raise CollectiveFailed(f"a collective failed ({text})")
         self._parting.blame(text, among)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import IO, Any
 
-from fedtorch.comm.death_watch import Lifeline
+from fedtorch.comm.disconnect import DisconnectMonitor
 from fedtorch.comm.process import this_process, what_became_of
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError
@@ -44,7 +44,7 @@ class Liveness:
         size: int,
         timeout_s: float,
         stacks: IO[str] | None = None,
-        lifeline: Lifeline | None = None,
+        lifeline: DisconnectMonitor | None = None,
     ) -> None:
         self.rank, self.size, self.timeout_s, self.lifeline = rank, size, timeout_s, lifeline
         self._stacks = stacks

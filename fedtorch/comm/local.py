@@ -45,11 +45,11 @@ class LocalCommunicator(Communicator):
     def preflight(self, facts: Mapping[str, str]) -> None:
         """Nothing to compare with."""
 
-    def arrive(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
         """`stop`."""
         return stop
 
-    def may_lose(self) -> None:
+    def enable_loss_recovery(self) -> None:
         """Nobody can be lost."""
 
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
@@ -67,7 +67,7 @@ class LocalCommunicator(Communicator):
         self.meter.count("up", "gather", logical=sum(map(len, packed)), messages=len(packed))
         return self._sorted([decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed])
 
-    def share(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """The same messages, encoded and decoded."""
         packed = [encode(message, round=round, sequence=0) for message in messages]
         self.meter.count("down", "share", logical=sum(map(len, packed)), messages=len(packed))
@@ -79,7 +79,7 @@ class LocalCommunicator(Communicator):
         self.faults("payload", round=round)
         return combine(LocalUpdates(accepted, local))
 
-    def exchange_all(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
+    def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
         """They are all here."""
         count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
         return [local.get(client) for client in accepted]

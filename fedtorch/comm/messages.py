@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.group import Op
+from fedtorch.comm.local_updates import LocalUpdates
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
-from fedtorch.comm.update_holder import Holder
 from fedtorch.compression.payload import Sparse
 
 Decoded = Sparse | Tensor
@@ -75,7 +75,7 @@ def _readable(values: Tensor) -> npt.NDArray[Any]:
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
 
 
-def exchange_all(holder: Holder, terms: Sequence[tuple[int, int, float]] | None) -> list[Tensor]:
+def all_gather_updates(holder: LocalUpdates, terms: Sequence[tuple[int, int, float]] | None) -> list[Tensor]:
     """Every rank gets all accepted clients' messages, in one all-gather; all ranks call it.
 
     terms: on the server (client index, rank, 1.0) of the accepted clients in their order; None elsewhere.

@@ -37,7 +37,7 @@ class Rendezvous:
 
         return self._meet({"facts": dict(facts), **gpu}, judge)
 
-    def arrive(
+    def barrier(
         self, phase: str, round: int, *, stop: bool = False, ok: bool = True, may_lose: bool = False
     ) -> dict[str, Any]:
         """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `may_lose` only.

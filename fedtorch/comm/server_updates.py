@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedtorch.comm.base import Updates
 from fedtorch.comm.group import Op, Transfer
+from fedtorch.comm.local_updates import IN_FLIGHT, LocalUpdates, Term
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
-from fedtorch.comm.update_holder import IN_FLIGHT, Holder, Term
 from fedtorch.core.update import Report
 
 Exchange = Literal["auto", "reduce", "send"]
@@ -25,7 +25,7 @@ class RemoteUpdates(Updates):
     """
 
     def __init__(
-        self, reports: Sequence[Report], holder: Holder, places: Mapping[str, tuple[int, int]], exchange: Exchange
+        self, reports: Sequence[Report], holder: LocalUpdates, places: Mapping[str, tuple[int, int]], exchange: Exchange
     ) -> None:
         super().__init__(reports, holder.local.size, holder.local.dtype)
         self._holder, self._group, self._places, self._exchange = holder, holder.group, places, exchange

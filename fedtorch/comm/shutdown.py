@@ -15,7 +15,7 @@ _GRACE_S = 3.0  # after a failed collective: for the living to say that they are
 _FAREWELL_S = 10.0  # to wait for the others before the last sockets close
 
 
-class Parting:
+class Shutdown:
     """What a communicator does at its end; `drop` closes its sockets."""
 
     def __init__(

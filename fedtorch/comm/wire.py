@@ -199,13 +199,15 @@ def report_problem(report: Report) -> str:
     return _problem({"status": message.status, "numbers": message.numbers, "lists": lists})
 
 
-_SCALARS = tuple(f.name for f in fields(Report) if f.name not in ("client", "status", "curve", "extra"))
+_SCALARS = tuple(f.name for f in fields(Report) if f.name not in ("client", "status", "curve", "extra", "draws"))
 
 
 def report_to_message(report: Report, index: int) -> Message:
     """The report of the client with this place in the manifest; `message_to_report` gives it back exactly."""
     numbers: dict[str, Number] = {name: getattr(report, name) for name in _SCALARS}
     numbers |= {_EXTRA + name: value for name, value in report.extra.items()}
+    if report.draws != 1:
+        numbers[f"{_EXTRA}draws"] = report.draws
     return Message(index, "report", report.status, numbers, {"curve": report.curve})
 
 
@@ -217,11 +219,13 @@ def message_to_report(message: Message, names: Sequence[str]) -> Report:
     """
     scalars = {key: value for key, value in message.numbers.items() if not key.startswith(_EXTRA)}
     extra = {key[len(_EXTRA) :]: value for key, value in message.numbers.items() if key.startswith(_EXTRA)}
-    is_complete = scalars.keys() == set(_SCALARS) and message.lists.keys() == {"curve"}
+    draws = extra.pop("draws", 1)
+    is_complete = scalars.keys() == set(_SCALARS) and message.lists.keys() == {"curve"} and isinstance(draws, int)
     if message.kind != "report" or not 0 <= message.client < len(names) or not is_complete:
         raise PreflightError(
             f"a {message.kind} message of client {message.client} has fields {sorted(scalars)} and lists "
             f"{sorted(message.lists)}; expected a report of one of {len(names)} clients with {sorted(_SCALARS)}"
         )
     values: dict[str, Any] = dict(scalars)
-    return Report(names[message.client], message.status, **values, curve=message.lists["curve"], extra=extra)
+    values |= {"curve": message.lists["curve"], "extra": extra, "draws": draws}
+    return Report(names[message.client], message.status, **values)

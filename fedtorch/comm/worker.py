@@ -81,7 +81,7 @@ class WorkerGroup:
         """At the end of a client's work: all ranks' verdict. Called by every rank that did not get a PeerError."""
         return _common(self._rows(Step.SETTLE, own))
 
-    def numbers(self, values: Sequence[float]) -> list[list[float]]:
+    def all_gather_floats(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's `values`, by rank; as many from each.
 
         Raises:

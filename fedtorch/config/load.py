@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtorch.config.find import find, run_name
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.config.validate import at, field_names, unknown, validate, wrong
@@ -51,27 +52,30 @@ _HIDDEN = ("task_name", "algorithm_name")
 def load(path: Path | str | Sequence[Path] | None = None, overrides: Sequence[str] = ()) -> Config:
     """The config of one run: `path` (the default job if None) with its base files, then each `key.path=value`.
 
-    Several paths are laid over one another, the later ones on top.
+    A path may be the name of a shipped config, see `find`. Several are laid over one another, the later ones on top.
 
     Raises:
         ConfigError: anything that is wrong, all of it at once where possible, one line each, with file and line.
     """
     paths = [Path(path or DEFAULT)] if isinstance(path, Path | str | None) else list(path)
-    tree = _read_file(paths[0], ())
-    for upper in paths[1:]:
-        tree = _overlay(tree, _read_file(upper, ()))
+    tree = Tree()
+    for file in [file for given in paths for file in find(given)]:
+        tree = _overlay(tree, _read_file(file, ()))
     for override in overrides:
         tree = _overlay(tree, _read_override(override))
     run = tree.data.setdefault("run", {})
     if isinstance(run, dict):
-        run.setdefault("name", "+".join(path.stem for path in paths))
+        run.setdefault("name", "+".join(map(run_name, paths)))
     config = _build(tree)
     companion(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
     return config
 
 
 def companion(config: Config, tree: Tree | None = None) -> Config | None:
-    """The config of the run that `config.compare` describes, or None. `tree` only improves messages."""
+    """The run that `config.compare` describes, or None: this one with its changes, in the folder `compare` of its own.
+
+    tree: what `config` was read from; it only improves messages.
+    """
     if config.compare is None:
         return None
     lower = to_dict(config) | {"compare": None}
@@ -148,16 +152,14 @@ def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
 # Files and layers
 
 
-def _read_file(path: Path, parents: tuple[Path, ...], named_in: str = "") -> Tree:
+def _read_file(path: Path, parents: tuple[Path, ...]) -> Tree:
     if path.resolve() in parents:
         chain = " -> ".join(os.path.relpath(p) for p in (*parents, path.resolve()))
         raise ConfigError(f"base files form a cycle: {chain}; remove one `base`")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = f"base file {path}{named_in}" if parents else f"config file {path}"
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise ConfigError(f"{what} {reason}") from error
+        raise ConfigError(f"{'base' if parents else 'config'} file {path} cannot be read: {error}") from error
     own = read(text, str(path))
     bases = own.data.pop("base", None)
     bases = [bases] if isinstance(bases, str) else bases or []
@@ -165,8 +167,8 @@ def _read_file(path: Path, parents: tuple[Path, ...], named_in: str = "") -> Tre
         raise ConfigError(f"base{at(own, ('base',))} is {describe(bases)} but should be a list of file names")
     tree = Tree()
     for base in bases:
-        found = _read_file(Path(os.path.normpath(path.parent / base)), (*parents, path.resolve()), at(own, ("base",)))
-        tree = _overlay(tree, found)
+        for file in find(Path(base), folder=path.parent, named_in=at(own, ("base",))):
+            tree = _overlay(tree, _read_file(file, (*parents, path.resolve())))
     return _overlay(tree, own)
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from fedtorch.config.validate import nearest
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.renamed import moved
 
 NAMED = {"task": ("fedtorch.tasks", "TASKS", "text2sql"), "algorithm": ("fedtorch.algorithms", "ALGORITHMS", "fedavg")}
 """Section -> (module, its dict of name -> "module:Class", name taken when none is given)."""
@@ -37,7 +38,8 @@ def named_class(section: str, name: str, at: str) -> type:
             cls = getattr(cls, part)
     except Exception as error:  # whatever the module does on import is the user's to see
         raise ConfigError(
-            f"{section}.name is `{name}`{at} but importing `{target}` failed: {type(error).__name__}: {error}"
+            f"{section}.name is `{name}`{at} but importing `{target}` failed: "
+            f"{type(error).__name__}: {error}{moved(error)}"
         ) from error
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{section}.name is `{name}`{at} but `{target}` is not a dataclass")

@@ -249,9 +249,3 @@ class Config:
                     f"clients.{key} is {value} but the task `{self.task_name}` has {len(names)} clients; "
                     f"set it to {advice} {len(names)}"
                 )
-
-    def companion(self) -> Config | None:
-        """The run described by `compare`: this one with its changes, in the folder `compare` of this one's."""
-        from fedtorch.config.load import companion  # which needs this module's classes
-
-        return companion(self)

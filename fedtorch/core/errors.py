@@ -53,8 +53,8 @@ class DeadlineError(LostRankError):
     exit_code = 7
 
 
-class LostError(DeadlineError):
-    """A collective failed on this rank and the run can go on without the one that is lost; see `Rank.together`."""
+class CollectiveFailed(DeadlineError):
+    """A collective failed here and the run can go on without the lost rank; see `RoundContext.retry_on_loss`."""
 
 
 class CheckpointError(FedtorchError, RuntimeError):
@@ -75,6 +75,13 @@ class PeerError(RuntimeError):
     def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
         super().__init__(message)
         self.out_of_memory = out_of_memory
+
+
+class UpdateError(ValueError):
+    """An algorithm did not send what its clients have to send, or something else; that client fails in this round.
+
+    The message names algorithm and vector and nothing of the client's data, so it may be logged.
+    """
 
 
 class Interrupted(FedtorchError, RuntimeError):

@@ -42,7 +42,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """How the server turns the aggregated pseudo-gradient g into new weights (fl-algorithms.md section 5).
+    """How the server turns the aggregated pseudo-gradient g into new weights.
 
     none: w − g (FedAvg). sgd: b = momentum·b + g; w − lr·b (FedAvgM; Lorar's FedOPT with lr 1, momentum 0.9).
     adam, yogi, adagrad: Reddi et al. 2020, Algorithm 2, with Δ = −g:

@@ -13,31 +13,35 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Report:
-    """A client's numbers of one round. Everything but `client` and `status` is a number, so it may travel.
-
-    client: the client's name (travels as its index in the manifest).
-    status: `ok`, or `failed:<ExceptionName>`; never a message, which could quote the client's text. In the records
-        also `refused`: the server would not have the update.
-    examples: n_i, the training examples the client holds. steps: optimiser steps taken.
-    loss_*: over the losses that `algorithm.loss_reduction` measures. curve: loss of every step, for the plots.
-    norm, max_abs: of the update; non-finite exactly when one of its elements is.
-    extra: further numbers of the algorithm, e.g. `loss_reduction`, `penalty`, `normaliser`.
-    """
+    """A client's numbers of one round. Everything but `client` and `status` is a number, so it may travel."""
 
     client: str
+    """the client's name (travels as its index in the manifest)"""
     status: str = "ok"
+    """`ok`, or `failed:<ExceptionName>`; never a message, which could quote the client's text. In the records also
+    `refused`: the server would not have the update"""
     examples: int = 0
+    """n_i, the training examples the client holds"""
     steps: int = 0
+    """optimiser steps taken"""
     loss_first: float = 0.0
+    """this and the next four: over the losses that `algorithm.loss_reduction` measures"""
     loss_last: float = 0.0
     loss_max: float = 0.0
     loss_min: float = 0.0
     loss_mean: float = 0.0
     norm: float = 0.0
+    """of the update; non-finite exactly when one of its elements is"""
     max_abs: float = 0.0
+    """largest absolute value in the update; non-finite with `norm`"""
     seconds: float = 0.0
+    """wall time of the client's round"""
     curve: tuple[float, ...] = ()
+    """loss of every step, for the plots"""
     extra: Mapping[str, float] = field(default_factory=dict)
+    """further numbers of the algorithm, e.g. `loss_reduction`, `penalty`, `normaliser`"""
+    draws: int = 1
+    """how often the client was drawn for the round; more than once only under size-proportional sampling"""
 
     @property
     def is_ok(self) -> bool:
@@ -46,22 +50,21 @@ class Report:
         return self.status == "ok" and all(map(math.isfinite, decisive))
 
     def numbers(self) -> dict[str, int | float]:
-        """The scalar fields, for logs."""
-        skipped = {"client", "status", "curve", "extra"}
+        """The scalar fields, for logs; `draws` where it is not 1."""
+        skipped = {"client", "status", "curve", "extra", "draws"}
         scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
-        return {**scalars, **self.extra}
+        return {**scalars, **self.extra, **({"draws": self.draws} if self.draws != 1 else {})}
 
 
 @dataclass
 class Update:
-    """A client's pseudo-gradient and its report.
-
-    grad: flat CPU vector over the shared layout, once per name in `Algorithm.exchanged`, laid end to end;
-        a descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing.
-    """
+    """A client's pseudo-gradient and its report: what `client_update` may return in place of sending and a Report."""
 
     grad: Tensor | None
+    """flat CPU vector over the shared layout, once per name in `Algorithm.exchanged_vectors`, laid end to end; a
+    descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing"""
     report: Report
+    """its numbers of the round"""
 
 
 class UpdateBuffer:

@@ -135,7 +135,7 @@ def read_rows(
     """All rows of one split, in file order; other fields than the required ones are kept as they are.
 
     Read with our own loop: `datasets` copies the data in the clear into a cache in the user's home and returns old
-    rows for a changed file of equal size and time (platform notes, section 4).
+    rows for a changed file of equal size and time (seen with datasets 5.2).
 
     Args:
         fields: required fields; a sequence means strings, a mapping gives each one's exact type.

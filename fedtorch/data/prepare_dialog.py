@@ -11,12 +11,11 @@ import torch
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
+from fedtorch.data.dialog_folder import SPLITS, write_dialogs
 from fedtorch.data.dialogs import TASKMASTER_1, Found, Turns, read_sgd, read_taskmaster_1, read_taskmaster_4
-from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
+from fedtorch.data.folder import atomic_folder, read_manifest
 from fedtorch.data.recipe import Recipe, digests, is_prepared
-from fedtorch.text.gpt2_bpe import load_bpe, train_bpe
 
-SPLITS = ("train", "dev", "test")
 SGD_HOLDERS = ("flights", "events", "services", "hotels", "restaurants", "movies")
 # FedAssistant: about 1,800, 200 and 200 dialogs per domain.
 _HELD_OUT = 11
@@ -55,23 +54,6 @@ def prepare_dialog(
     return read_manifest(out)
 
 
-def write_dialogs(
-    folder: Path, holders: Mapping[str, Mapping[str, Sequence[Turns]]], record: Mapping[str, Any], *, vocab_size: int
-) -> None:
-    """Write holders (name -> split -> dialogs), vocabulary and manifest into an empty folder."""
-    clients = {}
-    for holder, splits in holders.items():
-        rows = {split: [{"turns": turns} for turns in splits.get(split, ())] for split in SPLITS}
-        entry = write_client(folder, holder, rows, facts={"domain": holder})
-        for split, facts in entry["splits"].items():  # what a holder's training costs; only strings are counted there
-            facts["characters"] = sum(len(text) for row in rows[split] for _, text in row["turns"])
-        clients[holder] = entry
-    texts = [text for splits in holders.values() for turns in splits["train"] for _, text in turns]
-    train_bpe(texts, folder / "tokenizer", size=vocab_size)
-    vocabulary = len(load_bpe(folder / "tokenizer"))
-    write_manifest(folder, "dialog", clients=clients, record={**record, "vocabulary": vocabulary})
-
-
 def _files(raw: Path, source: str) -> dict[str, list[Path]]:
     """Split -> files; Taskmaster's are all under `all`."""
     if source == "sgd":
@@ -88,7 +70,7 @@ def _files(raw: Path, source: str) -> dict[str, list[Path]]:
 def _read(
     files: Mapping[str, Sequence[Path]], source: str, merge: bool, seed: int
 ) -> tuple[dict[str, dict[str, list[Turns]]], dict[str, dict[str, int]]]:
-    """Holder -> split -> dialogs, and what was left out."""
+    """LocalUpdates -> split -> dialogs, and what was left out."""
     if source == "sgd":
         found = {split: read_sgd(group, merge=merge) for split, group in files.items()}
         names = [name for name in SGD_HOLDERS if any(name in f.holders for f in found.values())]

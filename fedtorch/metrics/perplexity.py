@@ -1,4 +1,4 @@
-"""Perplexity from sums of log-likelihoods, and FedAssistant's table of it (section 8 of the specification)."""
+"""Perplexity from sums of log-likelihoods, and FedAssistant's table of it (docs/fedassistant.md)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Peer(Protocol):
         """What the other rank sends: a flat tensor and four integers."""
         ...
 
-    def numbers(self, values: Sequence[float]) -> list[list[float]]:
+    def all_gather_floats(self, values: Sequence[float]) -> list[list[float]]:
         """Both ranks' values, by rank; as many from each."""
         ...
 

@@ -20,7 +20,7 @@ ATTENTION_DROPOUT = 0.1  # of PAL's own attention, as in BERT
 
 @dataclass(frozen=True)
 class Patch:
-    """Which patch, and where (FedMatch, section 3): V^D g(V^E h), with h a layer's or sub-layer's input or output."""
+    """Which patch, and where (FedMatch): V^D g(V^E h), with h a layer's or sub-layer's input or output."""
 
     insertion: Literal["inner", "outer", "vertical", "horizontal"] = "horizontal"
     """inner: on what attention and feed-forward put out; outer: beside them; vertical: on top of the last layer;
@@ -193,7 +193,7 @@ class Place:
 
 
 def insert(bert: Any, patches: Patches, patch: Patch) -> None:
-    """Put `patches` into transformers' `BertModel` or `RobertaModel`, for good (eqs. of section 3.3 and 3.4).
+    """Put `patches` into transformers' `BertModel` or `RobertaModel`, for good (whose equations: docs/fedmatch.md).
 
     Hooks hold the patches as arguments, not in closures, so that a deep copy of a module that owns both is whole.
     """

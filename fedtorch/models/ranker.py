@@ -22,7 +22,7 @@ DESCRIPTION, REST = "ranker.json", "ranker.safetensors"
 
 
 class Ranker(Scorer):
-    """f = w . dropout(p) + c, or two logits, of p = tanh(W_pool h_[CLS] + b) (FedMatch, section 2).
+    """f = w . dropout(p) + c, or two logits, of p = tanh(W_pool h_[CLS] + b).
 
     Parameters: `bert.*` by transformers' own names, `patch.*` (see `Patches`), `head.weight`, `head.bias`. Without a
     patch `bert` computes what transformers computes, to the bit. Patch and head are not initialised: see `initialise`.

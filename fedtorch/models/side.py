@@ -24,7 +24,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Passing:
-    """How keys and values pass between the sides (FedAssistant sections 3.2 and 3.3 of the specification).
+    """How keys and values pass between the sides (FedAssistant; each choice: docs/fedassistant.md).
 
     kv_grad: `detached`: the whole context is constant. `own`: gradients flow into keys and values that the same side
     computed. `through`: also into the other side's, by messages back over the link.

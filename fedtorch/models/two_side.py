@@ -113,7 +113,7 @@ class TwoSide(nn.Module):
         """Exchange the sums of losses of the side that is here for those of the other."""
         (own,) = self.here
         values = [float(losses.sums[own].detach()), *losses.rows[:, own].tolist()]
-        theirs = peer.numbers(values)[1 if peer.leads else 0]
+        theirs = peer.all_gather_floats(values)[1 if peer.leads else 0]
         others = torch.zeros_like(losses.sums)
         others[1 - own] = theirs[0]
         losses.sums = losses.sums + others  # 0 + x is x: the bits of one process

@@ -9,12 +9,13 @@ from statistics import median
 
 from torch import Tensor
 
-from fedtorch.algorithms.base import Updates
+from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError
+from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
-from fedtorch.rounds.context import Rank
+from fedtorch.rounds.context import RoundContext
 
 log = logging.getLogger(__name__)
 
@@ -26,86 +27,102 @@ LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one d
 
 @dataclass
 class Decision:
-    """What the server decided; elsewhere only `verdict` and the names in `accepted` are set.
-
-    verdict: `ok`, or the name of the error that ends the run. reports: of the whole cohort, those of lost clients too.
-    usable: accepted updates, as often as their clients were drawn; with too few of them nothing is accepted.
-    weights: client -> weight. combined: the pseudo-gradient, on the server; messages: where clients send messages.
-    """
+    """What the server decided; elsewhere only `verdict` and the names in `accepted` are set."""
 
     verdict: str = "ok"
+    """`ok`, or the name of the error that ends the run"""
     reports: list[Report] = field(default_factory=list)
+    """of the whole cohort, those of lost clients too"""
     accepted: list[Report] = field(default_factory=list)
+    """those whose updates count; none where they are too few"""
     refused: list[tuple[Report, str]] = field(default_factory=list)
+    """the others, each with the reason"""
     usable: int = 0
+    """accepted updates, as often as their clients were drawn"""
     void_rounds: int = 0
+    """rounds in a row with too few of them, this one included"""
     weights: dict[str, float] = field(default_factory=dict)
+    """client -> weight"""
     combined: Tensor | None = None
+    """the pseudo-gradient, on the server"""
     messages: list[Tensor] = field(default_factory=list)
+    """where clients send messages: the accepted ones, on the ranks that combine them"""
 
 
-def exchange(rank: Rank, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
+@dataclass
+class Combination:
+    """What `Communicator.aggregate` calls on the server with the accepted updates."""
+
+    algorithm: Algorithm
+    """weighs and combines"""
+    weights: dict[str, float] = field(default_factory=dict)
+    """after the call: client -> weight"""
+
+    def __call__(self, updates: Updates) -> Tensor:
+        weights = self.algorithm.weigh(updates.reports)
+        self.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
+        return self.algorithm.aggregate(updates, weights)
+
+
+def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
     """Decide and combine; changes nothing, for it is done again when a worker is lost in it.
 
     reports: on the server, all that were gathered. cohort: of the round.
     """
-    decision = _decide(rank, with_lost(rank, reports, cohort)) if rank.comm.is_server else Decision()
-    decision = _share(rank, decision)
-    if decision.verdict != "ok" or not decision.accepted or not rank.algorithm.exchanged:
+    decision = _decide(context, with_lost(context, reports, cohort)) if context.comm.is_server else Decision()
+    decision = _share(context, decision)
+    if decision.verdict != "ok" or not decision.accepted or not context.algorithm.exchanged_vectors:
         return decision
-    if rank.has_messages:
-        decision.messages = replicas.collect(rank, decision.accepted)
+    if context.has_messages:
+        decision.messages = replicas.collect(context, decision.accepted)
         return decision
-
-    def combine(updates: Updates) -> Tensor:
-        weights = rank.algorithm.weigh(updates.reports)
-        decision.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
-        return rank.algorithm.aggregate(updates, weights)
-
-    decision.combined = rank.comm.aggregate(rank.updates, decision.accepted, combine, round=rank.round)
+    combine = Combination(context.algorithm)
+    decision.combined = context.comm.aggregate(context.updates, decision.accepted, combine, round=context.round)
+    decision.weights = combine.weights
     return decision
 
 
-def conclude(rank: Rank, decision: Decision) -> None:
+def apply_verdict(context: RoundContext, decision: Decision) -> None:
     """Note on the server what was decided.
 
     Raises:
         NonFiniteError, QuorumError: on all ranks, when the server decided that the run must end.
     """
-    limit = rank.config.clients.min
-    if rank.comm.is_server:
+    limit = context.config.clients.min
+    if context.comm.is_server:
         for report, reason in decision.refused:
-            log.warning("round %d: client %s is left out: %s", rank.round + 1, report.client, reason)
-        rank.server.numbers["void_rounds"] = decision.void_rounds
+            log.warning("round %d: client %s is left out: %s", context.round + 1, report.client, reason)
+        context.server.numbers[VOID_ROUNDS] = decision.void_rounds
         if decision.void_rounds:
             log.warning(
                 "round %d: %d usable updates, clients.min is %d: the server takes no step",
-                rank.round + 1,
+                context.round + 1,
                 decision.usable,
                 limit,
             )
     if decision.verdict == "NonFiniteError":
         raise NonFiniteError(
-            f"round {rank.round + 1}: a client failed, sent NaN or infinity, or an update above a limit of "
+            f"round {context.round + 1}: a client failed, sent NaN or infinity, or an update above a limit of "
             "`clients`, and clients.on_failure is stop; the log names it"
         )
     if decision.verdict == "QuorumError":
         raise QuorumError(
-            f"round {rank.round + 1}: fewer than clients.min = {limit} usable updates in {QUORUM_PATIENCE} "
+            f"round {context.round + 1}: fewer than clients.min = {limit} usable updates in {QUORUM_PATIENCE} "
             "rounds in a row; the log names each client's reason"
         )
 
 
-def with_lost(rank: Rank, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
+def with_lost(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
     """The reports, those of lost clients replaced by one that says so; in manifest order."""
-    if not rank.lost:
+    gone = context.members.lost
+    if not gone:
         return list(reports)
-    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in rank.lost]
+    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in gone]
     found = {report.client: report for report in (*reports, *lost)}
-    return [found[name] for name in rank.comm.names if name in found]
+    return [found[name] for name in context.comm.names if name in found]
 
 
-def sift(
+def filter_reports(
     reports: Sequence[Report], max_norm: float | None, max_ratio: float | None = None
 ) -> tuple[list[Report], list[tuple[Report, str]]]:
     """(accepted reports, refused ones with the reason), each in the given order.
@@ -131,30 +148,33 @@ def sift(
     return accepted, refused
 
 
-def as_shown(decision: Decision) -> list[Report]:
+def reports_for_log(decision: Decision) -> list[Report]:
     """The reports for the records: one that was refused is not ok."""
     refused = {report.client for report, _ in decision.refused if report.status == "ok"}
     return [replace(r, status="refused") if r.client in refused else r for r in decision.reports]
 
 
-def _decide(rank: Rank, reports: list[Report]) -> Decision:
-    config = rank.config.clients
-    accepted, refused = sift(reports, config.max_update_norm, config.max_norm_to_median)
-    usable = sum(int(report.extra.get("draws", 1)) for report in accepted)
-    void_rounds = 0 if usable >= config.min else int(rank.server.numbers.get("void_rounds", 0)) + 1
+def _decide(context: RoundContext, reports: list[Report]) -> Decision:
+    config = context.config.clients
+    accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median)
+    usable = sum(report.draws for report in accepted)
+    void_rounds = 0 if usable >= config.min else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
     has_failed = any(report.status != LOST for report, _ in refused)
-    ends = {"NonFiniteError": has_failed and config.on_failure == "stop"}
-    ends["QuorumError"] = void_rounds >= QUORUM_PATIENCE
-    verdict = next((name for name, is_so in ends.items() if is_so), "ok")
+    if has_failed and config.on_failure == "stop":
+        verdict = "NonFiniteError"
+    elif void_rounds >= QUORUM_PATIENCE:
+        verdict = "QuorumError"
+    else:
+        verdict = "ok"
     return Decision(verdict, reports, [] if void_rounds else accepted, refused, usable, void_rounds)
 
 
-def _share(rank: Rank, decision: Decision) -> Decision:
+def _share(context: RoundContext, decision: Decision) -> Decision:
     messages = []
-    if rank.comm.is_server:
-        messages = [rank.message("decision", status=decision.verdict)]
-        messages += [rank.message("decision", report.client) for report in decision.accepted]
-    verdict, *names = rank.comm.share(messages, round=rank.round)
-    if rank.comm.is_server:
+    if context.comm.is_server:
+        messages = [context.message("decision", status=decision.verdict)]
+        messages += [context.message("decision", report.client) for report in decision.accepted]
+    verdict, *names = context.comm.broadcast_messages(messages, round=context.round)
+    if context.comm.is_server:
         return decision
-    return Decision(verdict.status, accepted=[Report(rank.name(message)) for message in names])
+    return Decision(verdict.status, accepted=[Report(context.name(message)) for message in names])

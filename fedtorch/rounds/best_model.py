@@ -1,27 +1,99 @@
-"""Which round was the best so far, and whether to go on."""
+"""The best model so far: which round it is of, what is kept of it, and whether to go on looking for a better one."""
 
 from __future__ import annotations
 
 import math
 
+import torch
+from torch import Tensor
 
-class Selection:
-    """Keeps the best score in a `numbers` dictionary: the server's for a shared model, a client's for its own.
+from fedtorch.core import state_keys as keys
+from fedtorch.core.client import ClientState
+from fedtorch.core.server import ServerState
 
-    A later score replaces an earlier one only if it is higher: ties go to the earlier round (lorar.md section 6).
-    `patience` evaluations in a row without gain set `stopped`.
+
+class BestModel:
+    """The best model in the state of the server, for one that all clients share, or of a client, for its own.
+
+    A later score replaces an earlier one only if it is higher: ties go to the earlier round (docs/lorar.md).
+    `patience` evaluations in a row without gain set `has_stopped`.
+
+    Of the server's model the weights are kept. Of a client's: its private weights, and its shared ones unless they are
+    the server's best.
     """
 
-    def __init__(self, numbers: dict[str, int | float], patience: int | None) -> None:
-        self.numbers, self.patience = numbers, patience
+    def __init__(self, state: ServerState | ClientState) -> None:
+        self.state = state
 
-    def offer(self, score: float, round: int) -> bool:
+    def offer(self, score: float, round: int, patience: int | None) -> bool:
         """Is this the best score so far? (NaN never is.)"""
-        better = score > self.numbers.get("best_score", -math.inf)
-        if better:
-            self.numbers.update(best_score=score, best_round=round, evaluations_without_gain=0)
+        numbers = self.state.numbers
+        is_better = score > numbers.get(keys.BEST_SCORE, -math.inf)
+        if is_better:
+            numbers.update({keys.BEST_SCORE: score, keys.BEST_ROUND: round, keys.WITHOUT_GAIN: 0})
         else:
-            self.numbers["evaluations_without_gain"] = int(self.numbers.get("evaluations_without_gain", 0)) + 1
-        if self.patience is not None and self.numbers["evaluations_without_gain"] >= self.patience:
-            self.numbers["stopped"] = 1
-        return better
+            numbers[keys.WITHOUT_GAIN] = self.without_gain + 1
+        if patience is not None and self.without_gain >= patience:
+            self.stop()
+        return is_better
+
+    @property
+    def round(self) -> int | None:
+        """The best round, as rounds done; None before there is one."""
+        round = self.state.numbers.get(keys.BEST_ROUND)
+        return None if round is None else int(round)
+
+    def note_round(self, round: int) -> None:
+        """That round is the best one, as the server says."""
+        self.state.numbers[keys.BEST_ROUND] = round
+
+    @property
+    def without_gain(self) -> int:
+        """Evaluations since the best one."""
+        return int(self.state.numbers.get(keys.WITHOUT_GAIN, 0))
+
+    @property
+    def has_stopped(self) -> bool:
+        """Was `stop` called? It stays so, whatever scores follow."""
+        return bool(self.state.numbers.get(keys.STOPPED, 0))
+
+    def stop(self) -> None:
+        """No more training: of the run, or of the client alone."""
+        self.state.numbers[keys.STOPPED] = 1
+
+    def keep_server_weights(self, weights: Tensor) -> None:
+        """Copy the present weights, flat."""
+        self.state.tensors.setdefault(keys.BEST, torch.empty_like(weights)).copy_(weights)
+
+    @property
+    def server_weights(self) -> Tensor | None:
+        """The server's best weights, flat; None before there are any."""
+        return self.state.tensors.get(keys.BEST)
+
+    def keep_client_model(self, weights: Tensor | None, private: Tensor | None) -> None:
+        """Put a client's model into its state in place of an earlier best one; the tensors are not to be changed.
+
+        weights: flat shared ones; None: the server keeps them.
+        """
+        for name in (keys.BEST_WEIGHTS, keys.BEST_PRIVATE):
+            self.state.tensors.pop(name, None)
+        if weights is not None:
+            self.state.tensors[keys.BEST_WEIGHTS] = weights
+        if private is not None:
+            self.state.tensors[keys.BEST_PRIVATE] = private
+        self.state.numbers[keys.BEST_IS_RECEIVED] = int(weights is None)
+
+    @property
+    def has_client_model(self) -> bool:
+        """Was a model of this client ever kept?"""
+        return keys.BEST_IS_RECEIVED in self.state.numbers
+
+    def client_weights(self, received: Tensor, otherwise: Tensor) -> Tensor:
+        """The client's best shared weights; received: the server's best; otherwise: if no model was kept."""
+        if self.state.numbers.get(keys.BEST_IS_RECEIVED):
+            return received
+        return self.state.tensors.get(keys.BEST_WEIGHTS, otherwise)
+
+    def client_private(self, otherwise: Tensor | None) -> Tensor | None:
+        """The client's best private weights; otherwise: if none were kept."""
+        return self.state.tensors.get(keys.BEST_PRIVATE, otherwise)

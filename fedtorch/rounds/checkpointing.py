@@ -11,14 +11,15 @@ from fedtorch.checkpoint.store import FileEntry
 from fedtorch.comm.wire import Message
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.state_keys import DECIDING, FAILED_SAVES
 from fedtorch.core.weights import digest_of, digest_of_entries, xor
-from fedtorch.rounds.context import Rank
+from fedtorch.rounds.context import RoundContext
 
 log = logging.getLogger(__name__)
 
 
-def save(rank: Rank, *, is_last: bool = False) -> bool:
-    """Write a checkpoint of the state after `rank.round` rounds; every worker writes its own changed clients.
+def save(context: RoundContext, *, is_last: bool = False) -> bool:
+    """Write a checkpoint of the state after `context.round` rounds; every worker writes its own changed clients.
 
     Its leader writes what all its ranks have, and each of the others what it alone has, into a file of its own.
 
@@ -28,76 +29,82 @@ def save(rank: Rank, *, is_last: bool = False) -> bool:
     Raises:
         CheckpointError: on all ranks, when the retries are used up or this was the last chance (`is_last`).
     """
-    with rank.timed("checkpoint"):
-        rank.arrive("checkpoint", may_stop=False)
-        written = {name: _write_client(rank, name) for name in rank.store.dirty()}
-        rank.arrive("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
-        messages = _messages(rank, written)
-        gathered = rank.together("files", lambda: rank.comm.gather(messages, round=rank.round))
-        answer = [rank.message("decision", status=_write(rank, gathered, is_last))] if rank.comm.is_server else []
-        rank.arrive("saved", may_stop=False)
-        (answered,) = rank.together("saved", lambda: rank.comm.share(answer, round=rank.round))
+    members = context.members
+    with context.timed("checkpoint"):
+        members.barrier("checkpoint", may_stop=False)
+        written = {name: _write_client(context, name) for name in context.store.dirty()}
+        members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
+        messages = _messages(context, written)
+        gathered = members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
+        answer = (
+            [context.message("decision", status=_write(context, gathered, is_last))] if context.comm.is_server else []
+        )
+        members.barrier("saved", may_stop=False)
+        (answered,) = members.retry_on_loss(
+            "saved", lambda: context.comm.broadcast_messages(answer, round=context.round)
+        )
         if answered.status == "failed":
-            raise CheckpointError(f"the state after round {rank.round} could not be saved; see the errors above")
+            raise CheckpointError(f"the state after round {context.round} could not be saved; see the errors above")
         if answered.status == "ok":
-            rank.store.mark_clean()
+            context.store.mark_clean()
         return answered.status == "ok"
 
 
-def restore(rank: Rank, round: int) -> None:
+def restore(context: RoundContext, round: int) -> None:
     """Take the state after `round` rounds from the run's checkpoint: the server's, and each client's at its home."""
-    checkpoints = rank.setting.checkpoints
+    checkpoints, placement = context.components.checkpoints, context.components.placement
     found = checkpoints.at(round)
-    if rank.comm.is_server:
+    if context.comm.is_server:
         saved = checkpoints.load_server(found)
-        for name, plane in rank.planes(rank.received).items():
+        for name, plane in context.split_vectors(context.received).items():
             if name not in saved.tensors or saved.tensors[name].shape != plane.shape:
                 raise CheckpointError(
                     f"{found.folder} has no `{name}` of {plane.numel()} numbers, which this algorithm and model need; "
                     "begin anew with `--resume never`"
                 )
             plane.copy_(saved.tensors.pop(name))
-        rank.server.tensors.update(saved.tensors)
-        rank.server.numbers = saved.numbers
+        context.server.tensors.update(saved.tensors)
+        context.server.numbers = saved.numbers
     for name in sorted(found.clients):
-        home = rank.homes.get(name, rank.judges.get(name))
-        if home is not None and rank.hosts(home):
-            rank.comm.heartbeat(phase="restore", round=round, client=name)
-            rank.store.put(name, checkpoints.load_client(found, name, rank.may_have))
-    rank.arrive("restored", may_stop=False)
-    rank.round, rank.is_fresh = round, False
+        home = placement.homes.get(name, placement.evaluators.get(name))
+        if home is not None and context.role.hosts(home):
+            context.comm.heartbeat(phase="restore", round=round, client=name)
+            context.store.put(name, checkpoints.load_client(found, name, context.role.may_have))
+    context.members.barrier("restored", may_stop=False)
+    context.progress.round, context.is_fresh = round, False
     # what decides about the loop must be known to all
-    deciding = ("stopped", "evaluated", "server_trained", "best_round")
-    common = {name: number for name, number in rank.server.numbers.items() if name in deciding}
-    (answered,) = rank.comm.share(
-        [rank.message("decision", numbers=common)] if rank.comm.is_server else [], round=round
+    common = {name: number for name, number in context.server.numbers.items() if name in DECIDING}
+    (answered,) = context.comm.broadcast_messages(
+        [context.message("decision", numbers=common)] if context.comm.is_server else [], round=round
     )
-    rank.server.numbers.update(answered.numbers)
+    context.server.numbers.update(answered.numbers)
 
 
-def digest(rank: Rank) -> str:
+def digest(context: RoundContext) -> str:
     """sha256 over the global weights and the state of every client that is not lost; equal exactly when all bits are.
 
     On the server.
     """
-    rank.arrive("digest", may_stop=False)
+    context.members.barrier("digest", may_stop=False)
     messages = []
-    for name in rank.store.clients():
-        if name in rank.lost:
+    for name in context.store.clients():
+        if name in context.members.lost:
             continue
-        own = {key: tensor for key, tensor in rank.store.get(name).tensors.items() if rank.keeps(key)}
+        own = {key: tensor for key, tensor in context.store.get(name).tensors.items() if context.role.keeps(key)}
         digests = [_to_words(digest_of_entries(own))]
-        if rank.setting.worker is not None:
-            digests = [tuple(words) for words in rank.setting.worker.numbers(digests[0])]
-        if rank.leads:
+        if context.components.worker is not None:
+            digests = [tuple(words) for words in context.components.worker.all_gather_floats(digests[0])]
+        if context.role.leads:
             words = _to_words(xor(*map(_from_words, digests)))
-            messages.append(rank.message("numbers", name, lists={"words": words}))
+            messages.append(context.message("numbers", name, lists={"words": words}))
     states = {
-        f"client/{rank.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
-        for message in rank.together("digest", lambda: rank.comm.gather(messages, round=rank.round))
+        f"client/{context.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
+        for message in context.members.retry_on_loss(
+            "digest", lambda: context.comm.gather(messages, round=context.round)
+        )
     }
-    shared = {"weights": rank.server.weights} if rank.algorithm.exchanged else {}
-    return digest_of({**states, **shared}) if rank.comm.is_server else ""
+    shared = {"weights": context.server.weights} if context.algorithm.exchanged_vectors else {}
+    return digest_of({**states, **shared}) if context.comm.is_server else ""
 
 
 def _to_words(digest: bytes) -> tuple[float, ...]:
@@ -111,56 +118,60 @@ def _from_words(words: Sequence[float]) -> bytes:
 _NO_FILE, _FAILED = (0.0, 0.0, 0.0), (-1.0, 0.0, 0.0)
 
 
-def _write_client(rank: Rank, name: str) -> tuple[float, ...]:
+def _write_client(context: RoundContext, name: str) -> tuple[float, ...]:
     """The numbers of the file with what this rank keeps of the client's state."""
-    rank.comm.heartbeat(phase="checkpoint", round=rank.round, client=name)
-    state, worker = rank.store.get(name), rank.setting.worker
+    context.comm.heartbeat(phase="checkpoint", round=context.round, client=name)
+    state, worker = context.store.get(name), context.components.worker
     own = ClientState(
-        {key: tensor for key, tensor in state.tensors.items() if rank.keeps(key)},
-        {key: number for key, number in state.numbers.items() if rank.keeps(key)},
+        {key: tensor for key, tensor in state.tensors.items() if context.role.keeps(key)},
+        {key: number for key, number in state.numbers.items() if context.role.keeps(key)},
     )
-    if not rank.leads and not own.tensors:
+    if not context.role.leads and not own.tensors:
         return _NO_FILE
     try:
         part = 0 if worker is None else worker.rank
-        return tuple(map(float, rank.setting.checkpoints.write_client(rank.round, name, own, part).to_numbers()))
+        return tuple(
+            map(float, context.components.checkpoints.write_client(context.round, name, own, part).to_numbers())
+        )
     except CheckpointError as error:
         log.error("%s", error)
         return _FAILED
 
 
-def _messages(rank: Rank, written: Mapping[str, tuple[float, ...]]) -> list[Message]:
+def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -> list[Message]:
     """What the leader of a worker tells the server about its ranks' files."""
-    worker, flat = rank.setting.worker, [number for numbers in written.values() for number in numbers]
-    by_rank = [flat] if worker is None else worker.numbers(flat)
+    worker, flat = context.components.worker, [number for numbers in written.values() for number in numbers]
+    by_rank = [flat] if worker is None else worker.all_gather_floats(flat)
     messages = []
-    for place, name in enumerate(written if rank.leads else ()):
+    for place, name in enumerate(written if context.role.leads else ()):
         files = {part: tuple(numbers[3 * place : 3 * place + 3]) for part, numbers in enumerate(by_rank)}
         status = "failed" if _FAILED in files.values() else "ok"
         lists = {f"entry{part}": numbers for part, numbers in files.items() if numbers != _NO_FILE}
-        messages.append(rank.message("numbers", name, status=status, lists=lists))
+        messages.append(context.message("numbers", name, status=status, lists=lists))
     return messages
 
 
-def _write(rank: Rank, gathered: Sequence[Message], is_last: bool) -> str:
+def _write(context: RoundContext, gathered: Sequence[Message], is_last: bool) -> str:
     """`ok`, `retry` or `failed`; on the server."""
-    numbers, setting = rank.server.numbers, rank.setting
+    numbers, components = context.server.numbers, context.components
     try:
         if any(message.status != "ok" for message in gathered):
             raise CheckpointError("a worker could not write a client's state; see its log")
         entries = {
-            rank.name(message): tuple(
-                FileEntry.from_numbers(rank.name(message), rank.round, numbers, int(key.removeprefix("entry")))
+            context.name(message): tuple(
+                FileEntry.from_numbers(context.name(message), context.round, numbers, int(key.removeprefix("entry")))
                 for key, numbers in message.lists.items()
             )
             for message in gathered
         }
-        failures = numbers.pop("failed_saves", 0)
-        rank.comm.heartbeat(phase="checkpoint", round=rank.round, step=1)
-        setting.checkpoints.write(rank.round, rank.server, entries, config=setting.config_record, facts=setting.facts)
+        failures = numbers.pop(FAILED_SAVES, 0)
+        context.comm.heartbeat(phase="checkpoint", round=context.round, step=1)
+        components.checkpoints.write(
+            context.round, context.server, entries, config=components.config_record, facts=components.facts
+        )
         return "ok"
     except CheckpointError as error:
-        failures = int(numbers.get("failed_saves", 0)) + 1
-        numbers["failed_saves"] = failures
-        log.error("round %d is not saved: %s", rank.round, error)
-        return "failed" if is_last or failures > rank.config.checkpoint.save_retries else "retry"
+        failures = int(numbers.get(FAILED_SAVES, 0)) + 1
+        numbers[FAILED_SAVES] = failures
+        log.error("round %d is not saved: %s", context.round, error)
+        return "failed" if is_last or failures > context.config.checkpoint.save_retries else "retry"

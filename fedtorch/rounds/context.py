@@ -2,181 +2,102 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fedtorch.algorithms.base import Algorithm
-from fedtorch.checkpoint.store import Checkpoints
-from fedtorch.comm.base import Communicator
-from fedtorch.comm.topology import Topology
+from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.comm.worker import WorkerGroup
-from fedtorch.config.schema import Config, ServerConfig
-from fedtorch.core.client import Client, ClientState, ClientStore
-from fedtorch.core.errors import DeadlineError, LostError, QuorumError
-from fedtorch.core.seeds import seed_for
+from fedtorch.config.schema import ServerConfig
+from fedtorch.core.client import ClientStore
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import UpdateBuffer
-from fedtorch.rounds.placement import Placement
-from fedtorch.tasks.base import SERVER, Task
-from fedtorch.tracking.tracker import Tracker
-from fedtorch.train.engine import Engine
-
-log = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
+from fedtorch.rounds.components import RunComponents
+from fedtorch.rounds.membership import Membership, Progress
+from fedtorch.rounds.rank_role import RankRole
+from fedtorch.tasks.base import SERVER
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a run is made of, the same on every rank but for `tracker`; see `build`.
+class RoundContext:
+    """One rank's side of a run: its components, where the run is, and what server and clients keep."""
 
-    task: evaluation data and model. training: what clients train on (`task`, or one merged client).
-    clients: the training clients. placement: where they live. config_record, facts: kept in checkpoints.
-    worker: the ranks that train this rank's clients together with it; None: it is alone. stop: was the run asked to
-    stop? tracker: on the server only.
-    """
-
-    config: Config
-    task: Task
-    training: Task
-    algorithm: Algorithm
-    clients: Sequence[Client]
-    engine: Engine
-    comm: Communicator
-    topology: Topology
-    placement: Placement
-    checkpoints: Checkpoints
-    config_record: Mapping[str, object]
-    facts: Mapping[str, str]
-    stop: Callable[[], bool]
-    tracker: Tracker | None = None
-    worker: WorkerGroup | None = None
-
-
-class Stopped(Exception):
-    """A signal asked to stop; the round under way is abandoned on all ranks."""
-
-
-class Rank:
-    """One rank's share of a run.
-
-    received: the server's vectors, end to end in the order of `Algorithm.exchanged`; on the server `server.tensors`
-    are views of it, so nothing is copied before a broadcast. is_fresh: do all ranks hold what the server has?
-    has_messages: do clients send compressed messages, so that every rank keeps a replica of the server's state?
-    homes: training client -> worker; judges: evaluated client -> worker. round: rounds done.
-    has_homes: does a client train at its home only? lost: client -> the first round that is drawn without it.
-    is_training: is a round's training and combining under way?
-    """
-
-    def __init__(self, setting: Setting) -> None:
-        config, engine = setting.config, setting.engine
-        self.setting, self.config, self.comm, self.algorithm = setting, config, setting.comm, setting.algorithm
-        # an optimiser, a place in the data or a model that a client keeps is state, whatever the algorithm
-        settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
-        keeps = any(
-            hp.optimizer_state == "keep" or hp.steps is not None or hp.schedule_span == "run" for hp in settings
+    def __init__(self, components: RunComponents) -> None:
+        self.components, self.config, self.comm = components, components.config, components.comm
+        self.algorithm = components.algorithm
+        self.progress = Progress()
+        """where the run is"""
+        self.members = Membership(components, self.progress)
+        """who takes part; meetings of all ranks"""
+        self.role = RankRole(components)
+        """what this rank is within its worker"""
+        self.is_stateful = keeps_state(components)
+        """do clients keep anything?"""
+        self.has_homes = (
+            self.is_stateful or self.config.clients.on_loss == "continue" or self.config.system.placement == "pinned"
         )
-        keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
-        self.is_stateful = keeps or setting.algorithm.stateful(engine.private)
-        self.has_homes = self.is_stateful or config.clients.on_loss == "continue" or config.system.placement == "pinned"
-        self.homes, self.judges = setting.placement.homes, setting.placement.judges
-        spill = config.folder / "spill" / f"rank{self.comm.rank}"
-        self.store = ClientStore(spill / "states", config.system.state_memory_mb << 20)
-        self.received = torch.zeros(engine.shared.size * len(self.algorithm.exchanged), dtype=engine.shared.dtype)
-        message_bytes = self.algorithm.message_bytes(engine.shared)
-        self.has_messages = message_bytes > 0
-        length, dtype = (message_bytes, torch.uint8) if message_bytes else (len(self.received), engine.shared.dtype)
-        self.updates = UpdateBuffer(length, dtype, spill / "updates", config.system.update_memory_mb << 20)
-        rule = server_rule(config.server)
-        self.server = ServerState(
-            self.planes(self.received),
-            num_clients=len(setting.clients),
-            optimizer=rule,
-            num_rounds=config.rounds,
-            layout=engine.shared,
-        )
-        self.round = 0
-        self.lost: dict[str, int] = {}
-        self.is_training = False
-        self._lost_ranks: frozenset[int] = frozenset()
+        """does a client train at its home only?"""
         self.is_fresh = False
+        """do all ranks hold what the server has?"""
         self.seconds: dict[str, float] = {}
+        """of the round under way, by phase"""
+        layout, spill = components.engine.shared, self.config.folder / "spill" / f"rank{self.comm.rank}"
+        self.store = ClientStore(spill / "states", self.config.system.state_memory_mb << 20)
+        """the states of this rank's own clients"""
+        self.received = torch.zeros(layout.size * len(self.algorithm.exchanged_vectors), dtype=layout.dtype)
+        """the server's vectors, end to end in the order of `Algorithm.exchanged_vectors`; on the server
+        `server.tensors` are views of it, so nothing is copied before a broadcast"""
+        num_bytes = message_bytes(self.algorithm, layout)
+        self.has_messages = num_bytes > 0
+        """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
+        length, dtype = (num_bytes, torch.uint8) if num_bytes else (len(self.received), layout.dtype)
+        self.updates = UpdateBuffer(length, dtype, spill / "updates", self.config.system.update_memory_mb << 20)
+        """what this rank's clients sent in the round"""
+        self.server = ServerState(
+            self.split_vectors(self.received),
+            num_clients=len(components.clients),
+            optimizer=server_rule(self.config.server),
+            num_rounds=self.config.rounds,
+            layout=layout,
+        )
+        """complete on the server, and with messages on every rank; else only what decides about the loop"""
         self._indices = {name: index for index, name in enumerate(self.comm.names)}
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        return self.progress.round
+
+    @property
+    def message_algorithm(self) -> MessageAlgorithm:
+        """The algorithm, where clients send messages."""
+        assert isinstance(self.algorithm, MessageAlgorithm)
+        return self.algorithm
 
     @property
     def shared(self) -> Tensor:
         """The shared weights this rank received last (on the server: the current ones), flat."""
-        if not self.algorithm.exchanged:
-            return self.setting.engine.initial_shared
-        return self.received[: self.setting.engine.shared.size]
+        if not self.algorithm.exchanged_vectors:
+            return self.components.engine.initial_shared
+        return self.received[: self.components.engine.shared.size]
 
     @cached_property
     def total(self) -> Tensor:
         """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
-        return torch.empty(self.setting.engine.shared.size, dtype=self.setting.engine.shared.dtype)
+        return torch.empty(self.components.engine.shared.size, dtype=self.components.engine.shared.dtype)
 
-    def planes(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of `flat` by the names of `Algorithm.exchanged`."""
-        names = self.algorithm.exchanged
+    def split_vectors(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of `flat` by the names of `Algorithm.exchanged_vectors`."""
+        names = self.algorithm.exchanged_vectors
         return dict(zip(names, flat.chunk(len(names)), strict=True)) if names else {}
 
-    def known(self) -> dict[str, Tensor]:
+    def server_vectors(self) -> dict[str, Tensor]:
         """The server's vectors as this rank has them; with replicas its further tensors too."""
-        planes = self.planes(self.received)
-        return {**self.server.tensors, **planes} if self.has_messages else planes
-
-    def private_of(self, client: str, state: ClientState) -> Tensor | None:
-        """The client's private weights, flat; before its first round its own draw of them. None if there are none."""
-        layout = self.setting.engine.private
-        if not layout.size:
-            return None
-        if "private" in state.tensors:
-            return state.tensors["private"]
-        drawn = self.setting.task.draw_private(
-            self.setting.engine.module, seed_for(self.config.run.seed, "private", client)
-        )
-        initial = self.setting.engine.initial_private.clone()
-        for name, view in layout.view(initial).items():
-            if name in drawn:
-                view.copy_(drawn[name])
-        return initial
-
-    def hosts(self, worker: int) -> bool:
-        """Does this rank belong to that worker?"""
-        return self.comm.rank in self.setting.topology.workers[worker]
-
-    @property
-    def leads(self) -> bool:
-        """Does this rank speak for its worker to the federation?"""
-        return self.setting.worker is None or self.setting.worker.leads
-
-    def keeps(self, entry: str) -> bool:
-        """Is this rank the one that saves this entry of a client's state?"""
-        worker, keeper = self.setting.worker, self._keeper(entry)
-        return worker is None or worker.rank == (keeper or 0)
-
-    def may_have(self, entry: str) -> bool:
-        """Is this entry of a client's state no other rank's alone?"""
-        worker, keeper = self.setting.worker, self._keeper(entry)
-        return worker is None or keeper in (None, worker.rank)
-
-    def _keeper(self, entry: str) -> int | None:
-        division = self.setting.engine.division
-        return None if division is None else division.keeper(entry)
-
-    def is_stopped(self) -> bool:
-        """Was any rank of this worker asked to stop? Called by all of them alike."""
-        stop = self.setting.stop()
-        return stop if self.setting.worker is None else self.setting.worker.any(stop)
+        vectors = self.split_vectors(self.received)
+        return {**self.server.tensors, **vectors} if self.has_messages else vectors
 
     def message(
         self,
@@ -195,75 +116,12 @@ class Rank:
         """The client a message is about."""
         return self.comm.names[message.client]
 
-    def arrive(self, phase: str, *, may_stop: bool = True) -> None:
-        """Wait for all ranks.
-
-        Raises:
-            Stopped: on all ranks, if any of them was asked to stop.
-        """
-        wants_stop = may_stop and self.setting.stop()
-        stop = self.comm.arrive(phase, round=self.round, stop=wants_stop)
-        self.note_losses()
-        if stop and may_stop:
-            raise Stopped
-
-    def together(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
-        """What `exchange` returns, a step made of collectives; all ranks call it alike.
-
-        Where a worker is lost in it and the run goes on (`clients.on_loss`), the others do it again without that one.
-        So it must not change anything but what it receives; what follows from it is done with what it returned, which
-        counts on all ranks or on none.
-        """
-        while True:
-            answer: list[Answer] = []
-            try:
-                answer.append(exchange())
-            except LostError as error:
-                log.debug("%s of round %d is repeated: %s", phase, self.round + 1, error)
-            is_done = self.comm.settle(bool(answer), phase=phase, round=self.round)
-            self.note_losses()
-            if is_done:
-                return answer[0]
-
-    def note_losses(self) -> None:
-        """Take the clients of workers that were lost out of the run; all ranks call it at the same places.
-
-        Raises:
-            QuorumError: on all ranks, when `clients.min` cannot be reached any more.
-            DeadlineError: on this rank, when another one of its worker was lost, without which it is of no use.
-        """
-        new, self._lost_ranks = self.comm.lost - self._lost_ranks, self.comm.lost
-        if not new:
-            return
-        workers = {number for number, ranks in enumerate(self.setting.topology.workers) if new & set(ranks)}
-        if any(self.hosts(worker) for worker in workers):
-            raise DeadlineError(f"rank {min(new)}, which belongs to the same worker as this one, was lost")
-        self.lose([name for name, worker in {**self.judges, **self.homes}.items() if worker in workers])
-
-    def lose(self, clients: Sequence[str]) -> None:
-        """These clients take no part any more; in a round whose training is under way they fail.
-
-        Raises:
-            QuorumError: see `note_losses`.
-        """
-        clients = [name for name in clients if name not in self.lost]
-        self.lost.update(dict.fromkeys(clients, self.round + int(self.is_training)))
-        left = sum(client.name not in self.lost for client in self.setting.clients)
-        if self.comm.is_server and clients:
-            shown = ", ".join(clients[:10]) + (", ..." if len(clients) > 10 else "")
-            log.warning("round %d: lost %d clients, %d are left: %s", self.round + 1, len(clients), left, shown)
-        if left < self.config.clients.min:
-            raise QuorumError(
-                f"round {self.round + 1}: {left} clients are left after a loss, but clients.min is "
-                f"{self.config.clients.min}; start the run again with all workers"
-            )
-
     def broadcast(self) -> None:
         """The server's vectors to all ranks, unless they have them already."""
         with self.timed("broadcast"):
-            self.arrive("broadcast")
-            if self.algorithm.exchanged and not self.is_fresh:
-                self.together("broadcast", lambda: self.comm.broadcast(self.received))
+            self.members.barrier("broadcast")
+            if self.algorithm.exchanged_vectors and not self.is_fresh:
+                self.members.retry_on_loss("broadcast", lambda: self.comm.broadcast(self.received))
                 self.is_fresh = True
 
     @contextmanager
@@ -276,8 +134,17 @@ class Rank:
 
     def working(self, text: str) -> None:
         """Show what is being done, where there is someone to show it to."""
-        if self.setting.tracker is not None:
-            self.setting.tracker.working(text)
+        if self.components.tracker is not None:
+            self.components.tracker.working(text)
+
+
+def keeps_state(components: RunComponents) -> bool:
+    """Do clients keep anything? An optimiser, a place in the data or a model is state, whatever the algorithm."""
+    config = components.config
+    settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
+    keeps = any(hp.optimizer_state == "keep" or hp.steps is not None or hp.schedule_span == "run" for hp in settings)
+    keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
+    return keeps or components.algorithm.stateful(components.engine.private)
 
 
 def server_rule(config: ServerConfig) -> ServerOptimizer:

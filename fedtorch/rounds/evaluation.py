@@ -1,61 +1,47 @@
-"""Who is judged on what, by which worker, and which model is the best so far."""
+"""When scores count: an evaluation of all clients, the best model by it, and whether training goes on."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from functools import lru_cache
-
-import torch
-from torch import Tensor
 
 from fedtorch.core.client import ClientState
-from fedtorch.core.errors import FedtorchError
-from fedtorch.rounds.best_model import Selection
-from fedtorch.rounds.context import Rank, Stopped
-from fedtorch.rounds.scoring import added, averages, judge
+from fedtorch.core.state_keys import NOT_EVALUATED
+from fedtorch.rounds.best_model import BestModel
+from fedtorch.rounds.client_scores import ClientScorer, Each
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.scoring import averages
 from fedtorch.tasks.base import Scores
-from fedtorch.tracking.records import RECEIVED
-
-log = logging.getLogger(__name__)
-
-# Clients whose tokenised data a rank keeps; a rank's memory must not grow with the clients it hosts.
-CACHED_CLIENTS = 64
-
-# Batches judged between two signs of life; within them, examples of similar length are put together.
-BATCHES_PER_BEAT = 2
 
 
 class Evaluation:
-    """Judges every client at its home, with the model it would use, and keeps the best model.
+    """Evaluates every client at its home and keeps the best model. All methods are called by all ranks alike.
 
-    All ranks of a worker judge its clients; the leader's scores count.
     Where `eval.best` is `together`, the server chooses one best round by the dev scores of all clients; every client
-    keeps what it is judged with beside the server's best weights. Else, and where nothing is exchanged, each client
-    chooses its own best round and keeps the whole model, `best/weights` and `best/private` in its state.
-    All methods are called by all ranks alike.
-
-    each: after `at_the_end`, on the server, the scores of single examples if `eval.per_example` asks for them:
-    client -> metric -> one value per example in the split's order (NaN: the example does not count).
+    keeps what it is evaluated with beside the server's best weights. Else, and where nothing is exchanged, each client
+    chooses its own best round and keeps the whole model in its state. See `BestModel`.
     """
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
-        self.metric = rank.config.eval.select_by or rank.setting.task.main_metric
-        self.by_client = rank.config.eval.best == "per_client" or not rank.algorithm.exchanged
-        self.each: dict[str, dict[str, tuple[float, ...]]] = {}
-        # ranks that judge a client together have to come to the end of it together
-        self._is_alone = rank.setting.worker is None
-        self._load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.task.load)
-        self._judged_here = lru_cache(maxsize=None)(self._at_home)  # an evaluation is no pass over all clients
+    def __init__(self, context: RoundContext) -> None:
+        self.context = context
+        self.scorer = ClientScorer(context)
+        """evaluates this rank's clients"""
+        self.best = BestModel(context.server)
+        """the best round for all, on every rank; its weights are the server's alone"""
+        self.metric = context.config.eval.select_by or context.components.task.main_metric
+        """what decides"""
+        self.by_client = context.config.eval.best == "per_client" or not context.algorithm.exchanged_vectors
+        """does each client choose a best round of its own?"""
+        self.each: dict[str, Each] = {}
+        """after `at_the_end`, on the server, the scores of single examples if `eval.per_example` asks for them:
+        client -> metric -> one value per example in the split's order (NaN: the example does not count)"""
 
     def during_training(self) -> dict[str, Scores]:
-        """Judge on `eval.split` and update the best; scores per client on the server, elsewhere of own clients."""
-        rank = self.rank
-        rank.broadcast()
-        with rank.timed("evaluate"):
-            own = self._judge(rank.config.eval.split, at_best=False)
-            rank.arrive("scores")  # the last chance to stop: from here on the evaluation counts
+        """Evaluate on `eval.split` and update the best; scores per client on the server, elsewhere of own clients."""
+        context = self.context
+        context.broadcast()
+        with context.timed("evaluate"):
+            own = self.scorer.scores(context.config.eval.split, at_best=False)
+            context.members.barrier("scores")  # the last chance to stop: from here on the evaluation counts
             scores = self._gather(own)
             if self.by_client:
                 self._keep_own_best(own)
@@ -63,226 +49,122 @@ class Evaluation:
         return scores
 
     def at_the_end(self) -> dict[str, Scores]:
-        """Judge the best model on `eval.final_split`; the server's weights become the best ones."""
-        rank = self.rank
+        """Evaluate the best model on `eval.final_split`; the server's weights become the best ones."""
+        context, split = self.context, self.context.config.eval.final_split
         received: dict[str, Scores] = {}
-        if rank.config.eval.also_received:  # of the newest weights, so before the best ones replace them
-            rank.broadcast()
-            with rank.timed("evaluate"):
-                received = self._judge_received(rank.config.eval.final_split)
-        if rank.comm.is_server and "best" in rank.server.tensors:
-            rank.server.weights.copy_(rank.server.tensors["best"])
-        rank.is_fresh = False
-        rank.broadcast()
-        with rank.timed("evaluate"):
-            own = self._judge(rank.config.eval.final_split, at_best=True)
-            rank.arrive("scores")
-            if rank.config.eval.per_example:
-                self.each = self._gather_each()
+        if context.config.eval.also_received:  # of the newest weights, so before the best ones replace them
+            context.broadcast()
+            with context.timed("evaluate"):
+                received = self.scorer.received_scores(split)
+        if context.comm.is_server and self.best.server_weights is not None:
+            context.server.weights.copy_(self.best.server_weights)
+        context.is_fresh = False
+        context.broadcast()
+        with context.timed("evaluate"):
+            own = self.scorer.scores(split, at_best=True)
+            context.members.barrier("scores")
+            if context.config.eval.per_example:
+                self.each = self._gather_each(self.scorer.each)
             return self._gather({name: {**pairs, **received.get(name, {})} for name, pairs in own.items()})
 
-    def _at_home(self, split: str) -> list[str]:
-        """The clients with examples in `split` that this rank judges."""
-        rank = self.rank
-        sizes = rank.setting.task.manifest()
-        return [name for name in sizes if sizes[name].get(split) and rank.hosts(rank.judges[name])]
-
-    def _here(self, split: str) -> list[str]:
-        """The same without those that were lost, which in one process may be of its own clients."""
-        return [name for name in self._judged_here(split) if name not in self.rank.lost]
-
-    def _judge(self, split: str, *, at_best: bool) -> dict[str, Scores]:
-        """Scores of the clients at home here."""
-        eval_config, results = self.rank.config.eval, {}
-        each = eval_config.per_example and at_best
-        try:
-            for name in self._here(split):
-                weights, private = self._model(name, at_best=at_best)
-                self.each[name] = {}
-                results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
-            if eval_config.also_received and not at_best:
-                received = self._judge_received(split)
-                results = {name: {**pairs, **received[name]} for name, pairs in results.items()}
-        except Stopped:
-            pass  # all ranks must come to the same meeting, which then stops them together
-        return self._leaders({name: pairs for name, pairs in results.items() if pairs})
-
-    def _judge_received(self, split: str) -> dict[str, Scores]:
-        """Scores with the weights received last, as `received/<metric>`."""
-        results = {}
-        for name in self._here(split):
-            private = self.rank.private_of(name, self.rank.store.get(name))
-            scores = self._score(name, split, self.rank.shared, private)
-            results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
-        return results
-
-    def _leaders(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
-        """The scores as this worker's leader has them, so that all its ranks choose the same best models."""
-        worker = self.rank.setting.worker
-        if worker is None:
-            return dict(own)
-        places = [(name, metric) for name, pairs in own.items() for metric in pairs]
-        values = worker.numbers([value for name, metric in places for value in own[name][metric]])[0]
-        scores: dict[str, Scores] = {name: {} for name in own}
-        for place, (name, metric) in enumerate(places):
-            scores[name][metric] = values[2 * place], int(values[2 * place + 1])
-        return scores
-
-    def _model(self, name: str, *, at_best: bool = False) -> tuple[Tensor, Tensor | None]:
-        """What a client is judged with: flat shared weights and flat private ones."""
-        rank = self.rank
-        state = rank.store.get(name)
-        if at_best and "best_round" in rank.server.numbers and "best/is_received" not in state.numbers:
-            state = ClientState()  # as in the best round: it trained only later
-        received = rank.shared
-        weights = rank.algorithm.judged_weights(received, state)
-        is_trained = rank.config.eval.point == "trained" and state.numbers.get("trained/round") == rank.round - 1
-        if weights is received and is_trained:
-            weights = state.tensors["trained"]
-        private = rank.private_of(name, state)
-        if at_best:
-            weights = received if state.numbers.get("best/is_received") else state.tensors.get("best/weights", weights)
-            private = state.tensors.get("best/private", private)
-        return weights, private
-
-    def _score(
-        self,
-        name: str,
-        split: str,
-        weights: Tensor,
-        private: Tensor | None,
-        each: dict[str, tuple[float, ...]] | None = None,
-    ) -> Scores:
-        """One client's scores on a split with the given model; `each` receives those of single examples.
-
-        Without scores if judging fails: it is not worth a training run.
-        """
-        try:
-            return self._score_parts(name, split, weights, private, each)
-        except (FedtorchError, Stopped):
-            raise
-        except Exception as error:  # a name only; the text may quote the client's data
-            if not self._is_alone:
-                raise
-            kind, done = type(error).__name__, self.rank.round
-            log.warning("client %s could not be judged after round %d: %s; training goes on", name, done, kind)
-            log.debug("judging client %s", name, exc_info=error)
-            return {}
-
-    def _score_parts(
-        self,
-        name: str,
-        split: str,
-        weights: Tensor,
-        private: Tensor | None,
-        each: dict[str, tuple[float, ...]] | None,
-    ) -> Scores:
-        rank, setting = self.rank, self.rank.setting
-        rank.comm.heartbeat(phase="evaluate", round=rank.round, client=name)
-        rank.working(f"judging {name}")
-        setting.engine.load(weights, private)
-        examples, size = self._load(name, split), rank.config.eval.batch_size
-        result: Scores = {}
-        for number, part in enumerate(setting.task.judged_parts(examples, size * BATCHES_PER_BEAT)):
-            result = added(result, judge(setting.task, setting.engine, part, size, each))
-            rank.comm.heartbeat(phase="evaluate", round=rank.round, client=name, step=number)
-            if rank.is_stopped():
-                raise Stopped
-        return result
-
     def _gather(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
-        rank = self.rank
+        context = self.context
         messages = [
-            rank.message(
+            context.message(
                 "score", name, lists={metric: (total, float(count)) for metric, (total, count) in pairs.items()}
             )
-            for name, pairs in (own.items() if rank.leads else ())
+            for name, pairs in (own.items() if context.role.leads else ())
         ]
+        gathered = context.members.retry_on_loss("scores", lambda: context.comm.gather(messages, round=context.round))
         return {
-            rank.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}
-            for message in rank.together("scores", lambda: rank.comm.gather(messages, round=rank.round))
+            context.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}
+            for message in gathered
         }
 
-    def _gather_each(self) -> dict[str, dict[str, tuple[float, ...]]]:
-        rank = self.rank
+    def _gather_each(self, own: Mapping[str, Each]) -> dict[str, Each]:
+        context = self.context
         messages = [
-            rank.message("numbers", name, lists=values) for name, values in (self.each.items() if rank.leads else ())
+            context.message("numbers", name, lists=values)
+            for name, values in (own.items() if context.role.leads else ())
         ]
-        gathered = rank.together("scores", lambda: rank.comm.gather(messages, round=rank.round))
-        return {rank.name(message): dict(message.lists) for message in gathered}
+        gathered = context.members.retry_on_loss("scores", lambda: context.comm.gather(messages, round=context.round))
+        return {context.name(message): dict(message.lists) for message in gathered}
 
     def _keep_best(self, scores: Mapping[str, Scores]) -> None:
-        """One best round for all, chosen by the server."""
-        rank, config = self.rank, self.rank.config.eval
-        is_best = False
-        if rank.comm.is_server and not self.by_client:
-            macro, micro, count = averages(scores, self.metric)
-            selection = Selection(rank.server.numbers, config.patience)
-            is_best = bool(count) and selection.offer(micro if config.merge else macro, rank.round)
-            if is_best:
-                best = rank.server.tensors.setdefault("best", torch.empty_like(rank.server.weights))
-                best.copy_(rank.server.weights)
-        if self.by_client and config.patience is not None and self._all_have_stopped(scores, config.patience):
-            rank.server.numbers["stopped"] = 1
-        stopped = int(rank.server.numbers.get("stopped", 0))
-        answer = [rank.message("decision", numbers={"is_best": int(is_best), "stopped": stopped})]
-        answer = answer if rank.comm.is_server else []
-        (answered,) = rank.together("best", lambda: rank.comm.share(answer, round=rank.round))
+        """One best round for all, chosen by the server, and whether the run ends here."""
+        context, patience = self.context, self.context.config.eval.patience
+        is_best = context.comm.is_server and not self.by_client and self._offer(scores)
+        if self.by_client and patience is not None and self._all_have_stopped(scores, patience):
+            self.best.stop()
+        numbers = {"is_best": int(is_best), "stopped": int(self.best.has_stopped)}
+        answer = [context.message("decision", numbers=numbers)] if context.comm.is_server else []
+        (answered,) = context.members.retry_on_loss(
+            "best", lambda: context.comm.broadcast_messages(answer, round=context.round)
+        )
         if answered.numbers["stopped"]:
-            rank.server.numbers["stopped"] = 1
+            self.best.stop()
         if answered.numbers["is_best"]:
-            rank.server.numbers["best_round"] = rank.round  # elsewhere too, see `_model`
-            for name in rank.store.clients():
-                self._keep(name, rank.store.get(name))
+            self.best.note_round(context.round)  # elsewhere too, see `ClientScorer.model`
+            for name in context.store.clients():
+                self._keep(name, context.store.get(name))
+
+    def _offer(self, scores: Mapping[str, Scores]) -> bool:
+        """On the server: is this the best evaluation so far? Its weights are kept."""
+        config, server = self.context.config.eval, self.context.server
+        macro, micro, count = averages(scores, self.metric)
+        is_best = bool(count) and self.best.offer(micro if config.merge else macro, self.context.round, config.patience)
+        if is_best:
+            self.best.keep_server_weights(server.weights)
+        return is_best
 
     def _all_have_stopped(self, scores: Mapping[str, Scores], patience: int) -> bool:
         """On the server: has every client ceased to gain? Called by all ranks.
 
         Every client that has a score; where nothing is exchanged, every one that trains: without a score it goes on.
         """
-        rank = self.rank
+        context = self.context
         resting = [
-            rank.message("numbers", name)
-            for name in (rank.store.clients() if rank.leads else ())
-            if rank.store.get(name).numbers.get("evaluations_without_gain", 0) >= patience
+            context.message("numbers", name)
+            for name in (context.store.clients() if context.role.leads else ())
+            if BestModel(context.store.get(name)).without_gain >= patience
         ]
-        gathered = rank.together("resting", lambda: rank.comm.gather(resting, round=rank.round))
-        found = {rank.name(message) for message in gathered}
+        gathered = context.members.retry_on_loss("resting", lambda: context.comm.gather(resting, round=context.round))
+        found = {context.name(message) for message in gathered}
         waited_for = {name for name, pairs in scores.items() if pairs.get(self.metric, (0.0, 0))[1]}
-        if not rank.algorithm.exchanged:
-            waited_for = {client.name for client in rank.setting.clients if client.name not in rank.lost}
+        if not context.algorithm.exchanged_vectors:
+            lost = context.members.lost
+            waited_for = {client.name for client in context.components.clients if client.name not in lost}
         return bool(waited_for) and waited_for <= found
 
     def _keep_own_best(self, scores: Mapping[str, Scores]) -> None:
         """Every client's best round by its own dev score; a client that stopped gaining rests from then on."""
-        rank = self.rank
+        context = self.context
         for name, pairs in scores.items():
             total, count = pairs.get(self.metric, (0.0, 0))
             if not count:  # nothing to choose by
                 continue
-            state = rank.store.get(name)
-            # one that trains alone may not have trained since it was judged last
-            if not rank.algorithm.exchanged and (state.numbers.get("stopped") or not state.numbers.pop("unjudged", 0)):
+            state = context.store.get(name)
+            best = BestModel(state)
+            # one that trains alone may not have trained since it was evaluated last
+            if not context.algorithm.exchanged_vectors and (
+                best.has_stopped or not state.numbers.pop(NOT_EVALUATED, 0)
+            ):
                 continue
-            if Selection(state.numbers, rank.config.eval.patience).offer(total / count, rank.round):
+            if best.offer(total / count, context.round, context.config.eval.patience):
                 self._keep(name, state)
             else:
-                rank.store.stage(name, state)
-                rank.store.commit([name])
+                self._commit(name, state)
 
     def _keep(self, name: str, state: ClientState) -> None:
-        """Put the model that a client is judged with into its state as its best one.
+        """Put the model that a client is evaluated with into its state as its best one.
 
         The server keeps the best of what all clients share, unless each has a best round of its own.
         """
-        rank = self.rank
-        weights, private = self._model(name)
-        best: dict[str, Tensor] = {}
-        if self.by_client or weights.data_ptr() != rank.shared.data_ptr():
-            best["best/weights"] = weights.clone()
-        if private is not None:
-            best["best/private"] = private
-        kept = {key: value for key, value in state.tensors.items() if not key.startswith("best/")}
-        numbers = {**state.numbers, "best/is_received": int("best/weights" not in best)}
-        rank.store.stage(name, ClientState({**kept, **best}, numbers))
-        rank.store.commit([name])
+        weights, private = self.scorer.model(name)
+        is_own = self.by_client or weights.data_ptr() != self.context.shared.data_ptr()
+        BestModel(state).keep_client_model(weights.clone() if is_own else None, private)
+        self._commit(name, state)
+
+    def _commit(self, name: str, state: ClientState) -> None:
+        self.context.store.stage(name, state)
+        self.context.store.commit([name])

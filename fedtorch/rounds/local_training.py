@@ -8,78 +8,83 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
-from torch import Tensor
 
 from fedtorch.comm.wire import report_problem
 from fedtorch.comm.worker import Verdict
 from fedtorch.core.client import Client
-from fedtorch.core.errors import DataError, FedtorchError, PeerError
+from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
 from fedtorch.core.sampling import cohort
+from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import Report
-from fedtorch.rounds.context import Rank, Stopped
-from fedtorch.rounds.evaluation import CACHED_CLIENTS
+from fedtorch.rounds.client_scores import CACHED_CLIENTS
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.placement import costs
+from fedtorch.rounds.private_weights import private_weights
 from fedtorch.train.job import ClientJob
+from fedtorch.train.outgoing import MESSAGE, Outgoing
 
 log = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = "failed:OutOfMemoryError"
 
 
-class Work:
+class ClientTrainer:
     """Trains clients on this rank; their updates and new states wait in the rank's buffers for the server's decision.
 
-    drawn: the cohort of the round, each client with how often it was drawn.
-    outgoing: the vector that the present client's update is written to; the buffer then keeps it without a copy.
+    A client that fails, or whose algorithm did not send what it has to, leaves nothing behind but its report.
     """
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
+    def __init__(self, context: RoundContext) -> None:
+        self.context = context
         self.drawn: list[tuple[Client, int]] = []
-        self.outgoing = rank.updates.blank()
-        self.placed: dict[str, int] = {}  # client of this round -> worker
-        self.load = lru_cache(maxsize=CACHED_CLIENTS)(rank.setting.training.load)
+        """the cohort of the round, each client with how often it was drawn"""
+        self.placed: dict[str, int] = {}
+        """client of this round -> worker"""
+        self.load = lru_cache(maxsize=CACHED_CLIENTS)(context.components.training.load)
 
     @property
     def per_round(self) -> int:
         """Clients drawn for a round; with replacement they may be more than there are."""
-        config, number = self.rank.config.clients, len(self.rank.setting.clients)
+        config, number = self.context.config.clients, len(self.context.components.clients)
         if config.per_round == "all":
             return number
         return config.per_round if config.sampling == "size_proportional" else min(config.per_round, number)
 
-    def share(self, client: Client) -> Fraction:
-        """The client's chance to be drawn for a round."""
-        if self.rank.config.clients.sampling != "size_proportional":
-            return Fraction(self.per_round, len(self.rank.setting.clients))
+    def chance(self, client: Client) -> Fraction:
+        """That the client is drawn for a round."""
+        if self.context.config.clients.sampling != "size_proportional":
+            return Fraction(self.per_round, len(self.context.components.clients))
         return 1 - (1 - Fraction(client.sizes["train"], self._examples)) ** self.per_round
 
     @cached_property
     def _examples(self) -> int:
-        return sum(client.sizes["train"] for client in self.rank.setting.clients)
+        return sum(client.sizes["train"] for client in self.context.components.clients)
 
-    def of_this_round(self) -> list[Report]:
+    def train_cohort(self) -> list[Report]:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
-        rank, setting = self.rank, self.rank.setting
-        rule = rank.config.clients.sampling
-        clients: Sequence[Client] = setting.clients
-        if rank.lost:
-            clients = [client for client in clients if rank.round < rank.lost.get(client.name, rank.round + 1)]
-        per_round = len(clients) if rank.config.clients.per_round == "all" else self.per_round
-        self.drawn = cohort(clients, per_round, rule, seed=rank.config.run.seed, round=rank.round)
-        expected = costs(rank.config, setting.training, (client for client, _ in self.drawn))
-        placed = self.placed = setting.topology.assign(expected, rank.homes if rank.has_homes else None)
+        context, components = self.context, self.context.components
+        rule = context.config.clients.sampling
+        clients: Sequence[Client] = components.clients
+        if lost := context.members.lost:
+            clients = [client for client in clients if context.round < lost.get(client.name, context.round + 1)]
+        per_round = len(clients) if context.config.clients.per_round == "all" else self.per_round
+        self.drawn = cohort(clients, per_round, rule, seed=context.config.run.seed, round=context.round)
+        expected = costs(context.config, components.training, (client for client, _ in self.drawn))
+        placed = self.placed = components.topology.assign(
+            expected, components.placement.homes if context.has_homes else None
+        )
         reports = []
         try:
             for client, draws in self.drawn:
-                if rank.hosts(placed[client.name]):
+                if context.role.hosts(placed[client.name]):
                     reports.append(self._train_or_retry(client, draws))
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
-        return reports if rank.leads else []
+        return reports if context.role.leads else []
 
     def waited_for(self, reports: Sequence[Report]) -> str:
         """One line on the worker whose clients took longest in this round; empty with less than two workers."""
@@ -98,9 +103,9 @@ class Work:
 
     def _train_or_retry(self, client: Client, draws: int) -> Report:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
-        rank = self.rank
+        context = self.context
         report = self._train(client, draws)
-        can_retry = rank.config.system.oom_retry and rank.config.client_for(client.name).batch_size > 1
+        can_retry = context.config.system.oom_retry and context.config.client_for(client.name).batch_size > 1
         if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
         log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
@@ -113,105 +118,124 @@ class Work:
         all that failed ran out of memory is it that on all of them.
         """
         started = time.monotonic()
-        worker, report, failure, of_a_peer = self.rank.setting.worker, Report(client.name), "", False
+        report, failure, of_a_peer = Report(client.name), "", False
         try:
-            report = self._deliver(client, parts)
+            report = self._train_client(client, parts)
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
             if isinstance(error, Stopped | FedtorchError) and not isinstance(error, DataError):
                 raise
-            kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
-            failure, of_a_peer = f"failed:{kind}", isinstance(error, PeerError)
-            if is_out_of_memory(error):
-                failure = OUT_OF_MEMORY
-            log.warning("client %s failed in round %d: %s", client.name, self.rank.round + 1, kind)
-            log.debug("client %s, round %d", client.name, self.rank.round + 1, exc_info=error)
-        if worker is not None and not of_a_peer:
-            own = Verdict.OUT_OF_MEMORY if failure == OUT_OF_MEMORY else Verdict(bool(failure))
-            verdict = worker.settle(own)
-            if verdict is Verdict.OUT_OF_MEMORY:
-                failure = OUT_OF_MEMORY
-            elif verdict is Verdict.FAILED and failure in ("", OUT_OF_MEMORY):
-                failure = f"failed:{PeerError.__name__}"
+            failure, of_a_peer = self._failure(client, error), isinstance(error, PeerError)
+        if not of_a_peer:
+            failure = self._settled(failure)
         if failure:
-            self.rank.setting.engine.free()
+            self.context.components.engine.free()
             return Report(client.name, status=failure, seconds=time.monotonic() - started)
-        extra = {**report.extra, "draws": draws} if draws > 1 else report.extra
-        return replace(report, extra=extra, seconds=time.monotonic() - started)
+        return replace(report, draws=draws, seconds=time.monotonic() - started)
 
-    def _deliver(self, client: Client, parts: int) -> Report:
+    def _failure(self, client: Client, error: Exception) -> str:
+        """The status of a client whose training raised `error`, which is logged."""
+        kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
+        shown = f"{kind}: {error}" if isinstance(error, UpdateError) else kind
+        log.warning("client %s failed in round %d: %s", client.name, self.context.round + 1, shown)
+        log.debug("client %s, round %d", client.name, self.context.round + 1, exc_info=error)
+        return OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
+
+    def _settled(self, failure: str) -> str:
+        """The status that all ranks of the worker agree on, this one's being `failure` (empty: none)."""
+        worker = self.context.components.worker
+        if worker is None:
+            return failure
+        verdict = worker.settle(Verdict.OUT_OF_MEMORY if failure == OUT_OF_MEMORY else Verdict(bool(failure)))
+        if verdict is Verdict.OUT_OF_MEMORY:
+            return OUT_OF_MEMORY
+        if verdict is Verdict.FAILED and failure in ("", OUT_OF_MEMORY):
+            return f"failed:{PeerError.__name__}"
+        return failure
+
+    def _train_client(self, client: Client, parts: int) -> Report:
         """Train the client; its update and its new state are in the rank's buffers."""
-        rank, setting = self.rank, self.rank.setting
-
-        def on_step(n: int) -> None:
-            rank.comm.heartbeat(phase="train", round=rank.round, client=client.name, step=n)
-            rank.working(f"{client.name} step {n}")
-            if rank.is_stopped():
-                raise Stopped
-
-        self.outgoing = rank.updates.blank()
-        on_step(0)
-        state = rank.store.get(client.name)
-        job = ClientJob(
-            client=client,
-            round=rank.round,
-            run_seed=rank.config.run.seed,
-            received=rank.known(),
-            state=state,
-            outgoing=rank.planes(self.outgoing),
-            engine=setting.engine,
-            task=setting.training,
-            hp=rank.config.client_for(client.name),
-            examples=self.load(client.name, "train"),
-            on_step=on_step,
-            first_private=rank.private_of(client.name, state),
-            rounds=rank.config.rounds,
-            share=self.share(client),
-            parts=parts,
-        )
-        version = self._clear_outgoing()
-        update = setting.algorithm.client_update(job)
-        measured = setting.training.measured(setting.engine.module)
-        report = replace(update.report, extra={**update.report.extra, **measured})
-        if problem := report_problem(report):
-            raise FedtorchError(f"{type(setting.algorithm).__name__} made a report that cannot be sent: {problem}")
-        received = rank.shared  # one that is judged with a model of its own has that in its state already
-        is_judged = setting.algorithm.judged_weights(received, job.state) is received
-        if rank.config.eval.point == "trained" and report.steps and is_judged:
-            job.state.tensors["trained"] = setting.engine.snapshot()
-            job.state.numbers["trained/round"] = rank.round
-        if update.grad is not None:
-            self._take_over(update.grad, version)
-            rank.comm.faults("update", round=rank.round, client=client.name, update=self.outgoing)
-            if not rank.has_messages:
-                # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
-                norm, (low, high) = torch.linalg.vector_norm(self.outgoing).item(), torch.aminmax(self.outgoing)
-                report = replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
-            if rank.leads:  # the others' are the same
-                rank.updates.put(client.name, self.outgoing)
-        if rank.is_stateful:
-            if update.grad is not None or report.steps:  # a client that rested is as it was
-                rank.store.stage(client.name, job.state)
-        elif job.state.tensors or job.state.numbers:
-            raise FedtorchError(
-                f"{type(setting.algorithm).__name__} left something in a client's state, but its stateful() says "
-                "that clients keep nothing; return True there, so that every client has a home"
-            )
+        job = self._make_job(client, parts)
+        report = self._run(job)
+        self._keep_trained(job, report)
+        if job.outgoing.is_sent:
+            report = self._measured(job, report)
+            if self.context.role.leads:  # the others' are the same
+                self.context.updates.put(client.name, job.outgoing.flat)
+        self._stage(job, report)
         return report
 
-    def _clear_outgoing(self) -> int:
-        """Forget the last client's update; returns the version of the emptied vector."""
-        if len(self.rank.algorithm.exchanged) > 1:
-            self.outgoing.fill_(torch.nan)  # so that a part which an algorithm forgets is refused, not taken over
-        return self.outgoing._version
+    def _make_job(self, client: Client, parts: int) -> ClientJob:
+        """What the algorithm needs; its update is written to the buffer's next vector, which then keeps it as it is."""
+        context, components = self.context, self.context.components
+        outgoing, on_step = context.updates.blank(), partial(self._on_step, client.name)
+        on_step(0)
+        state = context.store.get(client.name)
+        names = (MESSAGE,) if context.has_messages else context.algorithm.exchanged_vectors
+        return ClientJob(
+            client=client,
+            round=context.round,
+            run_seed=context.config.run.seed,
+            received=context.server_vectors(),
+            state=state,
+            outgoing=Outgoing(outgoing, names, type(context.algorithm).__name__),
+            engine=components.engine,
+            task=components.training,
+            hp=context.config.client_for(client.name),
+            examples=self.load(client.name, "train"),
+            on_step=on_step,
+            first_private=private_weights(components, client.name, state),
+            rounds=context.config.rounds,
+            chance=self.chance(client),
+            parts=parts,
+        )
 
-    def _take_over(self, grad: Tensor, version: int) -> None:
-        """Make `outgoing` the update that the algorithm returned: it filled `job.outgoing`, or has its own vector."""
-        if grad.data_ptr() != self.outgoing.data_ptr():
-            if grad.shape != self.outgoing.shape:
-                raise ValueError(f"Update.grad has shape {tuple(grad.shape)}, expected {tuple(self.outgoing.shape)}")
-            self.outgoing.copy_(grad)
-        elif self.outgoing._version == version:
-            raise ValueError("Update.grad is job.outgoing, but nothing was written to it; use job.send_difference")
+    def _on_step(self, client: str, n: int) -> None:
+        context = self.context
+        context.comm.heartbeat(phase="train", round=context.round, client=client, step=n)
+        context.working(f"{client} step {n}")
+        if context.role.is_stopped():
+            raise Stopped
+
+    def _run(self, job: ClientJob) -> Report:
+        """The algorithm's work; the report with what the task counted meanwhile."""
+        algorithm, components = self.context.algorithm, self.context.components
+        returned = algorithm.client_update(job)
+        counted = components.training.pop_counters(components.engine.module)
+        report = job.outgoing.close(returned)
+        report = replace(report, extra={**report.extra, **counted})
+        if problem := report_problem(report):
+            raise FedtorchError(f"{type(algorithm).__name__} made a report that cannot be sent: {problem}")
+        return report
+
+    def _keep_trained(self, job: ClientJob, report: Report) -> None:
+        """Keep the trained weights where clients are evaluated with them (eval.point)."""
+        context, received = self.context, self.context.shared
+        # one that is evaluated with a model of its own has that in its state already
+        is_evaluated = context.algorithm.eval_weights(received, job.state) is received
+        if context.config.eval.point == "trained" and report.steps and is_evaluated:
+            job.state.tensors[TRAINED] = context.components.engine.snapshot()
+            job.state.numbers[TRAINED_ROUND] = context.round
+
+    def _measured(self, job: ClientJob, report: Report) -> Report:
+        """The report with the update's norm; that of a message is known to the algorithm only."""
+        update = job.outgoing.flat
+        self.context.comm.faults("update", round=self.context.round, client=job.client.name, update=update)
+        if self.context.has_messages:
+            return report
+        # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
+        norm, (low, high) = torch.linalg.vector_norm(update).item(), torch.aminmax(update)
+        return replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
+
+    def _stage(self, job: ClientJob, report: Report) -> None:
+        """Hold the new state back until the server has decided."""
+        if self.context.is_stateful:
+            if job.outgoing.is_sent or report.steps:  # a client that rested is as it was
+                self.context.store.stage(job.client.name, job.state)
+        elif job.state.tensors or job.state.numbers:
+            raise FedtorchError(
+                f"{type(self.context.algorithm).__name__} left something in a client's state, but its stateful() says "
+                "that clients keep nothing; return True there, so that every client has a home"
+            )
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -15,13 +15,13 @@ from fedtorch.tasks.base import Task
 
 @dataclass(frozen=True)
 class Placement:
-    """homes: training client -> worker that keeps its state. judges: evaluated client -> worker that judges it.
-
-    A client is judged at its home; where clients are merged or have no training data, they are balanced by size.
-    """
+    """Which worker has which client; by place among the workers."""
 
     homes: dict[str, int]
-    judges: dict[str, int]
+    """training client -> worker that keeps its state"""
+    evaluators: dict[str, int]
+    """evaluated client -> worker that evaluates it: its home; where clients are merged or have no training data, they
+    are balanced by size"""
 
 
 def place(config: Config, task: Task, training: Task, clients: Sequence[Client], topology: Topology) -> Placement:
@@ -50,7 +50,7 @@ def make_topology(config: Config, num_ranks: int) -> Topology:
 
 
 def workers_with_data(config: Config, topology: Topology) -> dict[str, list[int]] | None:
-    """Client -> the workers that can read its files; None where all can, as in a job of one rank.
+    """Client -> the workers that can read its files; None where all can, as in a job of one context.
 
     Raises:
         ConfigError: a client is pinned to a rank or node that does not train, or is not there.

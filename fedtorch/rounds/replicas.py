@@ -7,6 +7,7 @@ messages; `compare` makes sure of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,26 +15,36 @@ from torch import Tensor
 from fedtorch.comm.base import Updates
 from fedtorch.comm.messages import Decoded, sum_of_messages
 from fedtorch.core.errors import FedtorchError
+from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
 from fedtorch.core.weights import digest_of
-from fedtorch.rounds.context import Rank
+from fedtorch.rounds.context import RoundContext
 
 
-def collect(rank: Rank, accepted: Sequence[Report]) -> list[Tensor]:
-    """The accepted clients' messages, on the ranks that combine them; elsewhere []. All ranks call it."""
-    if rank.algorithm.combines_everywhere:
-        return rank.comm.exchange_all(rank.updates, [report.client for report in accepted], round=rank.round)
-    messages: list[Tensor] = []
+@dataclass
+class Collected:
+    """What `Communicator.aggregate` calls on the server where it is to keep the messages and combine them later."""
 
-    def keep(updates: Updates) -> Tensor:
-        messages.extend(message.clone() for message in updates)  # each is valid until the next one is asked for
+    messages: list[Tensor] = field(default_factory=list)
+    """after the call: a copy of each, in the order of the reports"""
+
+    def __call__(self, updates: Updates) -> Tensor:
+        self.messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
         return torch.empty(0)
 
-    rank.comm.aggregate(rank.updates, accepted, keep, round=rank.round)
-    return messages
+
+def collect(context: RoundContext, accepted: Sequence[Report]) -> list[Tensor]:
+    """The accepted clients' messages, on the ranks that combine them; elsewhere []. All ranks call it."""
+    if context.message_algorithm.combines_everywhere:
+        return context.comm.all_gather_updates(
+            context.updates, [report.client for report in accepted], round=context.round
+        )
+    collected = Collected()
+    context.comm.aggregate(context.updates, accepted, collected, round=context.round)
+    return collected.messages
 
 
-def step(rank: Rank, accepted: Sequence[Report], messages: Sequence[Tensor]) -> dict[str, float]:
+def step(context: RoundContext, accepted: Sequence[Report], messages: Sequence[Tensor]) -> dict[str, float]:
     """Combine the accepted clients' messages and take the server's step, on every rank; returns the weights.
 
     accepted: on ranks other than the server only the names are set. messages: see `collect`. All ranks call it.
@@ -41,70 +52,73 @@ def step(rank: Rank, accepted: Sequence[Report], messages: Sequence[Tensor]) -> 
     Raises:
         FedtorchError: on all ranks, when their replicas differ.
     """
-    algorithm, layout = rank.algorithm, rank.setting.engine.shared
+    algorithm, layout = context.message_algorithm, context.components.engine.shared
     weights = algorithm.weigh(accepted)
 
     def decode(message: Tensor) -> Decoded:
         return algorithm.decode(message, layout)
 
-    chosen = torch.zeros(rank.updates.size, dtype=torch.uint8)
-    if algorithm.combines_everywhere or rank.comm.is_server:
-        chosen = algorithm.choose(rank.server, sum_of_messages(messages, weights, decode, rank.total))
+    chosen = torch.zeros(context.updates.size, dtype=torch.uint8)
+    if algorithm.combines_everywhere or context.comm.is_server:
+        chosen = algorithm.choose(context.server, sum_of_messages(messages, weights, decode, context.total))
     if not algorithm.combines_everywhere:
-        rank.together("broadcast", lambda: rank.comm.broadcast(chosen))
+        context.members.retry_on_loss("broadcast", lambda: context.comm.broadcast(chosen))
     taken = algorithm.decode(chosen, layout)
     grad = taken if isinstance(taken, Tensor) else taken.dense(layout.dtype)
-    rank.server.accepted = list(accepted)
-    algorithm.server_update(rank.server, grad)
-    rank.is_fresh = True
-    is_last = rank.round + 1 == rank.config.rounds
-    if is_last or (rank.round + 1) % algorithm.replicas_compared_every == 0:
-        compare(rank)
+    context.server.accepted = list(accepted)
+    algorithm.server_update(context.server, grad)
+    context.is_fresh = True
+    is_last = context.round + 1 == context.config.rounds
+    if is_last or (context.round + 1) % algorithm.replicas_compared_every == 0:
+        compare(context)
     return {report.client: weight for report, weight in zip(accepted, weights, strict=True)}
 
 
-def compare(rank: Rank) -> None:
+def compare(context: RoundContext) -> None:
     """See that all ranks have the same weights and optimiser state.
 
     Raises:
         FedtorchError: on all ranks; the server's names the ones that differ.
     """
-    if rank.comm.size == 1:
+    if context.comm.size == 1:
         return
-    mine = digest_of(_state(rank))
+    mine = digest_of(_state(context))
     words = tuple(float(int(mine[i : i + 8], 16)) for i in range(0, 64, 8))
-    differing: list[int] = []
 
-    def ask() -> str:
-        gathered = rank.comm.gather([rank.message("numbers", lists={"words": words})], round=rank.round)
-        differing[:] = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
-        verdict = [rank.message("decision", status="differ" if differing else "ok")]
-        (answered,) = rank.comm.share(verdict if rank.comm.is_server else [], round=rank.round)
-        return answered.status
+    def ask() -> tuple[str, list[int]]:
+        gathered = context.comm.gather([context.message("numbers", lists={"words": words})], round=context.round)
+        differing = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
+        verdict = [context.message("decision", status="differ" if differing else "ok")]
+        (answered,) = context.comm.broadcast_messages(verdict if context.comm.is_server else [], round=context.round)
+        return answered.status, differing
 
-    if rank.together("compare", ask) != "ok":
+    status, differing = context.members.retry_on_loss("compare", ask)
+    if status != "ok":
         raise FedtorchError(
-            f"round {rank.round + 1}: the replicas of the server's state on ranks {differing or 'named by the server'} "
-            "differ from rank 0's; they compute different bits, use the same machines and threads for all ranks"
+            f"round {context.round + 1}: the replicas of the server's state on ranks "
+            f"{differing or 'named by the server'} differ from rank 0's; they "
+            "compute different bits, use the same machines and threads for all ranks"
         )
 
 
-def share_state(rank: Rank) -> None:
+def share_state(context: RoundContext) -> None:
     """After a restore: the server's tensors and numbers to all ranks."""
-    names = sorted(_state(rank)) if rank.comm.is_server else []
-    messages = [rank.message("numbers", numbers={name: rank.server.tensors[name].numel()}) for name in names]
-    kept = {name: value for name, value in rank.server.numbers.items() if name == "server_steps"}
-    first = rank.message("decision", numbers=kept)
-    head, *sizes = rank.comm.share([first, *messages] if rank.comm.is_server else [], round=rank.round)
-    rank.server.numbers.update(head.numbers)
+    names = sorted(_state(context)) if context.comm.is_server else []
+    messages = [context.message("numbers", numbers={name: context.server.tensors[name].numel()}) for name in names]
+    kept = {name: value for name, value in context.server.numbers.items() if name == SERVER_STEPS}
+    first = context.message("decision", numbers=kept)
+    head, *sizes = context.comm.broadcast_messages(
+        [first, *messages] if context.comm.is_server else [], round=context.round
+    )
+    context.server.numbers.update(head.numbers)
     for message in sizes:
         ((name, size),) = message.numbers.items()
-        tensor = rank.server.tensors.setdefault(name, torch.zeros(int(size), dtype=rank.received.dtype))
-        rank.comm.broadcast(tensor)
-    rank.is_fresh = True
+        tensor = context.server.tensors.setdefault(name, torch.zeros(int(size), dtype=context.received.dtype))
+        context.comm.broadcast(tensor)
+    context.is_fresh = True
 
 
-def _state(rank: Rank) -> dict[str, Tensor]:
+def _state(context: RoundContext) -> dict[str, Tensor]:
     """What every rank has: the weights and what a step depends on; the best weights are the server's alone."""
-    own = {"best", *rank.algorithm.kept_by_server}
-    return {name: tensor for name, tensor in rank.server.tensors.items() if name not in own}
+    own = {BEST, *context.message_algorithm.kept_by_server}
+    return {name: tensor for name, tensor in context.server.tensors.items() if name not in own}

@@ -13,7 +13,7 @@ from fedtorch.train.engine import Engine, to_device
 
 
 @torch.inference_mode()
-def judge(
+def evaluate(
     task: Task,
     engine: Engine,
     examples: Sequence[Any],

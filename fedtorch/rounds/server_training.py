@@ -6,32 +6,36 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from fedtorch.core.client import Client, ClientState
-from fedtorch.rounds.context import Rank, Stopped
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.membership import Stopped
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.job import ClientJob
+from fedtorch.train.outgoing import Outgoing
 
 _PREFIX = f"{SERVER}/"
 
 
-class ServerShare:
-    """Calls `Algorithm.server_train` with the server's share as a job. Only the server may use it.
+class ServerTraining:
+    """Calls `Algorithm.server_train` with the server's own data as a job. Only the server may use it.
 
     What the job keeps (optimiser, place in the data) is in the ServerState under `server/`, so it is in every
     checkpoint; the examples are loaded once. If training is interrupted or fails, the ServerState is as it was.
     """
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
+    def __init__(self, context: RoundContext) -> None:
+        self.context = context
 
     def train(self) -> None:
-        """The server's training after `rank.round` rounds.
+        """The server's training after `context.round` rounds.
 
         Raises:
             Stopped: a signal came.
         """
-        algorithm, server = self.rank.algorithm, self.rank.server
-        job = self._job() if self.rank.setting.training.server_examples() else None
+        algorithm, server = self.context.algorithm, self.context.server
+        job = self._job() if self.context.components.training.server_examples() else None
         algorithm.server_train(server, job)
         if job is not None:
             server.tensors |= {_PREFIX + name: tensor for name, tensor in job.state.tensors.items()}
@@ -40,32 +44,32 @@ class ServerShare:
     @cached_property
     def examples(self) -> Sequence[Any]:
         """The server's training examples."""
-        return self.rank.setting.training.load(SERVER, "train")
+        return self.context.components.training.load(SERVER, "train")
 
     def _job(self) -> ClientJob:
-        rank, setting, server = self.rank, self.rank.setting, self.rank.server
+        context, components, server = self.context, self.context.components, self.context.server
 
         def on_step(n: int) -> None:
-            rank.comm.heartbeat(phase="server_train", round=rank.round, client=SERVER, step=n)
-            rank.working(f"{SERVER} step {n}")
-            if setting.stop():
+            context.comm.heartbeat(phase="server_train", round=context.round, client=SERVER, step=n)
+            context.working(f"{SERVER} step {n}")
+            if components.stop():
                 raise Stopped
 
         on_step(0)
         return ClientJob(
-            client=Client(SERVER, -1, {"train": setting.training.server_examples()}),
-            round=rank.round,
-            run_seed=rank.config.run.seed,
-            received=rank.planes(rank.received),
+            client=Client(SERVER, -1, {"train": components.training.server_examples()}),
+            round=context.round,
+            run_seed=context.config.run.seed,
+            received=context.split_vectors(context.received),
             state=ClientState(
                 {n.removeprefix(_PREFIX): t for n, t in server.tensors.items() if n.startswith(_PREFIX)},
                 {n.removeprefix(_PREFIX): x for n, x in server.numbers.items() if n.startswith(_PREFIX)},
             ),
-            outgoing={},
-            engine=setting.engine,
-            task=setting.training,
-            hp=rank.config.client_for(SERVER),
+            outgoing=Outgoing(torch.zeros(0), (), type(context.algorithm).__name__),
+            engine=components.engine,
+            task=components.training,
+            hp=context.config.client_for(SERVER),
             examples=self.examples,
             on_step=on_step,
-            rounds=rank.config.rounds + 1,
+            rounds=context.config.rounds + 1,
         )

@@ -25,7 +25,7 @@ from fedtorch.config.load import digest, to_dict
 from fedtorch.config.schema import ClientConfig, ClientsConfig, Config
 from fedtorch.core.client import Client
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.rounds.context import Setting
+from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, make_topology, place
 from fedtorch.setup.engine import check_engine, divide, make_engine
 from fedtorch.tasks.base import SERVER, Merged, Task
@@ -67,7 +67,7 @@ class Parts:
         stop: Callable[[], bool],
         tracker: Tracker | None = None,
         facts: Mapping[str, str] | None = None,
-    ) -> Setting:
+    ) -> RunComponents:
         """The runner's setting on this rank. facts: what a checkpoint must agree with, beside the config.
 
         Called by all ranks of a worker alike: the first call makes their group.
@@ -75,9 +75,9 @@ class Parts:
         mine = self.topology.worker_of(comm.rank)
         worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
         self.engine.join(worker)
-        if self.engine.division is not None:
+        if self.engine.owners is not None:
             self.task.join(self.engine.module, worker)
-        return Setting(
+        return RunComponents(
             config=self.config,
             task=self.task,
             training=self.training,
@@ -132,12 +132,12 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     with_server = [SERVER] if training.server_examples() else []
     replace(config, clients=ClientsConfig()).check_clients([*(client.name for client in clients), *with_server])
     replace(config, per_client={}).check_clients([client.name for client in clients])
-    if config.clients.sampling == "size_proportional" and getattr(algorithm, "weights", "equal") != "equal":
+    if config.clients.sampling == "size_proportional" and algorithm.weighting != "equal":
         raise ConfigError(
             "clients.sampling is size_proportional, which already favours large clients, and algorithm.weights is "
-            f"{getattr(algorithm, 'weights', None)}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
+            f"{algorithm.weighting}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
         )
-    if config.paradigm == "centralized" and not algorithm.exchanged:
+    if config.paradigm == "centralized" and not algorithm.exchanged_vectors:
         raise ConfigError(
             f"paradigm is centralized but algorithm.name is {config.algorithm_name}, which sends nothing, so the one "
             "client's model would never be judged; set algorithm.name to fedavg"
@@ -179,7 +179,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         )
     divide(engine, config, task, topology.sizes, own=max(topology.sizes) if own is None else topology.sizes[own])
     remarks += unmatched(config, settings, engine)
-    if algorithm.exchanged and engine.shared.size == 0:
+    if algorithm.exchanged_vectors and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
         )
@@ -258,7 +258,7 @@ def check_data(task: Task, placement: Placement, topology: Topology, rank: int) 
     Returns one line for each client that has something to remark on.
     """
     here = {worker for worker, ranks in enumerate(topology.workers) if rank in ranks}
-    mine = [name for name, worker in placement.judges.items() if worker in here]
+    mine = [name for name, worker in placement.evaluators.items() if worker in here]
     checked = mine if len(mine) <= CHECKED_CLIENTS else []
     return [f"{name}: {remark}" for name in checked if (remark := task.check(name))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import ClientConfig
 from fedtorch.rounds.placement import costs
@@ -33,13 +34,14 @@ def _placement(parts: Parts) -> str:
 
 
 def _traffic(parts: Parts, num_ranks: int) -> str:
-    config, planes = parts.config, len(parts.algorithm.exchanged)
+    config, planes = parts.config, len(parts.algorithm.exchanged_vectors)
     size = parts.engine.shared.size * planes
     cohort = len(parts.clients) if config.clients.per_round == "all" else config.clients.per_round
     down = 4 * size * (num_ranks - 1)
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
-    if message := parts.algorithm.message_bytes(parts.engine.shared):
-        copies = cohort if parts.algorithm.combines_everywhere else 1
+    algorithm = parts.algorithm
+    if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(parts.engine.shared)):
+        copies = cohort if algorithm.combines_everywhere else 1
         down, up = message * copies * (num_ranks - 1), message * cohort
     count = f"{parts.engine.shared.size:,} shared and {parts.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
@@ -49,7 +51,7 @@ def _traffic(parts: Parts, num_ranks: int) -> str:
 def _memory(parts: Parts) -> str:
     config, engine = parts.config, parts.engine
     total = engine.shared.size + engine.private.size
-    planes = len(parts.algorithm.exchanged)
+    planes = len(parts.algorithm.exchanged_vectors)
     width = engine.shared.dtype.itemsize
     state = max(_STATE.get(hp.optimizer, 2.0) + bool(hp.momentum) for hp in {config.client, *_client_settings(parts)})
     model = total * width * 2  # the weights and the initial ones

@@ -15,7 +15,7 @@ from fedtorch.core.weights import Partition
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
-from fedtorch.train.model_parallel import Division
+from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.precision import has_fp16
 from fedtorch.train.zero import checkpointable, is_installed
 
@@ -122,14 +122,14 @@ def divide(engine: Engine, config: Config, task: Task, sizes: Collection[int], o
     if config.engine.kind != "torch":
         return
     for size in sorted(set(sizes) - {1}):
-        owners = task.owners(engine.module, size)
+        owners = task.parameter_owners(engine.module, size)
         try:
-            division = Division.of(owners, engine.private.names)
+            divided = ParameterOwners.of(owners, engine.private.names)
         except ValueError as error:
             raise ConfigError(f"system.ranks_per_worker is {size} but {error}") from error
         if size == own:
-            engine.division = division
-        if division is None:
+            engine.owners = divided
+        if divided is None:
             log.warning(
                 "system.ranks_per_worker is %d, but nothing divides a client's work: all ranks of a worker do the "
                 "same; set it to 1",

@@ -37,10 +37,10 @@ def exchange_sizes(config: Config, comm: Communicator) -> Config:
     comm.preflight({"config": digest(config, everything=True)})
     task = check_task(config)
     found, problem = _own(config, task, comm)
-    comm.arrive("sizes", round=0)
+    comm.barrier("sizes", round=0)
     gathered = comm.gather(found, round=0)
-    comm.arrive("sizes are there", round=0)
-    messages = comm.share(gathered, round=0)
+    comm.barrier("sizes are there", round=0)
+    messages = comm.broadcast_messages(gathered, round=0)
     if problem is not None:
         raise problem
     if missing := [comm.names[message.client] for message in messages if message.status != "ok"]:

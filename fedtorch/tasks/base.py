@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fedtorch.core.renamed import accept_old_names
+
 Scores = dict[str, tuple[float, int]]
 
 SERVER = "server"
@@ -27,6 +29,11 @@ class Task:
     main_metric: ClassVar[str] = "accuracy"
     judges_loss: ClassVar[bool] = True
     has_labelled_clients: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        old = {"judged_parts": "eval_batches", "measured": "pop_counters", "owners": "parameter_owners"}
+        accept_old_names(cls, old)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""
@@ -64,7 +71,7 @@ class Task:
         """
         return {}
 
-    def owners(self, model: nn.Module, ranks: int) -> Mapping[str, int]:
+    def parameter_owners(self, model: nn.Module, ranks: int) -> Mapping[str, int]:
         """Which rank of a worker of `ranks` computes the gradient of which parameter; rank 0 leads the worker.
 
         {}: every rank computes everything, or an engine divides the work by itself. Raises ConfigError for a model
@@ -87,7 +94,7 @@ class Task:
         """One prediction per example, in their order. The model is in eval mode, without gradients."""
         raise NotImplementedError
 
-    def judged_parts(self, examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    def eval_batches(self, examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
         """A client's examples cut for judging: each part is predicted and scored by itself, and the scores are added.
 
         Parts of `size` examples by default. A task overrides this where a score is no mean over examples, so that
@@ -108,7 +115,7 @@ class Task:
         """Those whose score is the mean of the single examples' scores, for `eval.per_example`; all by default."""
         return self.metrics()
 
-    def measured(self, model: nn.Module) -> Mapping[str, float]:
+    def pop_counters(self, model: nn.Module) -> Mapping[str, float]:
         """Numbers that the model counted since the last call, for a client's report; those in bytes end in `_bytes`."""
         return {}
 
@@ -154,6 +161,6 @@ class Merged(Task):
         """As in `parts`."""
         return self.parts.loss(model, batch)
 
-    def measured(self, model: nn.Module) -> Mapping[str, float]:
+    def pop_counters(self, model: nn.Module) -> Mapping[str, float]:
         """As in `parts`."""
-        return self.parts.measured(model)
+        return self.parts.pop_counters(model)

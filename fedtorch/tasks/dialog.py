@@ -150,7 +150,7 @@ class Dialog(Prepared):
         second.load_state_dict(first.state_dict())  # rows added to an embedding are drawn at random
         return TwoSide(first, second, self.passing)
 
-    def owners(self, model: nn.Module, ranks: int) -> Mapping[str, int]:
+    def parameter_owners(self, model: nn.Module, ranks: int) -> Mapping[str, int]:
         """The first rank computes the assistant's model, the second one the user's."""
         if ranks != 2 or not isinstance(model, TwoSide):
             raise ConfigError(
@@ -235,7 +235,7 @@ class Dialog(Prepared):
         """Perplexity per domain, of the assistant's turns (`_A` in the paper), and All."""
         return table(scores, list(self.prepared["clients"]))
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def pop_counters(self, model: nn.Module) -> dict[str, float]:
         """Bytes of keys and values that crossed between the sides since the last call."""
         if not isinstance(model, TwoSide):
             return {}

@@ -170,7 +170,7 @@ class FewShotTasks(Task):
         made = self.label(model, examples, batch_size=batch_size)
         return [decode(self.vocabulary, row.tokens) for row in made]
 
-    def judged_parts(self, examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    def eval_batches(self, examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
         """One part per task: F1 and correlations need all its predictions together."""
         for _, group in groupby(examples, key=lambda example: example.task):
             yield list(group)

@@ -61,7 +61,7 @@ class DeepSpeedEngine(Engine):
         self._scale = ZeroScale()
         self._left_out = 0
         self._gradients: list[Tensor] | None = None
-        self._unborn_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
+        self._pending_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
 
     def join(self, worker: WorkerGroup | None) -> None:
         """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
@@ -130,14 +130,14 @@ class DeepSpeedEngine(Engine):
         self.load(shared, private)
         optimizer = self._zero.basic_optimizer
         renew(optimizer, make_optimizer(self.trained_names, self.trained, hp))
-        self._unborn_state = None
+        self._pending_state = None
         if optimizer_state is not None and (optimizer_state[0] or optimizer_state[1]):
             if self._tensors is None:
                 load_state(optimizer, self.trained_names, self.trained, *optimizer_state)
             elif self._tensors.has_state:
                 self._tensors.put_state(optimizer_state)
             else:
-                self._unborn_state = (optimizer_state, shared, private, seed)
+                self._pending_state = (optimizer_state, shared, private, seed)
         self._schedule = make_schedule(optimizer, hp, steps, taken)
         self._zero._config.gradient_clipping = self._zero.optimizer.clip_grad = hp.max_grad_norm or 0.0
         self._left_out = 0
@@ -152,8 +152,8 @@ class DeepSpeedEngine(Engine):
         """See Engine.step. All ranks of the worker get all micro-batches and return the same loss."""
         assert self._schedule is not None, "start() comes first"
         self._failed = True
-        if self._unborn_state is not None:
-            self._bear_state(loss_fn, parts_of(batches[0])[0])
+        if self._pending_state is not None:
+            self._materialize_state(loss_fn, parts_of(batches[0])[0])
         total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
         for first in range(0, len(batches), size):
             passes = passes_of(batches[first : first + size], rank, loss_fn, self._forward, self.device)
@@ -213,8 +213,8 @@ class DeepSpeedEngine(Engine):
         """See Engine.optimizer_state; whole tensors on every rank of the worker."""
         if self._tensors is None:
             return state_of(self._zero.basic_optimizer, self.trained_names, self.trained)
-        if self._unborn_state is not None:  # no step was taken
-            tensors, numbers = self._unborn_state[0]
+        if self._pending_state is not None:  # no step was taken
+            tensors, numbers = self._pending_state[0]
             return dict(tensors), dict(numbers)
         return self._tensors.state(self.trained_names)
 
@@ -231,19 +231,19 @@ class DeepSpeedEngine(Engine):
             self.worker.any(False)  # a rank whose forward pass failed is not there, which raises PeerError
         return loss
 
-    def _bear_state(self, loss_fn: LossFunction, batch: Any) -> None:
+    def _materialize_state(self, loss_fn: LossFunction, batch: Any) -> None:
         """Put back an optimiser state before the engine's first step, which is taken once without effect.
 
         Only a step makes the optimiser's tensors, and only its tensors can be filled.
         """
-        assert self._unborn_state is not None and self._tensors is not None
-        state, shared, private, seed = self._unborn_state
+        assert self._pending_state is not None and self._tensors is not None
+        state, shared, private, seed = self._pending_state
         self._zero.set_gradient_accumulation_boundary(True)
         loss = self._forward(loss_fn, batch)
         with exchanging(self.worker):
             self._zero.backward(loss)
             self._zero.step()
-        self._failed, self._unborn_state = False, None
+        self._failed, self._pending_state = False, None
         self.load(shared, private)
         forget(self._zero.basic_optimizer)
         self._tensors.put_state(state)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.train.batches import Parts
-from fedtorch.train.model_parallel import Division, clip_divided, collect_shared
+from fedtorch.train.model_parallel import ParameterOwners, clip_divided, collect_shared
 from fedtorch.train.optim import LocalTraining, Optimizers, forget, load_state, make_schedule, state_of
-from fedtorch.train.pinned_copy import Shuttle
+from fedtorch.train.pinned_copy import PinnedCopier
 from fedtorch.train.precision import Precision
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
@@ -27,7 +27,7 @@ class Engine:
     The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
     is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
     `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
-    worker: the ranks that train the same clients together, after `join`; None: this one is alone. division: which of
+    worker: the ranks that train the same clients together, after `join`; None: this one is alone. owners: which of
     them computes which parameters; None: every rank computes all.
 
     precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
@@ -70,8 +70,8 @@ class Engine:
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
         self.worker: WorkerGroup | None = None
-        self.division: Division | None = None
-        self._shuttle = Shuttle(device)
+        self.owners: ParameterOwners | None = None
+        self._copier = PinnedCopier(device)
 
     def join(self, worker: WorkerGroup | None) -> None:
         """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
@@ -89,31 +89,31 @@ class Engine:
 
     def snapshot(self, out: Tensor | None = None) -> Tensor:
         """A copy of the present shared weights, flat, on the CPU; in `out` if it is given."""
-        return self._shuttle.download(self.flat, out)
+        return self._copier.download(self.flat, out)
 
     def snapshot_private(self) -> Tensor:
         """The same of the private weights."""
-        return self._shuttle.download(self.flat_private)
+        return self._copier.download(self.flat_private)
 
     @torch.no_grad()
     def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
         """`start` − the present shared weights, flat, on the CPU as `start` is; in `out` if it is given."""
         flat = self.flat.detach()
-        trained = flat if flat.device == start.device else self._shuttle.download(flat, out)
+        trained = flat if flat.device == start.device else self._copier.download(flat, out)
         return torch.sub(start, trained, out=out)
 
     def placed(self, flat: Tensor) -> Tensor:
         """The flat CPU vector on this engine's device; itself if that is the CPU."""
         if self.device.type == "cpu":
             return flat
-        self._shuttle.upload(flat, there := torch.empty_like(flat, device=self.device))
+        self._copier.upload(flat, there := torch.empty_like(flat, device=self.device))
         return there
 
     @torch.no_grad()
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
-        self._shuttle.upload(shared, self.flat)
-        self._shuttle.upload(self.initial_private if private is None else private, self.flat_private)
+        self._copier.upload(shared, self.flat)
+        self._copier.upload(self.initial_private if private is None else private, self.flat_private)
         for part, name, initial in self._buffer_places:
             getattr(part, name).copy_(initial)
 
@@ -135,7 +135,7 @@ class Engine:
 
     def adopt_initial(self) -> None:
         """Take what was received into `initial()` as this engine's start."""
-        self._shuttle.upload(self.initial_frozen, self.flat_frozen)
+        self._copier.upload(self.initial_frozen, self.flat_frozen)
         self.load(self.initial_shared)
 
     def start(
@@ -184,7 +184,8 @@ class Engine:
         penalty = before_step(self) if before_step is not None else None
         if self._max_grad_norm is not None:
             if self.is_divided:
-                clip_divided(self, self._max_grad_norm)
+                assert self.worker is not None and self.owners is not None
+                clip_divided(self.worker, self.owners, self.trained_by_name(), self._max_grad_norm)
             else:
                 torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
         self._precision.take_step(self._optimizer)
@@ -200,7 +201,7 @@ class Engine:
         if isinstance(batch, Parts):
             return self._backward_in_parts(loss_fn, batch, divisor)
         loss_sum, count = self._objective(loss_fn, batch)
-        return self._go_back(loss_sum / count / divisor)
+        return self._backward(loss_sum / count / divisor)
 
     def left_out(self) -> int:
         """How many steps since `start` changed nothing because gradients overflowed; waits for the device."""
@@ -209,12 +210,14 @@ class Engine:
     @property
     def is_divided(self) -> bool:
         """Do the other ranks of this worker compute a part of the gradients?"""
-        return self.worker is not None and self.division is not None
+        return self.worker is not None and self.owners is not None
 
     def collect_gradients(self) -> None:
         """Complete the shared gradients on a worker's leader, as `step` does; all ranks of the worker call it."""
-        if self.is_divided:
-            collect_shared(self)
+        if self.worker is not None and self.owners is not None:
+            shared = set(self.shared.names)
+            trained_shared = {name: p for name, p in self.trained_by_name().items() if name in shared}
+            collect_shared(self.worker, self.owners, trained_shared)
 
     def _backward_in_parts(self, loss_fn: LossFunction, parts: Parts, divisor: int) -> Tensor:
         """The same in parts; a first pass counts, as every part is divided by what all of them count."""
@@ -223,7 +226,7 @@ class Engine:
             count = sum(self._objective(loss_fn, batch)[1] for batch in parts.batches)
         total = torch.zeros((), device=self.device)
         for batch in parts.batches:
-            total = total + self._go_back(self._objective(loss_fn, batch)[0] / count / divisor)
+            total = total + self._backward(self._objective(loss_fn, batch)[0] / count / divisor)
         return total
 
     def _objective(self, loss_fn: LossFunction, batch: Any) -> tuple[Tensor, Tensor | int]:
@@ -232,8 +235,8 @@ class Engine:
             loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
         return loss_sum.float() if loss_sum.dtype.itemsize < 4 else loss_sum, count
 
-    def _go_back(self, loss: Tensor) -> Tensor:
-        if loss.requires_grad or self.division is None:  # a rank whose part is frozen has nothing to learn
+    def _backward(self, loss: Tensor) -> Tensor:
+        if loss.requires_grad or self.owners is None:  # a rank whose part is frozen has nothing to learn
             self._precision.scaled(loss).backward()
         return loss.detach()
 
@@ -267,10 +270,14 @@ class Engine:
         views = self.shared.view(flat)
         return [views[name] for name in self.trained_names if name in views]
 
+    def trained_by_name(self) -> dict[str, nn.Parameter]:
+        """The trained parameters, shared before private ones."""
+        return dict(zip(self.trained_names, self.trained, strict=True))
+
     def trained_shared(self) -> list[nn.Parameter]:
         """The trained shared parameters, in the order of `shared_views`."""
         names = set(self.shared.names)
-        return [p for name, p in zip(self.trained_names, self.trained, strict=True) if name in names]
+        return [p for name, p in self.trained_by_name().items() if name in names]
 
     def _bind(self, layout: Layout, parameters: Mapping[str, nn.Parameter]) -> Tensor:
         """A flat vector holding the parameters' values, whose views become their storage."""

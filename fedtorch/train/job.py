@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from fedtorch.core import state_keys as keys
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching, StepPlan
 from fedtorch.train.engine import Engine, GradientHook, Parts
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.optim import LocalTraining
+from fedtorch.train.outgoing import Outgoing
 
 
 class Trainable(Protocol):
@@ -27,33 +30,42 @@ class Trainable(Protocol):
 
 @dataclass
 class ClientJob:
-    """Everything an algorithm needs to train `client` in round `round` (0-based).
+    """Everything an algorithm needs to train one client in one round.
 
-    received: what the server broadcast, flat CPU vectors by name (`Algorithm.exchanged`); read only.
-    state: what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused.
-    outgoing: flat CPU vectors to fill with what the client sends, by name; empty if nothing is exchanged.
-    first_private: the private weights it starts its first round with, flat; None: the engine's initial ones.
-    parts: into how many every micro-batch is cut, to be held in memory one by one.
-    rounds: of the whole run. share: the client's chance to be drawn for one.
-    hp: the client's local training settings. examples: its training data, which never leaves this rank.
-    on_step(n): called after every optimiser step (heartbeat, progress, interruption).
+    The client's output is handed over by `send` and what stands on top of it, each vector once; copies of the job
+    (`replace`) share `state` and `outgoing`.
     """
 
     client: Client
+    """whom to train"""
     round: int
+    """the round, from 0"""
     run_seed: int
+    """see `seed`"""
     received: Mapping[str, Tensor]
+    """what the server broadcast, flat CPU vectors by name (`Algorithm.exchanged_vectors`); read only"""
     state: ClientState
-    outgoing: Mapping[str, Tensor]
+    """what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused"""
+    outgoing: Outgoing
+    """what the client sends; to be filled with `send`"""
     engine: Engine
+    """the model and its optimiser, for any client's weights"""
     task: Trainable
+    """makes batches of examples and takes their loss"""
     hp: LocalTraining
+    """the client's local training settings"""
     examples: Sequence[Any]
+    """its training data, which never leaves this rank"""
     on_step: Callable[[int], None]
+    """on_step(n): called after every optimiser step (heartbeat, progress, interruption)"""
     first_private: Tensor | None = None
+    """the private weights it starts its first round with, flat; None: the engine's initial ones"""
     rounds: int = 1
-    share: Fraction = Fraction(1)
+    """of the whole run"""
+    chance: Fraction = Fraction(1)
+    """that the client is drawn for a round"""
     parts: int = 1
+    """into how many every micro-batch is cut, to be held in memory one by one"""
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""
@@ -67,15 +79,15 @@ class ClientJob:
     @property
     def private(self) -> Tensor | None:
         """The client's private weights, flat over the engine's private layout; None: the engine's initial ones."""
-        return self.state.tensors.get("private", self.first_private)
+        return self.state.tensors.get(keys.PRIVATE, self.first_private)
 
     def plans(self, num_examples: int, *, purpose: str, epochs: int | None = None) -> list[StepPlan]:
         """The round's optimiser steps over `num_examples` examples: `epochs` or else what `hp` says."""
         batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
         seed, name = seed_for(self.run_seed, purpose), self.client.name
         if epochs is None and self.hp.steps is not None:
-            cursor = int(self.state.numbers.get(f"{purpose}/cursor", 0))
-            self.state.numbers[f"{purpose}/cursor"] = cursor + self.hp.steps
+            cursor = int(self.state.numbers.get(keys.cursor(purpose), 0))
+            self.state.numbers[keys.cursor(purpose)] = cursor + self.hp.steps
             return list(batching.steps(num_examples, cursor=cursor, count=self.hp.steps, seed=seed, client=name))
         count = epochs or self.hp.epochs or 1
         # numbered through the run, so that 10 rounds of 1 epoch see the data in the same order as 1 round of 10
@@ -91,13 +103,13 @@ class ClientJob:
         """
         rounds = range(self.rounds) if rounds is None else rounds
         if epochs is None and self.hp.steps is not None:
-            return math.ceil(self.share * len(rounds) * self.hp.steps)
+            return math.ceil(self.chance * len(rounds) * self.hp.steps)
         first, last = (number * (epochs or self.hp.epochs or 1) for number in (rounds.start, rounds.stop))
         if epochs is None and self.hp.total_epochs is not None:
             first, last = (min(number, self.hp.total_epochs) for number in (first, last))
         count = max(0, last - first)
         batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
-        return math.ceil(self.share * count * batching.steps_per_epoch(num_examples))
+        return math.ceil(self.chance * count * batching.steps_per_epoch(num_examples))
 
     def train(
         self,
@@ -120,20 +132,9 @@ class ClientJob:
         settings = hp or self.hp
         examples = self.examples if data is None else data
         plans = self.plans(len(examples), purpose=purpose, epochs=epochs)
-        spans_run = settings.schedule_span == "run"
-        taken = int(self.state.numbers.get(f"{purpose}/steps", 0)) if spans_run else 0
         if run_steps is None:
             run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
-        total = run_steps if spans_run else len(plans)
-        self.engine.start(
-            weights,
-            self.private,
-            settings,
-            steps=total,
-            taken=taken,
-            seed=self.seed(f"{purpose}/dropout"),
-            optimizer_state=self._kept_optimizer(purpose) if settings.optimizer_state == "keep" else None,
-        )
+        self._start(weights, settings, purpose, planned=len(plans), run_steps=run_steps)
         curve = train(
             self.engine,
             self.collated(plans, examples),
@@ -141,23 +142,36 @@ class ClientJob:
             before_step=before_step,
             after_step=self.on_step,
         )
-        if spans_run:
-            self.state.numbers[f"{purpose}/steps"] = taken + len(plans)
+        if settings.schedule_span == "run":
+            self.state.numbers[keys.steps(purpose)] = self._taken(purpose) + len(plans)
         if settings.optimizer_state == "keep":
-            tensors, numbers = self.engine.optimizer_state()
-            self.state.tensors.update({f"{purpose}/optimizer/{key}": value for key, value in tensors.items()})
-            self.state.numbers.update({f"{purpose}/optimizer/{key}": value for key, value in numbers.items()})
+            self._keep_optimizer(purpose)
         self.keep_private()
         return curve
 
     def keep_private(self) -> None:
         """Put the engine's private weights into the client's state."""
         if self.engine.private.size:
-            self.state.tensors["private"] = self.engine.snapshot_private()
+            self.state.tensors[keys.PRIVATE] = self.engine.snapshot_private()
 
-    def send_difference(self, received: Tensor) -> None:
-        """Put `received` − trained weights into `outgoing["weights"]`: the pseudo-gradient."""
-        self.engine.difference(received, self.outgoing["weights"])
+    def send(self, name: str, tensor: Tensor) -> None:
+        """Send `tensor`, which is copied: one of `Algorithm.exchanged_vectors`, or `MESSAGE` where messages are sent.
+
+        Raises:
+            UpdateError: unknown name, another shape or dtype, or sent before.
+        """
+        self.outgoing.put(name, tensor)
+
+    def send_difference(self, received: Tensor, trained: Tensor | None = None, *, name: str = keys.WEIGHTS) -> Tensor:
+        """Send `received` − `trained`, by default the pseudo-gradient; trained: None is the weights in the engine.
+
+        Both flat on the CPU. Written straight to where it is sent from: what is returned is to be read only.
+
+        Raises:
+            UpdateError: as `send`.
+        """
+        place = self.outgoing.claim(name, received)
+        return self.engine.difference(received, place) if trained is None else torch.sub(received, trained, out=place)
 
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""
@@ -170,8 +184,31 @@ class ClientJob:
         batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
         return batches[0] if len(batches) == 1 else Parts(tuple(batches))
 
+    def _start(self, weights: Tensor, settings: LocalTraining, purpose: str, *, planned: int, run_steps: int) -> None:
+        """Load the weights and the optimiser that this client goes on with."""
+        spans_run = settings.schedule_span == "run"
+        self.engine.start(
+            weights,
+            self.private,
+            settings,
+            steps=run_steps if spans_run else planned,
+            taken=self._taken(purpose) if spans_run else 0,
+            seed=self.seed(f"{purpose}/dropout"),
+            optimizer_state=self._kept_optimizer(purpose) if settings.optimizer_state == "keep" else None,
+        )
+
+    def _taken(self, purpose: str) -> int:
+        """The steps taken in earlier rounds, where the schedule spans the run."""
+        return int(self.state.numbers.get(keys.steps(purpose), 0))
+
+    def _keep_optimizer(self, purpose: str) -> None:
+        prefix = keys.optimizer(purpose)
+        tensors, numbers = self.engine.optimizer_state()
+        self.state.tensors.update({prefix + key: value for key, value in tensors.items()})
+        self.state.numbers.update({prefix + key: value for key, value in numbers.items()})
+
     def _kept_optimizer(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, int | float]]:
-        prefix = f"{purpose}/optimizer/"
+        prefix = keys.optimizer(purpose)
         tensors = {k.removeprefix(prefix): v for k, v in self.state.tensors.items() if k.startswith(prefix)}
         numbers = {k.removeprefix(prefix): v for k, v in self.state.numbers.items() if k.startswith(prefix)}
         return tensors, numbers

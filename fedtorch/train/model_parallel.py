@@ -8,27 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-if TYPE_CHECKING:
-    from fedtorch.train.engine import Engine
+from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core import state_keys as keys
 
-_OPTIMIZER = "/optimizer/"
-_PRIVATE = ("private", "best/private")  # flat over the private layout
+_PRIVATE = (keys.PRIVATE, keys.BEST_PRIVATE)  # flat over the private layout
 _NONE = -1.0  # in place of the norm of a gradient that is not there
 
 
 @dataclass(frozen=True)
-class Division:
+class ParameterOwners:
     """owners: parameter -> the rank of the worker that computes it. private: the private ones, all of one owner."""
 
     owners: Mapping[str, int]
     private: frozenset[str]
 
     @classmethod
-    def of(cls, owners: Mapping[str, int], private: Sequence[str]) -> Division | None:
+    def of(cls, owners: Mapping[str, int], private: Sequence[str]) -> ParameterOwners | None:
         """None if the parameters are not divided.
 
         Raises:
@@ -50,20 +49,20 @@ class Division:
         """The only rank that has an entry of a client's state; None: all have it, and the leader's counts."""
         if entry in _PRIVATE:
             return next((self.owners[name] for name in self.private), None)
-        name = entry.partition(_OPTIMIZER)[2].rpartition("/")[0]
+        name = entry.partition(keys.OPTIMIZER)[2].rpartition("/")[0]
         return self.owners[name] if name in self.private else None
 
 
-def collect_shared(engine: Engine) -> None:
-    """Give the leader the gradients of the shared parameters that others computed; all ranks of the worker call it."""
-    worker, division = engine.worker, engine.division
-    assert worker is not None and division is not None
-    named = dict(zip(engine.trained_names, engine.trained, strict=True))
+def collect_shared(worker: WorkerGroup, owners: ParameterOwners, trained_shared: Mapping[str, nn.Parameter]) -> None:
+    """Give the leader the gradients of the shared parameters that others computed; all ranks of the worker call it.
+
+    trained_shared: by name, in the order of the shared layout. On the leader their `grad` is set.
+    """
     for owner in range(1, worker.size):
-        theirs = [named[n] for n in engine.shared.names if n in named and division.owners[n] == owner]
+        theirs = [parameter for name, parameter in trained_shared.items() if owners.owners[name] == owner]
         if not theirs:
             continue
-        present = worker.numbers([float(p.grad is not None) for p in theirs])[owner]
+        present = worker.all_gather_floats([float(p.grad is not None) for p in theirs])[owner]
         having = [p for p, is_there in zip(theirs, present, strict=True) if is_there]
         if worker.rank == owner:
             grads = [p.grad.detach().reshape(-1) for p in having if p.grad is not None]
@@ -74,17 +73,18 @@ def collect_shared(engine: Engine) -> None:
                 p.grad = part.view(p.shape).to(p.device, p.dtype)
 
 
-def clip_divided(engine: Engine, max_norm: float) -> None:
-    """`clip_grad_norm_` over the parameters of all ranks, with the bits of one process."""
-    worker, division = engine.worker, engine.division
-    assert worker is not None and division is not None
-    norms = [_NONE if p.grad is None else torch.linalg.vector_norm(p.grad).item() for p in engine.trained]
-    known = worker.numbers(norms)
-    true = [
-        known[division.owners[name] if name in division.private else 0][place]
-        for place, name in enumerate(engine.trained_names)
-    ]
-    first = engine.trained[0]
+def clip_divided(
+    worker: WorkerGroup, owners: ParameterOwners, trained: Mapping[str, nn.Parameter], max_norm: float
+) -> None:
+    """`clip_grad_norm_` over the parameters of all ranks, with the bits of one process; all ranks call it.
+
+    trained: all trained parameters by name, in the same order on every rank.
+    """
+    parameters = list(trained.values())
+    norms = [_NONE if p.grad is None else torch.linalg.vector_norm(p.grad).item() for p in parameters]
+    known = worker.all_gather_floats(norms)
+    true = [known[owners.owners[name] if name in owners.private else 0][place] for place, name in enumerate(trained)]
+    first = parameters[0]
     whole = torch.tensor([norm for norm in true if norm != _NONE], dtype=first.dtype, device=first.device)
     if len(whole):
-        torch.nn.utils.clip_grads_with_norm_(engine.trained, max_norm, torch.linalg.vector_norm(whole))
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.linalg.vector_norm(whole))

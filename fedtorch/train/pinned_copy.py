@@ -10,7 +10,7 @@ from torch import Tensor
 WINDOW_BYTES = 4 << 20  # of page-locked memory, twice per engine
 
 
-class Shuttle:
+class PinnedCopier:
     """Copies for one engine; on the CPU plain ones.
 
     A GPU reads and writes page-locked memory only: from ordinary memory the driver copies piece by piece through a

@@ -36,7 +36,7 @@ def test_clipped_average_by_hand(tmp_path: Path) -> None:
     runner = make_runner(make_config(tmp_path / "run", TASK, algorithm, rounds=1))
     runner.run()
     # one step of rate 0.1 from 0: a moves 0.1, b 0.2 and c 30, of which 0.15 each counts
-    assert runner.rank.server.weights.item() == pytest.approx((0.1 + 0.15 + 0.15) / 3, rel=1e-12)
+    assert runner.context.server.weights.item() == pytest.approx((0.1 + 0.15 + 0.15) / 3, rel=1e-12)
 
 
 @pytest.mark.parametrize("slices", [1, 2])
@@ -45,7 +45,7 @@ def test_median_by_hand(slices: int, tmp_path: Path) -> None:
     task = Quadratic(clients=CLIENTS, start=(0.0, 1.0, 5.0))
     runner = make_runner(make_config(tmp_path / "run", task, algorithm, rounds=1))
     runner.run()
-    assert runner.rank.server.weights.tolist() == pytest.approx([0.2, 1.1, 4.7], rel=1e-12)
+    assert runner.context.server.weights.tolist() == pytest.approx([0.2, 1.1, 4.7], rel=1e-12)
 
 
 def on_three_ranks(folder: str) -> list[float]:
@@ -56,7 +56,7 @@ def on_three_ranks(folder: str) -> list[float]:
         task = Quadratic(clients=CLIENTS, start=(0.0, 1.0, 5.0))
         runner = make_runner(make_config(Path(folder), task, Median(slices=2), client=SGD, rounds=3), comm)
         runner.run()
-        return runner.rank.received.tolist()
+        return runner.context.received.tolist()
 
 
 def test_median_on_three_ranks_gives_the_bits_of_one_process(tmp_path: Path) -> None:
@@ -65,6 +65,6 @@ def test_median_on_three_ranks_gives_the_bits_of_one_process(tmp_path: Path) -> 
     runner = make_runner(make_config(tmp_path / "run", task, algorithm, rounds=3))
     runner.run()
     server, *workers = run_ranks(on_three_ranks, 3, str(tmp_path / "ranks"))
-    assert server == runner.rank.server.weights.tolist()
+    assert server == runner.context.server.weights.tolist()
     assert all(worker == server for worker in workers)
     assert torch.tensor(server).isfinite().all()

@@ -34,8 +34,6 @@ from fedtorch.models.socket_link import Crossing, LinkClosed, SocketLink
 from fedtorch.text.gpt2_bpe import load_bpe
 from fedtorch.tracking.run_folder import Run
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-
 
 class Encoded(NamedTuple):
     input_ids: list[int]
@@ -229,7 +227,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(folder / "data")
     changes = [data, f"run.dir={target}", "task.max_train=4", "rounds=1", "track.tensorboard=false"]
     changes += ["server.lr=0.1", "client.lr=0.1"]  # so that models differ after one step
-    assert train(["--config", str(CONFIGS / "smoke" / "feda.yaml"), "--set", *changes]) == 0
+    assert train(["--config", "smoke/feda", "--set", *changes]) == 0
     return next(path.parent for path in folder.rglob("metrics.jsonl"))
 
 

@@ -13,8 +13,8 @@ import torch
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local, reproducible
+from fedtorch.comm import local_updates as holder
 from fedtorch.comm import server_updates as remote
-from fedtorch.comm import update_holder as holder
 from fedtorch.comm.base import Communicator, Updates
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group, Op
@@ -47,7 +47,7 @@ def fill(comm: Communicator, homes: dict[str, int], folder: str, size: int, dtyp
 def one_round(comm: Communicator, homes: dict[str, int], folder: str, size: int, dtype: torch.dtype) -> Any:
     """Digest of a weighted sum, of a median, of the updates as they come; order of the reports."""
     local, reports = fill(comm, homes, folder, size, dtype)
-    comm.arrive("train", round=3)
+    comm.barrier("train", round=3)
     gathered = comm.gather_reports(reports, round=3)
 
     def combine(updates: Updates) -> torch.Tensor:
@@ -234,8 +234,8 @@ def mismatched(case: str, folder: str) -> None:
             comm.gather([], round=1) if odd else comm.broadcast(torch.zeros(10))
         elif case == "skipped":
             if not odd:
-                comm.share([], round=1)
-            comm.share([], round=2)
+                comm.broadcast_messages([], round=1)
+            comm.broadcast_messages([], round=2)
         elif case == "round":
             comm.gather([], round=2 if odd else 1)
         else:

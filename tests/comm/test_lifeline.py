@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fedtorch.comm.death_watch import Lifeline
+from fedtorch.comm.disconnect import DisconnectMonitor
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import PreflightError
 
@@ -30,8 +30,8 @@ def eventually(condition: Any) -> bool:
 
 
 def test_an_end_is_noticed_on_the_other_side(store: Store) -> None:
-    server = Lifeline.open(store, 0, "127.0.0.1")
-    workers = {rank: Lifeline.open(store, rank, "127.0.0.1") for rank in (1, 2, 300)}
+    server = DisconnectMonitor.open(store, 0, "127.0.0.1")
+    workers = {rank: DisconnectMonitor.open(store, rank, "127.0.0.1") for rank in (1, 2, 300)}
     assert eventually(lambda: len(server._peers) == 3) and not server.ended
     workers[300].close()
     assert eventually(lambda: server.ended == {300})
@@ -41,7 +41,7 @@ def test_an_end_is_noticed_on_the_other_side(store: Store) -> None:
 
 
 def test_a_killed_process_is_noticed(store: Store) -> None:
-    server = Lifeline.open(store, 0, "127.0.0.1")
+    server = DisconnectMonitor.open(store, 0, "127.0.0.1")
     port, token = store.get("lifeline").split()
     if (child := os.fork()) == 0:  # nothing but a socket, so a fork does no harm
         with socket.create_connection(("127.0.0.1", int(port))) as sock:
@@ -57,7 +57,7 @@ def test_a_killed_process_is_noticed(store: Store) -> None:
 
 @pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(20), b"\xff" * 1000])
 def test_a_stranger_is_not_let_in(store: Store, hello: bytes) -> None:
-    server = Lifeline.open(store, 0, "127.0.0.1")
+    server = DisconnectMonitor.open(store, 0, "127.0.0.1")
     port = int(store.get("lifeline").split()[0])
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.settimeout(5)
@@ -67,7 +67,7 @@ def test_a_stranger_is_not_let_in(store: Store, hello: bytes) -> None:
             assert sock.recv(1) == b""
         except OSError as error:  # closed before it has said all
             assert not isinstance(error, TimeoutError)
-    friend = Lifeline.open(store, 1, "127.0.0.1")
+    friend = DisconnectMonitor.open(store, 1, "127.0.0.1")
     assert eventually(lambda: list(server._peers.values()) == [1]) and not server.ended
     server.close()
     friend.close()
@@ -78,4 +78,4 @@ def test_a_server_that_is_not_at_the_address_is_an_error_with_advice(store: Stor
         sock.bind(("127.0.0.1", 0))
         store.set("lifeline", f"{sock.getsockname()[1]} 00")
         with pytest.raises(PreflightError, match="needs rank 0 on the machine that MASTER_ADDR names"):
-            Lifeline.open(store, 1, "127.0.0.1")
+            DisconnectMonitor.open(store, 1, "127.0.0.1")

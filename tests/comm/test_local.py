@@ -27,7 +27,7 @@ REPORTS = [Report("b", max_abs=4.0), Report("a", max_abs=2.0)]
 
 def test_a_round_a_reader_can_redo(local: UpdateBuffer) -> None:
     with LocalCommunicator(["a", "b"]) as comm:
-        assert comm.is_server and not comm.arrive("train", round=1) and comm.arrive("train", round=1, stop=True)
+        assert comm.is_server and not comm.barrier("train", round=1) and comm.barrier("train", round=1, stop=True)
         comm.preflight({"seed": "0"})
         comm.heartbeat(phase="train", round=1)
         comm.broadcast(torch.zeros(2), clients=2)
@@ -40,7 +40,7 @@ def test_a_round_a_reader_can_redo(local: UpdateBuffer) -> None:
         counted = comm.meter.take()
         assert (counted["bytes_down"], counted["aggregate/bytes_up"]) == (16, 32)
         assert counted["physical_up"] == counted["physical_down"] == 0
-        assert comm.share([Message(0, "score")], round=1) == [Message(0, "score")]
+        assert comm.broadcast_messages([Message(0, "score")], round=1) == [Message(0, "score")]
 
 
 def test_weights_are_checked(local: UpdateBuffer) -> None:

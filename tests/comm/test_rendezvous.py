@@ -23,10 +23,10 @@ TIMEOUT_S = 2.0
 
 def meet_often() -> Any:
     with DistributedCommunicator.join(["a"], timeout_s=20) as comm:
-        answers = [comm.arrive("train", round=k, stop=(k == 3 and comm.rank == 1)) for k in range(5)]
-        comm.arrive("end", round=9)
+        answers = [comm.barrier("train", round=k, stop=(k == 3 and comm.rank == 1)) for k in range(5)]
+        comm.barrier("end", round=9)
         kept = [k for k in range(5) for r in (*range(comm.size), "verdict") if comm._store.has([f"meeting{k}/{r}"])]
-        comm.arrive("end", round=10)
+        comm.barrier("end", round=10)
         return answers, kept
 
 
@@ -40,7 +40,7 @@ def train_long() -> None:
             for step in range(40):  # twice the timeout, with signs of life
                 comm.heartbeat(phase="train", round=1, client="a", step=step)
                 time.sleep(0.1)
-        comm.arrive("reports", round=1)
+        comm.barrier("reports", round=1)
 
 
 def test_a_slow_rank_that_gives_signs_of_life_is_waited_for() -> None:
@@ -50,11 +50,11 @@ def test_a_slow_rank_that_gives_signs_of_life_is_waited_for() -> None:
 def get_stuck(culprit: int) -> None:
     with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
         comm.preflight({})
-        comm.arrive("train", round=7)
+        comm.barrier("train", round=7)
         comm.heartbeat(phase="train", round=7, client="a", step=12)
         if comm.rank == culprit:
             time.sleep(2 * TIMEOUT_S + 1)
-        comm.arrive("reports", round=7)
+        comm.barrier("reports", round=7)
 
 
 @pytest.mark.parametrize("culprit", [0, 2])
@@ -97,7 +97,7 @@ def meet_and_exchange() -> Any:
         comm.preflight({"job": "the same"})
         flat = torch.full((3,), float(comm.rank))
         comm.broadcast(flat)
-        return flat.tolist(), comm.arrive("train", round=1)
+        return flat.tolist(), comm.barrier("train", round=1)
 
 
 def test_a_second_attempt_on_the_launchers_store_does_not_see_the_first() -> None:
@@ -132,7 +132,7 @@ def wait_until_busy(folder: Path) -> None:
 def meet_for_ever(folder: str) -> None:
     with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
         for k in range(1_000_000):
-            comm.arrive("train", round=k)
+            comm.barrier("train", round=k)
             (Path(folder) / f"busy{comm.rank}").touch()
             time.sleep(0.01)
 
@@ -163,7 +163,7 @@ def leave_with_an_error() -> None:
         comm.heartbeat(phase="train", round=4, client="b", step=2)
         if comm.rank == 2:
             raise KeyError("the secret text of a client")
-        comm.arrive("reports", round=4)
+        comm.barrier("reports", round=4)
 
 
 def test_a_rank_that_raises_is_named_at_once_without_its_text() -> None:
@@ -199,7 +199,7 @@ def test_preflight_lists_every_difference_on_every_rank() -> None:
 
 def meet_for_different_things() -> None:
     with DistributedCommunicator.join(["a"], timeout_s=20) as comm:
-        comm.arrive("train" if comm.rank else "evaluate", round=2)
+        comm.barrier("train" if comm.rank else "evaluate", round=2)
 
 
 def test_ranks_at_different_phases_are_told() -> None:
@@ -251,8 +251,10 @@ def talk() -> Any:
         if comm.rank == 2:
             mine = [Message(1, "score", lists={"curve": (0.1, 1e-300)})]
         gathered = comm.gather(mine, round=1)
-        shared = comm.share([Message(NO_CLIENT, "decision", "stop", {"best": 0.3})] if comm.is_server else [], round=1)
-        return gathered, shared, comm.share([], round=2), comm.gather([], round=2)
+        shared = comm.broadcast_messages(
+            [Message(NO_CLIENT, "decision", "stop", {"best": 0.3})] if comm.is_server else [], round=1
+        )
+        return gathered, shared, comm.broadcast_messages([], round=2), comm.gather([], round=2)
 
 
 def test_messages_are_gathered_by_client_and_shared_with_all() -> None:

@@ -13,8 +13,8 @@ import torch
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local, reproducible, transport
+from fedtorch.comm import local_updates as holder
 from fedtorch.comm import server_updates as remote
-from fedtorch.comm import update_holder as holder
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.local import LocalCommunicator
@@ -92,7 +92,7 @@ def every_type() -> Any:
         local = UpdateBuffer(41, torch.uint8, Path("unused"), 1 << 20)
         local.put("abc"[comm.rank], torch.arange(41, dtype=torch.uint8) * (comm.rank + 1))
         comm.gather_reports([Report("abc"[comm.rank])], round=1)
-        everyone = comm.exchange_all(local, ["a", "b", "c"], round=1)
+        everyone = comm.all_gather_updates(local, ["a", "b", "c"], round=1)
         return found, [each.tolist() for each in everyone]
 
 

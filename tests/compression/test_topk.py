@@ -1,4 +1,4 @@
-"""FedAssistant, sections 5 and 6 of the specification: top-k with error feedback, its messages and their sizes."""
+"""FedAssistant: top-k with error feedback, its messages and their sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layout_of(*sizes: int, dtype: torch.dtype = torch.float32) -> Layout:
     return Layout(tuple(f"t{i}" for i in range(len(sizes))), tuple((size,) for size in sizes), dtype)
 
 
-# The worked example of section 10: two clients, one tensor of 6, k = 2 on both levels.
+# A worked example: two clients, one tensor of 6, k = 2 on both levels.
 GRADS = (
     (
         vector(4, -1, 0.5, 2, 0, -3),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
 from fedtorch.config import training as config_training
-from fedtorch.config.load import MASK, NO_EFFECT, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.load import MASK, NO_EFFECT, companion, difference, digest, load, to_dict, to_yaml
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig
 from fedtorch.config.yaml_tree import merge, read, write
 from fedtorch.core.errors import ConfigError
@@ -176,18 +176,18 @@ def test_fields_of_the_server_that_are_null_resolve_to_their_numbers() -> None:
 
 
 def test_the_companion_is_this_run_with_the_changes_in_a_folder_of_its_own() -> None:
-    assert loaded("").companion() is None
+    assert companion(loaded("")) is None
     config = loaded(
         "run: {dir: out}\nserver: {optimizer: sgd, lr: 0.5}\ncompare: {paradigm: local, client: {lr: 0.125}}"
     )
-    other = config.companion()
+    other = companion(config)
     assert other is not None and other.compare is None
     assert other.run == replace(config.run, name="x-local", dir=str(Path("out/compare")))
     assert difference(config, other) == [
         "paradigm was federated and is now local",
         "client.lr was 0.001 and is now 0.125",
     ]
-    named = loaded("compare: {run: {name: beside, dir: there}}").companion()
+    named = companion(loaded("compare: {run: {name: beside, dir: there}}"))
     assert named is not None and (named.run.name, named.folder) == ("beside", Path("there"))
 
 

@@ -8,19 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.config.load import DEFAULT, difference, digest, load, to_yaml
+from fedtorch.config.find import shipped
+from fedtorch.config.load import DEFAULT, companion, difference, digest, load, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.text2sql import CLIENTS
 
-ROOT = Path(__file__).parents[2] / "configs"
-OVERLAYS = sorted((ROOT / "deepspeed").glob("*.yaml"))  # to be laid over another config
+ROOT = shipped()
+OVERLAYS = sorted((ROOT / "overlays").glob("zero*.yaml"))  # make no sense alone
 FILES = sorted(set(ROOT.rglob("*.yaml")) - set(OVERLAYS))
-FEDERATED = sorted(path for path in (ROOT / "lorar").glob("fed*.yaml"))
+FEDERATED = sorted(path for path in (ROOT / "lorar" / "rows").glob("fed*.yaml"))
+FEWFEDWEIGHT = ["abl_da", "abl_da_dyn", "abl_da_w"]
+FEWFEDWEIGHT += [f"ffw_{row}" for row in ("central", "ditto", "fedavg", "full", "meta", "silo", "silo_da")]
+FEDASSISTANT = ["feda", "feda_both", "feda_freeze"]
+FEDASSISTANT += [f"feda_top{n}{end}" for n in (12, 25, 50, 100) for end in ("", "_literal", "_none")]
+SMALL_ROWS = [f"fewfedweight/{row}" for row in FEWFEDWEIGHT] + [f"fedassistant/{row}" for row in FEDASSISTANT]
 
 
 def lorar(row: str) -> Config:
-    return load(ROOT / "lorar" / f"{row}.yaml")
+    return load(f"lorar/{row}")
 
 
 @pytest.mark.parametrize("path", [DEFAULT, *FILES], ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -30,7 +36,18 @@ def test_file_loads_and_its_resolved_form_gives_an_equal_config(path: Path, tmp_
     again = tmp_path / "config.yaml"
     again.write_text(to_yaml(config))
     assert load(again) == config and digest(load(again)) == digest(config) and difference(load(again), config) == []
-    assert load(again).companion() == config.companion()
+    assert companion(load(again)) == companion(config)
+
+
+@pytest.mark.parametrize("row", SMALL_ROWS)
+def test_a_row_made_small_gives_an_equal_config_when_it_is_read_back(row: str, tmp_path: Path) -> None:
+    paper, _, name = row.partition("/")
+    config = load([Path(row), Path("overlays", f"{paper}_small")])
+    assert config.run.name == f"{name}+{paper}_small"
+    again = tmp_path / "config.yaml"
+    again.write_text(to_yaml(config))
+    assert load(again) == config and digest(load(again)) == digest(config) and difference(load(again), config) == []
+    assert companion(load(again)) == companion(config)
 
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
@@ -51,9 +68,9 @@ def test_file_says_what_it_is_and_names_no_place_of_one_machine(path: Path) -> N
 def test_no_config_named_means_the_default_job() -> None:
     config = load()
     assert config == load(DEFAULT) and config.task.data == "synthetic"
-    companion = config.companion()
-    assert companion is not None and companion.paradigm == "local"
-    assert difference(config, companion) == ["paradigm was federated and is now local"]
+    other = companion(config)
+    assert other is not None and other.paradigm == "local"
+    assert difference(config, other) == ["paradigm was federated and is now local"]
 
 
 SMALL = {"real_small", "real_small_lorar"}  # ours, for a CPU
@@ -63,7 +80,8 @@ def test_rows_of_the_lorar_paper_and_the_remaining_combinations_are_there() -> N
     combined = {
         f"{a}{w}" for a, w in itertools.product(("fedavg", "fedopt", "fedprox"), ("", "_lorar", "_lr", "_equal"))
     }
-    assert {path.stem for path in (ROOT / "lorar").glob("*.yaml")} == combined | {"finetune", "centralized"} | SMALL
+    assert {path.stem for path in (ROOT / "lorar" / "rows").iterdir()} == combined | {"finetune", "centralized"}
+    assert {path.stem for path in (ROOT / "lorar" / "small").iterdir()} == SMALL
 
 
 # Lorar: algorithm, weights, server optimiser, its rate and momentum, mu. The first eight are rows of tables 2 and 3.
@@ -140,7 +158,7 @@ def test_federated_clients_have_the_values_of_the_papers_table(path: Path) -> No
 
 def test_the_codes_rates_can_be_laid_over_any_federated_row(tmp_path: Path) -> None:
     file = tmp_path / "row.yaml"
-    file.write_text(f"base: [{ROOT}/lorar/fedopt_lorar.yaml, {ROOT}/defaults/lorar_code_rates.yaml]")
+    file.write_text("base: [lorar/fedopt_lorar, overlays/lorar_code_rates]")
     config = load(file)
     for name, (_, _, epochs, lr, batch_size) in CLIENT_TABLE.items():
         client = config.client_for(name)
@@ -169,7 +187,7 @@ def test_centralised_training_has_one_rate_and_is_judged_every_400_steps() -> No
     assert 1 <= config.rounds * 400 / (200 * 8529 / 64) < 1.02
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "smoke").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "smoke").glob("[!_]*.yaml")), ids=lambda path: path.stem)
 def test_smoke_runs_are_small(path: Path) -> None:
     config = load(path)
     assert config.task.data == "synthetic" and config.rounds <= 3, path
@@ -177,7 +195,7 @@ def test_smoke_runs_are_small(path: Path) -> None:
     assert max(trained, config.task.max_dev, config.task.max_test) <= 32
 
 
-FEDMATCH = {path.stem: path for path in (ROOT / "fedmatch").glob("*.yaml") if "small" not in path.stem}
+FEDMATCH = {path.stem: path for path in (ROOT / "fedmatch" / "rows").glob("*.yaml")}
 BERT_ROWS = {row: path for row, path in FEDMATCH.items() if row not in ("esim", "re2")}
 
 
@@ -185,7 +203,7 @@ def test_rows_of_the_fedmatch_paper_are_there() -> None:
     from fedtorch.report.published import FEDMATCH as tables
 
     assert set(FEDMATCH) == set(tables[0].rows) | {"fm_h_lr_encoder", "fm_released"}
-    sweeps = {path.stem for path in (ROOT / "fedmatch" / "sweeps").glob("*.yaml")}
+    sweeps = {path.stem for path in (ROOT / "fedmatch" / "figures").glob("*.yaml")}
     expected = {f"layers_{n:02d}" for n in range(13)} | {f"patch_{size}" for size in (32, 64, 128, 256, 512)}
     expected |= {f"frequency_{e}" for e in (1, 2, 3)}
     assert sweeps == expected | {f"data_{p}_{kind}" for p in (20, 40, 60, 80, 100) for kind in ("fm", "bert")}
@@ -231,7 +249,7 @@ def test_patches_of_the_fedmatch_rows(row: str, insertion: str, structure: str, 
 
 @pytest.mark.parametrize("number", range(13))
 def test_shared_layers_of_the_fedmatch_sweep(number: int) -> None:
-    config = load(ROOT / "fedmatch" / "sweeps" / f"layers_{number:02d}.yaml")
+    config = load(f"fedmatch/layers_{number:02d}")
     if number == 0:
         assert config.paradigm == "local" and config.partition.private == ()
         return
@@ -242,12 +260,12 @@ def test_shared_layers_of_the_fedmatch_sweep(number: int) -> None:
 
 @pytest.mark.parametrize(("epochs", "rounds"), [(1, 10), (2, 5), (3, 4)])
 def test_frequencies_of_the_fedmatch_sweep_have_ten_epochs(epochs: int, rounds: int) -> None:
-    config = load(ROOT / "fedmatch" / "sweeps" / f"frequency_{epochs}.yaml")
+    config = load(f"fedmatch/frequency_{epochs}")
     assert (config.client.epochs, config.rounds, config.client.total_epochs) == (epochs, rounds, 10)
 
 
 def test_later_configs_are_laid_over_the_first() -> None:
-    files = [FEDMATCH["fm_h_lr"], ROOT / "defaults" / "fedmatch_small_random.yaml"]
+    files = [FEDMATCH["fm_h_lr"], ROOT / "overlays" / "fedmatch_small_random.yaml"]
     config = load(files)
     assert config.run.name == "fm_h_lr+fedmatch_small_random"
     assert config.task.model.name == "bert-random" and config.task.model.patch.size == 128
@@ -255,6 +273,6 @@ def test_later_configs_are_laid_over_the_first() -> None:
 
 def test_a_misspelt_key_of_a_real_algorithm_is_named() -> None:
     with pytest.raises(ConfigError, match=r"unknown key `algorithm\.weigths` in --set .*; did you mean `weights`\?"):
-        load(ROOT / "lorar" / "fedprox.yaml", ["algorithm.weigths=lorar"])
+        load("lorar/fedprox", ["algorithm.weigths=lorar"])
     with pytest.raises(ConfigError, match=r"algorithm\.loss_reduction\.window is 0; set it to at least 1"):
-        load(ROOT / "lorar" / "fedprox.yaml", ["algorithm.loss_reduction.window=0"])
+        load("lorar/fedprox", ["algorithm.loss_reduction.window=0"])

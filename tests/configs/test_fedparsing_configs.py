@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.config.schema import Config
 from fedtorch.data.prepare import main as data_main
@@ -15,8 +16,7 @@ from fedtorch.data.synthetic_wikisql import prepare_synthetic
 from fedtorch.main import main
 from fedtorch.tasks.base import SERVER
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-ROOT = CONFIGS / "fedparsing"
+ROOT = shipped() / "fedparsing"
 GROUPS = ("hydranet", "hydranet_mlm", "fedparsing", "fedparsing_ema")
 TABLE = list(itertools.product(GROUPS, (500, 1000, 10000)))
 SMALL = {"synthetic", "real_small", "real_small_minilm"}
@@ -24,12 +24,17 @@ K = (1, 5, 15, 20, 30)  # and 10, which is a row of table 1
 
 
 def row(name: str) -> Config:
-    return load(ROOT / f"{name}.yaml")
+    return load(f"fedparsing/{name}")
 
 
 def test_every_row_of_table_1_and_both_figures_are_there() -> None:
     rows = {f"{group}_{size}" for group, size in TABLE}
-    assert {path.stem for path in ROOT.glob("*.yaml")} == rows | {f"k{k}" for k in K} | {"rounds"} | SMALL
+    figures = {f"k{k}" for k in K} | {"rounds"}
+    assert {folder: {path.stem for path in (ROOT / folder).iterdir()} for folder in ("rows", "figures", "small")} == {
+        "rows": rows,
+        "figures": figures,
+        "small": SMALL,
+    }
 
 
 @pytest.mark.parametrize(("group", "size"), TABLE)
@@ -61,7 +66,7 @@ def test_the_sweeps_change_one_thing_each() -> None:
 def test_the_smoke_config_trains_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_synthetic(tmp_path / "data" / "synthetic_wikisql")
     monkeypatch.chdir(tmp_path)
-    assert main(["--config", str(CONFIGS / "smoke" / "fedparsing.yaml"), "--set", "track.tensorboard=false"]) == 0
+    assert main(["--config", "smoke/fedparsing", "--set", "track.tensorboard=false"]) == 0
     results = json.loads((tmp_path / "runs" / "fedparsing" / "results.json").read_text())
     for metric in ("overall", "agg", "sel", "wn", "wc", "op", "val", "logical_form"):
         assert results["averages"][metric]["count"] == 8
@@ -71,7 +76,7 @@ def test_the_smoke_config_trains_and_judges(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_overall_rises_on_synthetic_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--config", str(ROOT / "synthetic.yaml"), "--set", "track.tensorboard=false"]) == 0
+    assert main(["--config", "fedparsing/synthetic", "--set", "track.tensorboard=false"]) == 0
     results = json.loads((tmp_path / "runs" / "synthetic" / "results.json").read_text())
     assert results["averages"]["overall"]["count"] == 160
     assert results["averages"]["overall"]["micro"] > 0.5
@@ -83,7 +88,7 @@ def test_a_small_real_config_trains(shared_data: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert data_main(["prepare", "wikisql", "--raw", str(shared_data / "wikisql"), "--out", "data/wikisql"]) == 0
     shrunk = ("rounds=1", "task.server_labelled=8", "task.max_dev=4", "task.max_test=4", "clients.per_round=1")
-    command = ["--config", str(ROOT / "real_small.yaml"), "--set", *shrunk, "per_client.server.steps=2"]
+    command = ["--config", "fedparsing/real_small", "--set", *shrunk, "per_client.server.steps=2"]
     for group in GROUPS:
         changes = (f"algorithm.group={group}", f"task.masked_words={group == 'hydranet_mlm'}", f"run.name={group}")
         assert main([*command, *changes]) == 0

@@ -7,22 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.config.schema import Config
 from fedtorch.main import main
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.report.published.fewfedweight import ROWS
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-FOLDER = CONFIGS / "fewfedweight"
-PAPER = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith(("real_small", "smoke")))
+FOLDER = shipped() / "fewfedweight"
+PAPER = sorted(path.stem for part in ("rows", "figures") for path in (FOLDER / part).glob("*.yaml"))
 METHODS = ["ffw_silo", "ffw_silo_da", "ffw_fedavg", "ffw_ditto", "ffw_meta", "ffw_full", "ffw_central"]
 ABLATION = ["abl_da", "abl_da_w", "abl_da_dyn"]
 SHRUNK = ("task.max_train=4", "task.max_test=2", "rounds=1", "track.tensorboard=false", "task.output_max_length=4")
 
 
 def row(name: str) -> Config:
-    return load(FOLDER / f"{name}.yaml")
+    return load(f"fewfedweight/{name}")
+
+
+def small_row(name: str) -> Config:
+    return load([Path("fewfedweight", name), Path("overlays/fewfedweight_small")])
 
 
 def test_every_row_of_the_paper_has_a_config_and_every_small_one_a_row() -> None:
@@ -30,8 +34,9 @@ def test_every_row_of_the_paper_has_a_config_and_every_small_one_a_row() -> None
     clients = [f"{kind}_{k}" for kind in ("clients", "silo") for k in (2, 4, 8, 12)]
     others = ["ffw_ditto_simplified", "ffw_meta_printed", "delta_curve"]
     assert sorted([*METHODS, *ABLATION, *clients, *others]) == PAPER
-    small = {path.stem.removeprefix("real_small_") for path in FOLDER.glob("real_small_*.yaml")}
-    assert small == {*METHODS, *ABLATION, *clients, "start"}
+    small = {path.stem.removeprefix("real_small_") for path in (FOLDER / "small").glob("real_small_*.yaml")}
+    assert small == {*clients, "start"}
+    assert all(small_row(name).task.data == "data/crossfit_small" for name in (*METHODS, *ABLATION))
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -83,7 +88,7 @@ def test_the_smoke_config_trains_and_can_be_reported(
     from fedtorch.report.__main__ import main as report
 
     monkeypatch.chdir(tmp_path)
-    smoke = str(FOLDER / "smoke_ffw_full.yaml")
+    smoke = "fewfedweight/smoke_ffw_full"
     settings = ["track.tensorboard=false", "rounds=1"]
     assert main(["--config", smoke, "--set", *settings]) == 0
     results = json.loads((tmp_path / "runs" / "smoke_ffw_full" / "results.json").read_text())
@@ -108,9 +113,9 @@ def test_every_small_row_trains_on_the_46_real_tasks(
     prepare = ["prepare", "crossfit", "--raw", str(shared_data / "crossfit"), "--vocab-size", "2000"]
     assert data_main([*prepare, "--out", "data/crossfit_small"]) == 0
     tiny = ["task.model.d_model=16", "task.model.d_ff=32", "task.model.num_layers=1", "task.input_max_length=16"]
-    assert main(["--config", str(FOLDER / "real_small_start.yaml"), "--set", *SHRUNK, *tiny]) == 0
+    assert main(["--config", "fewfedweight/real_small_start", "--set", *SHRUNK, *tiny]) == 0
     for name in ("ffw_silo", "ffw_full"):
-        path = str(FOLDER / f"real_small_{name}.yaml")
-        assert main(["--config", path, "--set", *SHRUNK, "task.max_train=1", "task.input_max_length=16"]) == 0
-        results = json.loads((tmp_path / "runs" / f"real_small_{name}" / "results.json").read_text())
+        row = [f"fewfedweight/{name}", "overlays/fewfedweight_small"]
+        assert main(["--config", *row, "--set", *SHRUNK, "task.max_train=1", "task.input_max_length=16"]) == 0
+        results = json.loads((tmp_path / "runs" / f"{name}+fewfedweight_small" / "results.json").read_text())
         assert results["averages"]["tasks_mean"]["count"] == 47

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from fedtorch.config.find import shipped
 from fedtorch.main import main
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-SMOKE = [*sorted((CONFIGS / "smoke").glob("*.yaml")), CONFIGS / "fewfedweight" / "smoke_ffw_full.yaml"]
+CONFIGS = shipped()
+SMOKE = [*sorted((CONFIGS / "smoke").glob("[!_]*.yaml")), CONFIGS / "fewfedweight" / "small" / "smoke_ffw_full.yaml"]
 SHRUNK = ("rounds=1", "track.tensorboard=false", "engine.precision=bf16")
 
 

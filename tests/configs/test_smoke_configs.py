@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.main import main
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = shipped()
 OTHERS = {"fedparsing"}  # not text-to-SQL; see test_fedparsing_configs.py
 SHRUNK = ("task.max_train=4", "task.max_dev=2", "task.max_test=2", "rounds=1", "track.tensorboard=false")
 
@@ -31,7 +32,7 @@ CLIENTS = {"text2sql": 8, "qa": 5}
 # those of the dialog task are trained by tests/papers/test_fedassistant_task.py
 HERE = [
     path
-    for path in sorted((CONFIGS / "smoke").glob("*.yaml"))
+    for path in sorted((CONFIGS / "smoke").glob("[!_]*.yaml"))
     if path.stem not in OTHERS and path.stem.split("_")[0] not in ("feda", "gpt")
 ]
 
@@ -67,7 +68,7 @@ def test_the_small_real_config_trains_on_prepared_real_data(
     monkeypatch.chdir(tmp_path)
     raw = str(shared_data / "text2sql")
     assert data_main(["prepare", "text2sql", "--raw", raw, "--out", "data/text2sql"]) == 0
-    assert main(["--config", str(CONFIGS / "lorar" / "real_small_lorar.yaml"), "--set", *SHRUNK]) == 0
+    assert main(["--config", "lorar/real_small_lorar", "--set", *SHRUNK]) == 0
     results = json.loads((tmp_path / "runs" / "real_small_lorar" / "results.json").read_text())
     assert set(results["clients"]) >= {"atis", "advising", "geoquery", "imdb"}
 
@@ -81,10 +82,9 @@ def test_the_small_fedmatch_rows_train_on_prepared_real_data(
 
     monkeypatch.chdir(tmp_path)
     assert data_main(["prepare", "fedqa", "--raw", str(shared_data / "fedqa"), "--out", "data/fedqa"]) == 0
-    files = [CONFIGS / "fedmatch" / f"{row}.yaml"]
-    files += [] if row == "esim_small" else [CONFIGS / "defaults" / "fedmatch_small_random.yaml"]
-    assert main(["--config", *map(str, files), "--set", *SHRUNK]) == 0
+    configs = [f"fedmatch/{row}", *([] if row == "esim_small" else ["overlays/fedmatch_small_random"])]
+    assert main(["--config", *configs, "--set", *SHRUNK]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     results = json.loads((run / "results.json").read_text())
     assert set(results["clients"]) == {"privacyqa", "pubmedqa", "fiqa", "insuranceqa", "medquad"}
-    assert run.name == "+".join(file.stem for file in files)
+    assert run.name == "+".join(config.rpartition("/")[2] for config in configs)

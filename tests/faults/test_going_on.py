@@ -19,7 +19,7 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group, Op
-from fedtorch.comm.update_holder import Holder
+from fedtorch.comm.local_updates import LocalUpdates
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import (
@@ -33,8 +33,8 @@ from fedtorch.config.schema import (
     SystemConfig,
 )
 from fedtorch.core.errors import QuorumError
-from fedtorch.core.update import Update
-from fedtorch.rounds.context import Rank
+from fedtorch.core.update import Report
+from fedtorch.rounds.membership import Membership
 from fedtorch.rounds.placement import place
 from fedtorch.rounds.runner import Result
 from fedtorch.setup.build import build
@@ -129,13 +129,13 @@ def arm(phase: str) -> None:
         # the third: of scores and of files after the first round, then of reports
         after(Group, "agree", nth(3, lambda self, op, **how: op is Op.GATHER and how["round"] == ROUND))
     elif phase == "payload":
-        after(Holder, "agree", lambda self, op, terms: self.round == ROUND)
+        after(LocalUpdates, "agree", lambda self, op, terms: self.round == ROUND)
     elif phase == "aggregate":
         after(comm, "aggregate", lambda self, *args, round: round == ROUND)
     elif phase == "exchange":
-        before(comm, "exchange_all", lambda self, *args, round: round == ROUND)
+        before(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
     elif phase == "exchanged":
-        after(comm, "exchange_all", lambda self, *args, round: round == ROUND)
+        after(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
     elif phase == "step":
         before(WorkerGroup, "any", nth(12, lambda *args: True))
     elif phase == "scores":
@@ -156,13 +156,13 @@ def alone(folder: Path, at: tuple[str, int, bool], size: int = SIZE, **changes: 
     setting = config(folder, **changes)
     runner, gone = make_runner(setting), victims(setting, size)
 
-    class Losing(Rank):
-        def arrive(self, phase: str, *, may_stop: bool = True) -> None:
-            super().arrive(phase, may_stop=may_stop)
-            if (phase, self.round, self.is_training) == at:
+    class Losing(Membership):
+        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
+            super().barrier(phase, may_stop=may_stop)
+            if (phase, self.progress.round, self.progress.is_training) == at:
                 self.lose(gone)
 
-    runner.rank.__class__ = Losing
+    runner.context.members.__class__ = Losing
     return runner.run()
 
 
@@ -253,7 +253,7 @@ class Failing(FedAvg):
 
     names: tuple[str, ...] = ()
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         if job.client.name in self.names and job.round >= ROUND:
             raise ValueError("as if it were lost")
         return super().client_update(job)

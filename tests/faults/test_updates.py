@@ -17,7 +17,7 @@ from fedtorch.config.schema import ClientConfig, ClientsConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.update import Report
 from fedtorch.main import main
-from fedtorch.rounds.aggregation import sift
+from fedtorch.rounds.aggregation import filter_reports
 
 CLIENTS = ("a", "b", "c", "d")
 
@@ -68,7 +68,7 @@ def test_an_update_far_above_the_rounds_median_counts_as_failed_on_any_number_of
 def test_a_median_needs_three_norms_that_are_not_zero() -> None:
     def left(*norms: float) -> list[float]:
         reports = [Report(f"c{i}", norm=norm, max_abs=norm) for i, norm in enumerate(norms)]
-        return [report.norm for report in sift(reports, None, 10)[0]]
+        return [report.norm for report in filter_reports(reports, None, 10)[0]]
 
     assert left(1, 50) == [1, 50] and left(0, 0, 1, 50) == [0, 0, 1, 50]
     assert left(1, 2, 50) == [1, 2]
@@ -121,7 +121,7 @@ def test_a_metric_that_raises_costs_a_score_and_not_the_training(run: Any) -> No
     code, ended = run("raise:phase=evaluate,client=b", f"run.dir={plain.folder.parent / 'again'}")
     again = Ended(plain.folder.parent / "again")
     assert code == 0 and again.digest == digest
-    assert "client b could not be judged after round 1: InjectedError; training goes on" in again.log(0)
+    assert "client b could not be evaluated after round 1: InjectedError; training goes on" in again.log(0)
     assert "injected" not in "".join(line for line in again.log(0).splitlines() if "WARNING" in line)
 
 
@@ -132,7 +132,7 @@ def final_weights(folder: Path, task: Quadratic, **system: Any) -> tuple[torch.T
     client = ClientConfig(optimizer="sgd", lr=0.1, batch_size=5, accumulation=2)
     runner = make_runner(make_config(folder, task, client=client, system=SystemConfig(**system)))
     runner.run()
-    return runner.rank.server.weights.clone(), {r.client: r.status for r in runner.rank.server.accepted}
+    return runner.context.server.weights.clone(), {r.client: r.status for r in runner.context.server.accepted}
 
 
 def test_out_of_memory_is_tried_again_in_halves_with_the_same_mean_gradient(tmp_path: Path, caplog: Any) -> None:

@@ -8,12 +8,12 @@ import torch
 from fedtorch.comm.transport import SLOTS, WINDOW_BYTES, Staged
 from fedtorch.train import pinned_copy as shuttle
 from fedtorch.train.engine import to_device
-from fedtorch.train.pinned_copy import Shuttle
+from fedtorch.train.pinned_copy import PinnedCopier
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000, (shuttle.WINDOW_BYTES // 4) * 3 + 17])
 def test_a_vector_goes_there_and_back(length: int, device: torch.device) -> None:
-    copies, flat = Shuttle(device), torch.randn(length)
+    copies, flat = PinnedCopier(device), torch.randn(length)
     there = torch.zeros(length, device=device)
     copies.upload(flat, there)
     assert torch.equal(there.cpu(), flat)
@@ -22,7 +22,7 @@ def test_a_vector_goes_there_and_back(length: int, device: torch.device) -> None
 
 
 def test_the_host_may_write_at_once_and_reads_what_was_computed(device: torch.device) -> None:
-    copies, size = Shuttle(device), shuttle.WINDOW_BYTES  # four windows of fp32
+    copies, size = PinnedCopier(device), shuttle.WINDOW_BYTES  # four windows of fp32
     flat, there = torch.ones(size), torch.zeros(size, device=device)
     for turn in range(5):
         copies.upload(flat, there)

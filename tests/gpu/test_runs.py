@@ -31,7 +31,7 @@ def final_weights(folder: Path, device: torch.device, algorithm: Algorithm, hp: 
     config = make_config(folder, task, algorithm, client=hp, rounds=3, system=system, eval=EvalConfig(every=1))
     runner = make_runner(config)
     result = runner.run()
-    return result.digest, runner.rank.server.weights.clone()
+    return result.digest, runner.context.server.weights.clone()
 
 
 @pytest.mark.parametrize(

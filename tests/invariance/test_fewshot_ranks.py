@@ -68,7 +68,7 @@ def test_resumed_in_the_middle_gives_the_same_bits(gym: str, alone: Any, tmp_pat
     with pytest.raises(Interrupted):
         make_runner(config_of(gym, str(tmp_path)), stop=stop).run()
     runner = make_runner(config_of(gym, str(tmp_path)))
-    found = runner.setting.checkpoints.latest()
+    found = runner.components.checkpoints.latest()
     assert found is not None and 0 < found.round < 3
     result = runner.run(found.round)
     assert (result.digest, result.scores) == alone

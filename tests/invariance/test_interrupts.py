@@ -62,7 +62,7 @@ def config_of(name: str, folder: Path, **changes: Any) -> Config:
 
 def outcome(config: Config, comm: Communicator | None = None, stop: Callable[[], bool] | None = None) -> Any:
     runner = make_runner(config, comm, **({"stop": stop} if stop else {}))
-    found = runner.setting.checkpoints.latest() if comm is None else None
+    found = runner.components.checkpoints.latest() if comm is None else None
     result = runner.run(None if found is None else found.round)
     return result.digest, result.best_round, result.scores
 
@@ -148,18 +148,18 @@ def test_three_ranks_agree_with_one_process_where_they_could_come_apart(tmp_path
 
 @dataclass(frozen=True)
 class OwnVector(FedAvg):
-    """Returns a vector of its own instead of filling the job's."""
+    """Returns a vector of its own instead of sending it."""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Update:  # type: ignore[override]
         curve = job.train(job.received["weights"])
         return Update(job.received["weights"] - job.engine.flat.detach(), self.report(job, curve))
 
 
 @dataclass(frozen=True)
 class Forgetful(FedAvg):
-    """Says that it filled the job's vector, but did so for client `a` only."""
+    """Returns the job's vector, but filled it for client `a` only."""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Update:  # type: ignore[override]
         curve = job.train(job.received["weights"])
         if job.client.name == "a":
             job.send_difference(job.received["weights"])
@@ -171,7 +171,7 @@ def test_an_update_may_be_a_vector_of_the_algorithms_own(tmp_path: Path) -> None
     for algorithm in (FedAvg(), OwnVector()):
         runner = make_runner(make_config(tmp_path / type(algorithm).__name__, TASK, algorithm, client=CLIENT))
         runner.run()
-        weights.append(runner.rank.server.weights.clone())
+        weights.append(runner.context.server.weights.clone())
     assert torch.equal(*weights)
 
 

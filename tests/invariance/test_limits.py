@@ -29,8 +29,8 @@ from fedtorch.config.schema import (
     ServerConfig,
 )
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, NonFiniteError, QuorumError
-from fedtorch.core.update import Report, Update
-from fedtorch.rounds.context import Stopped
+from fedtorch.core.update import Report
+from fedtorch.rounds.membership import Stopped
 from fedtorch.setup.build import unmatched
 from fedtorch.tracking import records
 from fedtorch.tracking.tracker import Tracker
@@ -45,7 +45,7 @@ def final_weights(folder: Path, algorithm: Algorithm, task: Quadratic = TASK, **
     changes.setdefault("client", SMALL_BATCHES)
     runner = make_runner(make_config(folder, task, algorithm, **{"rounds": 3, **changes}))
     runner.run()
-    return runner.rank.server.weights.clone()
+    return runner.context.server.weights.clone()
 
 
 def test_server_sgd_with_rate_one_and_no_momentum_equals_fedavg(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_scaffold_option_one_measures_the_gradient_at_the_received_weights(tmp_p
     task = Quadratic(clients={"a": (2.0, 3.0, 5)}, start=(1.0,))
     runner = make_runner(make_config(tmp_path, task, Scaffold(option="I"), rounds=1, client=replace(SGD, batch_size=2)))
     runner.run()
-    assert runner.rank.store.get("a").tensors["control"].item() == pytest.approx(2.0 * (1.0 - 3.0), rel=1e-12)
+    assert runner.context.store.get("a").tensors["control"].item() == pytest.approx(2.0 * (1.0 - 3.0), rel=1e-12)
 
 
 def reports(sizes: list[int], reductions: list[float]) -> list[Report]:
@@ -135,7 +135,7 @@ def test_ditto_with_lambda_zero_is_local_training(tmp_path: Path) -> None:
     for runner in runners:
         runner.run()
     for client in CLIENTS:
-        ditto, local = (runner.rank.store.get(client).tensors["personal"] for runner in runners)
+        ditto, local = (runner.context.store.get(client).tensors["personal"] for runner in runners)
         assert torch.equal(ditto, local)
 
 
@@ -147,7 +147,7 @@ def test_a_clients_head_does_not_leak_into_the_next(tmp_path: Path) -> None:
         )
     )
     runner.run()
-    heads = {name: runner.rank.store.get(name).tensors["private"].item() for name in CLIENTS}
+    heads = {name: runner.context.store.get(name).tensors["private"].item() for name in CLIENTS}
     assert len(set(heads.values())) == 3
     for name, (a, b, n) in CLIENTS.items():
         alone = make_runner(
@@ -157,7 +157,7 @@ def test_a_clients_head_does_not_leak_into_the_next(tmp_path: Path) -> None:
             )
         )  # fmt: skip
         alone.run()
-        assert alone.rank.store.get(name).tensors["private"].item() == heads[name]
+        assert alone.context.store.get(name).tensors["private"].item() == heads[name]
 
 
 def test_a_client_that_raises_is_left_out_and_the_weights_renormalised(tmp_path: Path, caplog: Any) -> None:
@@ -170,7 +170,7 @@ def test_a_client_that_raises_is_left_out_and_the_weights_renormalised(tmp_path:
     )
     without.run()
     assert failing.result.weights == without.result.weights == {"a": 0.625, "c": 0.375}
-    assert torch.equal(failing.rank.server.weights, without.rank.server.weights)
+    assert torch.equal(failing.context.server.weights, without.context.server.weights)
     assert "client b is left out: failed:ValueError" in caplog.text
     assert "must not travel" not in "".join(r.getMessage() for r in caplog.records)
 
@@ -181,12 +181,12 @@ class FailsLate(FedAvg):
 
     late: str = ""
 
-    def client_update(self, job: ClientJob) -> Update:
-        update = super().client_update(job)
+    def client_update(self, job: ClientJob) -> Report:
+        report = super().client_update(job)
         if job.client.name == self.late:
             job.outgoing["weights"].fill_(1e3)
             raise ValueError("at the last moment")
-        return update
+        return report
 
 
 def test_what_a_failing_client_wrote_reaches_nobody(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_client_that_is_drawn_twice_trains_once_and_counts_twice(tmp_path: Pat
     config = make_config(tmp_path, TASK, FedAvg(weights="equal"), clients=clients, client=SMALL_BATCHES, rounds=1)
     runner = make_runner(config)
     result = runner.run()
-    drawn = {report.client: int(report.extra.get("draws", 1)) for report in runner.rank.server.accepted}
+    drawn = {report.client: report.draws for report in runner.context.server.accepted}
     assert max(drawn.values()) > 1 and sum(drawn.values()) == 3
     assert result.weights == {name: draws / 3 for name, draws in drawn.items()}
 
@@ -209,22 +209,22 @@ def test_a_client_that_returns_nan_is_left_out(tmp_path: Path, caplog: Any) -> N
     runner = make_runner(make_config(tmp_path, replace(TASK, poison=("b",)), client=SMALL_BATCHES))
     runner.run()
     assert runner.result.weights == {"a": 0.625, "c": 0.375}
-    assert torch.isfinite(runner.rank.server.weights).all()
+    assert torch.isfinite(runner.context.server.weights).all()
     assert "client b is left out: its update or its loss is not finite" in caplog.text
 
 
 def test_a_failed_clients_state_stays_as_it_was(tmp_path: Path) -> None:
     runner = make_runner(make_config(tmp_path, replace(TASK, poison=("b",)), Scaffold(), client=SMALL_BATCHES))
     runner.run()
-    assert "control" in runner.rank.store.get("a").tensors
-    assert runner.rank.store.get("b").tensors == {}
+    assert "control" in runner.context.store.get("a").tensors
+    assert runner.context.store.get("b").tensors == {}
 
 
 def test_all_clients_failing_ends_the_run_with_the_weights_unchanged(tmp_path: Path) -> None:
     runner = make_runner(make_config(tmp_path, replace(TASK, poison=tuple(CLIENTS)), client=SMALL_BATCHES, rounds=9))
     with pytest.raises(QuorumError, match="clients.min = 1 usable updates in 3 rounds"):
         runner.run()
-    assert torch.equal(runner.rank.server.weights, runner.setting.engine.initial_shared)
+    assert torch.equal(runner.context.server.weights, runner.components.engine.initial_shared)
 
 
 def test_on_failure_stop_ends_the_run(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_too_few_updates_leave_the_server_as_it_was(tmp_path: Path) -> None:
     config = make_config(tmp_path, replace(TASK, poison=("b",)), clients=ClientsConfig(min=3), rounds=2)
     runner = make_runner(config)
     runner.run()
-    assert torch.equal(runner.rank.server.weights, runner.setting.engine.initial_shared)
+    assert torch.equal(runner.context.server.weights, runner.components.engine.initial_shared)
 
 
 def test_an_exploding_update_is_left_out(tmp_path: Path, caplog: Any) -> None:
@@ -272,9 +272,8 @@ def test_a_refused_update_counts_as_failed_in_the_records(tmp_path: Path) -> Non
 class Shouting(FedAvg):
     """Reports a number under a name that is not allowed."""
 
-    def client_update(self, job: ClientJob) -> Update:
-        update = super().client_update(job)
-        return replace(update, report=replace(update.report, extra={"Loss of b": 1.0}))
+    def client_update(self, job: ClientJob) -> Report:
+        return replace(super().client_update(job), extra={"Loss of b": 1.0})
 
 
 def test_a_report_that_cannot_travel_is_refused_where_it_is_made(tmp_path: Path) -> None:
@@ -311,7 +310,7 @@ def test_a_metric_that_could_not_travel_is_refused_at_the_start(metric: str, pro
 def test_a_pattern_without_weight_decay_that_matches_nothing_is_remarked(tmp_path: Path) -> None:
     hp = ClientConfig(optimizer="adamw", weight_decay=0.1, no_decay=("*w*", "*LayerNorm*"))
     config = make_config(tmp_path, TASK, client=hp)
-    engine = make_runner(config).setting.engine
+    engine = make_runner(config).components.engine
     assert unmatched(config, {hp}, engine) == ["no_decay: the pattern '*LayerNorm*' matches no parameter"]
     assert unmatched(config, {replace(hp, weight_decay=0.0)}, engine) == []
 
@@ -344,7 +343,7 @@ def test_local_keeps_each_clients_own_best_and_rests_when_it_stops_gaining(tmp_p
     )
     result = runner.run()
     assert result.rounds < 200
-    best = {name: runner.rank.store.get(name).numbers["best_round"] for name in CLIENTS}
+    best = {name: runner.context.store.get(name).numbers["best_round"] for name in CLIENTS}
     assert len(set(best.values())) > 1
     assert all(score["nearness"][0] / score["nearness"][1] > -1e-3 for score in result.scores.values())
 

@@ -90,7 +90,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(
 
     with pytest.raises(Interrupted):
         make_runner(config, stop=stop).run()
-    found = make_runner(config).setting.checkpoints.latest()
+    found = make_runner(config).components.checkpoints.latest()
     assert found is not None and 0 < found.round < 3
     assert outcome(config, resume=found.round) == alone[name]
 
@@ -98,13 +98,13 @@ def test_interrupted_and_resumed_gives_the_same_bits(
 @pytest.mark.skipif("fp16" not in NAMES, reason="this CPU has no fp16")
 def test_steps_that_were_left_out_are_told(tmp_path: Path) -> None:
     runner, reports = make_runner(config_of("fp16", tmp_path)), []
-    train = runner.work._train
+    train = runner.trainer._train
 
     def watch(*args: Any) -> Any:
         reports.append(train(*args))
         return reports[-1]
 
-    runner.work._train = watch  # type: ignore[method-assign]
+    runner.trainer._train = watch  # type: ignore[method-assign]
     runner.run()
     assert all(report.status == "ok" for report in reports)
     assert 0 < max(report.extra.get("left_out", 0) for report in reports) < max(report.steps for report in reports)

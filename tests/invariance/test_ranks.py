@@ -115,8 +115,8 @@ def test_small_memory_for_updates_and_states_changes_nothing(
         algorithm, settings = CASES[name]
         settings = {"client": CLIENT, "clients": ClientsConfig(per_round=5), "rounds": ROUNDS, **settings}
         runner = make_runner(make_config(tmp_path / name, TASK, algorithm, **settings))
-        runner.rank.updates.capacity = 1
-        runner.rank.store.memory_bytes = 0
+        runner.context.updates.capacity = 1
+        runner.context.store.memory_bytes = 0
         assert runner.run().digest == alone[name][0]
 
 
@@ -131,15 +131,13 @@ def train(name: str, folder: str, comm: Communicator | None, last: int, die_at: 
     clients = ClientsConfig() if name == "local" else ClientsConfig(per_round=5)
     saving = CheckpointConfig(every=1, keep=1)
     settings = {"client": CLIENT, "clients": clients, "rounds": last, "checkpoint": saving, **settings}
-    runner = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm)
 
     def stop() -> bool:
-        if runner.rank.comm.rank == die_at and runner.rank.round == 2:
+        if runner.context.comm.rank == die_at and runner.context.round == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
-    runner.setting = replace(runner.setting, stop=stop)
-    runner.rank.setting = runner.setting
+    runner = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm, stop=stop)
     return runner.run(resume).digest
 
 
@@ -190,5 +188,5 @@ def test_interrupted_in_one_process_and_resumed_gives_the_same_bits(
         with pytest.raises(Interrupted):
             make_runner(config, stop=stop).run()
         runner = make_runner(config)
-        found = runner.setting.checkpoints.latest()
+        found = runner.components.checkpoints.latest()
         assert runner.run(None if found is None else found.round).digest == alone[name][0], name

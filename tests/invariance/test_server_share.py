@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def test_a_signal_at_any_moment_changes_nothing(name: str, alone: dict[str, tupl
         with pytest.raises(Interrupted):
             make_runner(config, stop=stop).run()
         runner = make_runner(config)
-        found = runner.setting.checkpoints.latest()
+        found = runner.components.checkpoints.latest()
         result = runner.run(None if found is None else found.round)
         assert (result.digest, result.best_round, result.scores) == alone[name], f"stopped at the {moment}th time"
 
@@ -106,15 +105,13 @@ def test_a_signal_at_any_moment_changes_nothing(name: str, alone: dict[str, tupl
 def run_until(folder: str, die_at: int | None = None, resume: int | None = None) -> str:
     """One of several ranks; rank `die_at` kills itself as soon as round 2 is done but for the server's training."""
     with DistributedCommunicator.join(NAMES, timeout_s=5) as comm:
-        runner = make_runner(config_of("ema", folder), comm)
 
         def stop() -> bool:
-            if comm.rank == die_at and runner.rank.round == 2:
+            if comm.rank == die_at and runner.context.round == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             return False
 
-        runner.setting = replace(runner.setting, stop=stop)
-        runner.rank.setting = runner.setting
+        runner = make_runner(config_of("ema", folder), comm, stop=stop)
         return runner.run(resume).digest
 
 

@@ -98,7 +98,7 @@ def resumed(folder: str, round: int) -> str:
 def test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing(tmp_path: Path) -> None:
     expected = outcome(config_of("ditto", tmp_path / "whole"))[0]
     assert run_ranks(interrupted, 5, str(tmp_path), 2, 45) == ["interrupted"] * 5
-    found = make_runner(config_of("ditto", tmp_path)).setting.checkpoints.latest()
+    found = make_runner(config_of("ditto", tmp_path)).components.checkpoints.latest()
     assert found is not None and found.round in (1, 2)
     assert run_ranks(resumed, 5, str(tmp_path), found.round)[0] == expected
     assert outcome(config_of("ditto", tmp_path), resume=found.round)[0] == expected
@@ -142,14 +142,14 @@ def fragile(folder: str, where: tuple[int, ...], by: str = "error", timeout: flo
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=timeout) as comm:
         runner = make_runner(config, comm)
         found = []
-        result = runner.work._train
+        result = runner.trainer._train
 
         def watch(client: Any, draws: int) -> Any:
             report = result(client, draws)
             found.append((client.name, report.status))
             return report
 
-        runner.work._train = watch  # type: ignore[method-assign]
+        runner.trainer._train = watch  # type: ignore[method-assign]
         return runner.run().digest, dict(found)
 
 
@@ -194,7 +194,7 @@ def tight(folder: str, where: tuple[int, ...], retry: bool) -> Any:
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
         runner = make_runner(config, comm)
         digest = runner.run().digest
-        return digest, [report.client for report in runner.rank.server.accepted]
+        return digest, [report.client for report in runner.context.server.accepted]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def operations() -> list[Any]:
     with DistributedCommunicator.join(("a",), timeout_s=20) as comm:
         group = comm.join_worker((0, 1))
         assert group is not None and comm.join_worker((0, 1)) is group
-        found: list[Any] = [group.any(group.rank == 1), group.any(False), group.numbers([0.1, group.rank])]
+        found: list[Any] = [group.any(group.rank == 1), group.any(False), group.all_gather_floats([0.1, group.rank])]
         sent = torch.arange(6, dtype=torch.float64).view(2, 3)
         if group.leads:
             group.send(sent, (7, 8, 9))
@@ -246,7 +246,7 @@ def operations() -> list[Any]:
         memory = Verdict.OUT_OF_MEMORY
         found += [group.settle(memory), group.settle(Verdict.FAILED if group.leads else memory)]
         try:
-            found.append(group.any(False) if group.leads else group.numbers([1.0]))
+            found.append(group.any(False) if group.leads else group.all_gather_floats([1.0]))
         except PreflightError as error:
             found.append(str(error))
         return found

@@ -14,7 +14,7 @@ from fedtorch.core.weights import Layout
 from fedtorch.data.synthetic.dialogs import prepare
 from fedtorch.main import main
 
-CONFIG = Path(__file__).parents[2] / "configs" / "smoke" / "feda_top50.yaml"
+CONFIG = Path("smoke/feda_top50")
 
 
 @pytest.mark.parametrize("exchange", ["star", "replicated"])

@@ -1,4 +1,4 @@
-"""PIR and APIR with the specification's figures, and the rules for a base of zero."""
+"""PIR and APIR with worked figures, and the rules for a base of zero."""
 
 from __future__ import annotations
 

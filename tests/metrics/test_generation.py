@@ -1,4 +1,4 @@
-"""CrossFit's metrics: the specification's figures and the edges."""
+"""CrossFit's metrics: worked figures and the edges."""
 
 from __future__ import annotations
 

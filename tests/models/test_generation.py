@@ -1,4 +1,4 @@
-"""Our greedy decoding against transformers', and the energies of the specification."""
+"""Our greedy decoding against transformers', and energies worked out by hand."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from fedtorch.config.schema import (
 )
 from fedtorch.core.errors import ConfigError, Interrupted
 from fedtorch.core.weights import digest_of
-from fedtorch.data.prepare_dialog import write_dialogs
+from fedtorch.data.dialog_folder import write_dialogs
 from fedtorch.models.gpt2 import GPT2Model
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.turns import collate_turns
@@ -205,11 +205,11 @@ def config_of(name: str, folder: Path | str, data: str, **changes: Any) -> Confi
     return make_config(Path(folder) / name, task, settings.pop("algorithm"), **settings)
 
 
-def runner(config: Config, comm: Communicator | None = None) -> Runner:
+def runner(config: Config, comm: Communicator | None = None, **changes: Any) -> Runner:
     tracker = None
     if comm is None or comm.is_server:
         tracker = Tracker(config.folder, clients=NAMES, rounds=config.rounds, tensorboard=False, progress="off")
-    return make_runner(config, comm, tracker=tracker)
+    return make_runner(config, comm, tracker=tracker, **changes)
 
 
 def outcome(config: Config, comm: Communicator | None = None, resume: int | None = None) -> tuple[str, Any]:
@@ -265,9 +265,8 @@ def test_a_pair_beside_a_rank_with_both_sides_gives_the_bits_of_one_process(data
 def stopped_at(folder: str, data: str, name: str, who: int) -> str:
     """Rank `who` alone hears a signal in the third round."""
     with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
-        each = runner(config_of(name, folder, data), comm)
-        stop = lambda: comm.rank == who and each.rank.round == 2  # noqa: E731
-        each.rank.setting = each.setting = replace(each.setting, stop=stop)
+        stop = lambda: comm.rank == who and each.context.round == 2  # noqa: E731
+        each = runner(config_of(name, folder, data), comm, stop=stop)
         try:
             each.run()
         except Interrupted:
@@ -310,10 +309,10 @@ def starved(folder: str, data: str, name: str, where: Sequence[int]) -> tuple[st
     """In the second round the ranks `where` run out of memory in the middle of `ride`'s first forward pass."""
     with DistributedCommunicator.join(NAMES, timeout_s=90) as comm:
         each = runner(config_of(name, folder, data), comm)
-        deliver, write, calls = each.work._deliver, Side._run, [0]
+        deliver, write, calls = each.trainer._train_client, Side._run, [0]
 
         def delivering(client: Any, parts: int) -> Any:
-            calls[0] = 1 if (client.name, each.rank.round, parts) == ("ride", 1, 1) and comm.rank in where else 0
+            calls[0] = 1 if (client.name, each.context.round, parts) == ("ride", 1, 1) and comm.rank in where else 0
             return deliver(client, parts)
 
         def writing(side: Side, *args: Any, **kwargs: Any) -> Any:
@@ -322,9 +321,9 @@ def starved(folder: str, data: str, name: str, where: Sequence[int]) -> tuple[st
                 raise torch.OutOfMemoryError("injected")
             return write(side, *args, **kwargs)
 
-        each.work._deliver, Side._run = delivering, writing  # type: ignore[method-assign]
+        each.trainer._train_client, Side._run = delivering, writing  # type: ignore[method-assign]
         digest = each.run().digest
-        return digest, [report.status for report in each.rank.server.accepted]
+        return digest, [report.status for report in each.context.server.accepted]
 
 
 @pytest.mark.slow
@@ -347,8 +346,8 @@ def leaving(folder: str, data: str) -> Any:
         each = runner(config_of("feda", folder, data), comm)
         seen = watched()
         each.run()
-        private = [each.rank.store.get(name).tensors["private"] for name in each.rank.store.clients()]
-        has_moved = any(not torch.equal(one, each.setting.engine.initial_private) for one in private)
+        private = [each.context.store.get(name).tensors["private"] for name in each.context.store.clients()]
+        has_moved = any(not torch.equal(one, each.components.engine.initial_private) for one in private)
         known = torch.cat([one[one != 0].view(torch.int32) for one in private]) if private else None
         shares = [
             torch.isin(t.flatten().view(torch.int32), known).float().mean().item()

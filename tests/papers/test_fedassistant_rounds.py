@@ -88,16 +88,16 @@ def test_at_ratio_one_sparse_equals_the_plain_average(exchange: Any, tmp_path: P
     dense = runner(tmp_path / "b", FedAssistant())
     for each in (sparse, dense):
         each.run()
-    assert torch.equal(sparse.rank.server.weights, dense.rank.server.weights)
-    assert not torch.equal(dense.rank.server.weights, dense.setting.engine.initial_shared)
+    assert torch.equal(sparse.context.server.weights, dense.context.server.weights)
+    assert not torch.equal(dense.context.server.weights, dense.components.engine.initial_shared)
 
 
 def run_rule(name: str, exchange: str, folder: str, comm: Communicator | None = None) -> Any:
     rule = replace(RULES[name], exchange=exchange, check_every=2)  # type: ignore[arg-type]
     each = runner(folder, rule, comm, clients=ClientsConfig(per_round=4))
-    before = each.rank.comm.meter.totals()  # ranks keep one communicator for all cases
+    before = each.context.comm.meter.totals()  # ranks keep one communicator for all cases
     result = each.run()
-    after = each.rank.comm.meter.totals()
+    after = each.context.comm.meter.totals()
     names = ("aggregate/bytes_up", "aggregate/bytes_down", "broadcast/bytes_down")
     return result.digest, result.scores, {name: after.get(name, 0) - before.get(name, 0) for name in names}
 
@@ -121,7 +121,7 @@ def broken_replica(folder: str) -> None:
         rule = replace(RULES["top"], exchange="star", check_every=2)
         each = runner(folder, rule, comm)
         if comm.rank == 1:
-            each.rank.server.tensors["first_moment"] = torch.full((50,), 1e-3)  # as if a bit had flipped
+            each.context.server.tensors["first_moment"] = torch.full((50,), 1e-3)  # as if a bit had flipped
         each.run()
 
 
@@ -138,7 +138,7 @@ def test_a_run_goes_on_after_a_stop_with_residuals_and_both_optimisers(exchange:
     saved = CheckpointConfig(every=2)
     runner(tmp_path / "parts", rule, checkpoint=saved).run()
     again = runner(tmp_path / "parts", rule, checkpoint=saved)
-    found = again.setting.checkpoints.at(4)
+    found = again.components.checkpoints.at(4)
     assert again.run(found.round).digest == whole.digest
 
 
@@ -211,15 +211,15 @@ def test_what_was_stepped_and_what_is_kept_make_all_gradients(server: Any, kept:
     changes = {"task": SLOPES, "client": SINGLE, "server": ServerConfig(), "partition": PartitionConfig()}
     each = runner(tmp_path, rule, rounds=4, eval=EvalConfig(every=0), **changes)
     each.run()
-    total = -each.rank.server.weights  # w = 0 - ΣG
-    if "residual" in each.rank.server.tensors:
-        total = total + each.rank.server.tensors["residual"]
+    total = -each.context.server.weights  # w = 0 - ΣG
+    if "residual" in each.context.server.tensors:
+        total = total + each.context.server.tensors["residual"]
     for name in ("one", "two"):
-        state = each.rank.store.get(name)
+        state = each.context.store.get(name)
         total = total + state.tensors["residual"] / 2
         if server == "returned":  # what the last step left out is still on its way back
             sent = decode(state.tensors["sent"], 6).dense()
-            total = total + torch.where(each.rank.server.tensors["step"] == 0, sent, 0.0) / 2
+            total = total + torch.where(each.context.server.tensors["step"] == 0, sent, 0.0) / 2
     given = torch.tensor(ONE + TWO, dtype=torch.float64).sum(0) / 2
     assert torch.allclose(total, given, rtol=0, atol=1e-12) == kept
 
@@ -229,7 +229,7 @@ def test_accumulated_batches_are_one_gradient(tmp_path: Path) -> None:
     each = runner(tmp_path, FedAssistant(), rounds=1, client=replace(SINGLE, accumulation=4), **changes)
     each.run()
     given = torch.tensor(ONE + TWO, dtype=torch.float64).mean(0)
-    torch.testing.assert_close(each.rank.server.weights, -given, rtol=0, atol=1e-12)
+    torch.testing.assert_close(each.context.server.weights, -given, rtol=0, atol=1e-12)
 
 
 # --- the server's AdamW, and what clients do beside
@@ -250,7 +250,7 @@ def test_the_servers_adamw_is_torchs_with_the_schedule_of_transformers(tmp_path:
         weights.grad = mean.clone()
         rule.step()
         schedule.step()
-    torch.testing.assert_close(each.rank.server.weights, weights.data, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(each.context.server.weights, weights.data, rtol=1e-12, atol=1e-14)
 
 
 def test_parameters_spared_from_decay_are_known_to_the_server(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_parameters_spared_from_decay_are_known_to_the_server(tmp_path: Path) ->
         server = ServerConfig(optimizer="adamw", lr=0.1, weight_decay=0.5, no_decay=spared)
         each = runner(tmp_path / str(len(spared)), FedAssistant(), server=server, partition=PartitionConfig())
         each.run()
-        found.append(each.rank.server.weights.clone())
-    views = [each.setting.engine.shared.view(weights) for weights in found]
+        found.append(each.context.server.weights.clone())
+    views = [each.components.engine.shared.view(weights) for weights in found]
     assert not torch.equal(views[0]["w"], views[1]["w"]) and torch.equal(views[0]["head"], views[1]["head"])
 
 
@@ -274,20 +274,20 @@ def test_private_parameters_learn_by_the_clients_own_optimiser(tmp_path: Path) -
     for _ in range(ROUNDS):
         head.grad = head.detach() - 2.0
         rule.step()
-    state = each.rank.store.get("a")
+    state = each.context.store.get("a")
     torch.testing.assert_close(state.tensors["private"], head.data, rtol=1e-12, atol=0)
     assert not [name for name in state.tensors if "optimizer/w/" in name]  # nothing is kept for the shared part
     w = 0.0
     for _ in range(ROUNDS):
         w -= w - 2.0
-    assert each.rank.server.weights.item() == pytest.approx(w)
+    assert each.context.server.weights.item() == pytest.approx(w)
 
 
 def test_clipping_is_of_the_gradient_that_is_sent(tmp_path: Path) -> None:
     changes = {"task": SLOPES, "server": ServerConfig(), "partition": PartitionConfig(), "eval": EvalConfig(every=0)}
     each = runner(tmp_path, FedAssistant(), rounds=1, client=replace(SINGLE, max_grad_norm=0.5), **changes)
     each.run()
-    assert all(report.norm == pytest.approx(0.5) for report in each.rank.server.accepted)
+    assert all(report.norm == pytest.approx(0.5) for report in each.context.server.accepted)
 
 
 # --- what is counted
@@ -298,10 +298,10 @@ def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path:
     for exchange in ("dense", "star", "replicated"):
         rule = replace(RULES["top"], exchange=exchange)  # type: ignore[arg-type]
         each = runner(tmp_path / exchange, rule, eval=EvalConfig(every=0))
-        message = TOP.message_bytes(each.setting.engine.shared) + HEADER_BYTES
+        message = TOP.message_bytes(each.components.engine.shared) + HEADER_BYTES
         assert message == 5 * 4 + 7 + HEADER_BYTES  # at one in ten a bitmap is smaller
         each.run()
-        meter = each.rank.comm.meter.totals()
+        meter = each.context.comm.meter.totals()
         assert meter["aggregate/bytes_up"] == ROUNDS * 5 * (size if exchange == "dense" else message)
         if exchange == "star":  # weights once at the start and once to judge at the end, a message in every round
             assert meter["broadcast/bytes_down"] <= ROUNDS * 5 * message + 5 * 3 * (size + 8)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.data.prepare_dialog import write_dialogs
+from fedtorch.data.dialog_folder import write_dialogs
 from fedtorch.main import main
 from fedtorch.metrics.perplexity import perplexity, table
 from fedtorch.models.gpt2 import GPT2Model
@@ -21,9 +22,11 @@ from fedtorch.models.turns import fit
 from fedtorch.models.two_side import TwoSide
 from fedtorch.tasks.dialog import Dialog
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = shipped()
 TINY = GPT2Model(width=8, layers=1, heads=2, positions=64, dropout=0.0)
-SMOKE = [path.stem for path in sorted((CONFIGS / "smoke").glob("*.yaml")) if path.stem.split("_")[0] in ("feda", "gpt")]
+SMOKE = [
+    path.stem for path in sorted((CONFIGS / "smoke").glob("[!_]*.yaml")) if path.stem.split("_")[0] in ("feda", "gpt")
+]
 
 
 # --- perplexity
@@ -131,10 +134,10 @@ def test_judging_does_not_count_as_a_rounds_traffic(folder: Path) -> None:
     task.loss(model, batch)
     with torch.no_grad():
         task.predict(model, examples, 4)
-    measured = task.measured(model)
+    measured = task.pop_counters(model)
     columns = sum(segment["inputs"].shape[1] * len(examples) for segment in batch["groups"][0]["segments"][:-1])
     assert measured["kv_bytes"] == columns * 2 * 1 * 8 * 4
-    assert task.measured(model)["kv_bytes"] == 0
+    assert task.pop_counters(model)["kv_bytes"] == 0
 
 
 def turns(*lengths: int, start: int = 0) -> list[tuple[int, list[int]]]:
@@ -228,7 +231,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_smoke_config_trains_and_judges(stem: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     shrunk = ["task.max_train=4", "rounds=1", "track.tensorboard=false"]
-    assert main(["--config", str(CONFIGS / "smoke" / f"{stem}.yaml"), "--set", *shrunk]) == 0
+    assert main(["--config", f"smoke/{stem}", "--set", *shrunk]) == 0
     run = workplace / "runs" / stem
     row = json.loads((run / "results.json").read_text())["summary"]["perplexity"]
     assert list(row) == ["repair", "coffee", "movie", "restaurant", "pizza", "ride", "All", "union"]
@@ -250,7 +253,7 @@ PAPER = {
 
 @pytest.mark.parametrize("row", PAPER)
 def test_a_row_has_the_values_of_the_paper(row: str) -> None:
-    config = load(CONFIGS / "fedassistant" / f"{row}.yaml")
+    config = load(f"fedassistant/{row}")
     paradigm, one_in = PAPER[row]
     assert config.paradigm == paradigm and config.task.model.name == "microsoft/DialoGPT-small"
     client, server = config.client, config.server
@@ -281,20 +284,24 @@ def counts_of(top: Any, one_in: int) -> list[int]:
     return top.counts(Layout(("a", "b", "c"), ((one_in,), (one_in + 1,), (one_in - 1,))))  # type: ignore[no-any-return]
 
 
-SMALL = sorted(path.stem for path in (CONFIGS / "fedassistant").glob("real_small_*.yaml"))
+FEEDBACK = [f"feda_top{n}{end}" for n in (12, 25, 50, 100) for end in ("", "_literal", "_none")]
+SYSTEMS = ["gpt_local", "gpt_all", "feda_both", "feda", "feda_freeze", *FEEDBACK]
 
 
 def test_every_system_and_ratio_has_a_small_row_for_real_dialogs() -> None:
-    feedback = [f"feda_top{n}{end}" for n in (12, 25, 50, 100) for end in ("", "_literal", "_none")]
-    systems = ["gpt_local", "gpt_all", "feda_both", "feda", "feda_freeze", *feedback]
-    assert SMALL == sorted(f"real_small_{name}" for name in (*systems, "coffee"))
+    own = {path.stem for path in (CONFIGS / "fedassistant" / "small").iterdir()}
+    assert own == {"real_small_coffee", "real_small_gpt_local", "real_small_gpt_all"}
+    rows = {path.stem for path in (CONFIGS / "fedassistant" / "rows").iterdir()}
+    assert {*SYSTEMS, *PAPER} == rows  # over which the small settings can be laid
 
 
-@pytest.mark.parametrize("stem", [stem for stem in SMALL if stem != "real_small_coffee"])
-def test_a_small_row_is_its_paper_row_on_less_data_with_a_smaller_model(stem: str) -> None:
-    row = stem.removeprefix("real_small_")
+@pytest.mark.parametrize("row", SYSTEMS)
+def test_a_small_row_is_its_paper_row_on_less_data_with_a_smaller_model(row: str) -> None:
     ending = row.rpartition("_")[2] if row.rpartition("_")[2] in ("literal", "none") else ""
-    small, whole = (load(CONFIGS / "fedassistant" / f"{name}.yaml") for name in (stem, row.removesuffix(f"_{ending}")))
+    small_settings = Path("overlays/fedassistant_small")
+    is_gpt = row.startswith("gpt")  # which has values of its own on top
+    small = load(f"fedassistant/real_small_{row}" if is_gpt else [Path("fedassistant", row), small_settings])
+    whole = load(f"fedassistant/{row.removesuffix(f'_{ending}')}")
     expected = whole.algorithm
     if ending:
         expected = replace(expected, error_feedback=ending, server_residual="none")
@@ -317,7 +324,7 @@ def test_a_holder_without_test_dialogs_trains_and_is_judged_on_the_others(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shrunk = ["rounds=1", "track.tensorboard=false", f"task.data={folder}"]
-    assert main(["--config", str(CONFIGS / "smoke" / "feda_top50.yaml"), "--set", *shrunk]) == 0
+    assert main(["--config", "smoke/feda_top50", "--set", *shrunk]) == 0
     run = tmp_path / "runs" / "feda_top50"
     row = json.loads((run / "results.json").read_text())["summary"]["perplexity"]
     assert list(row) == ["pizza", "ride", "All", "union"]  # movie has none
@@ -336,6 +343,6 @@ def test_the_six_real_domains_train(shared_data: Path, tmp_path: Path, monkeypat
     assert data_main(["prepare", "dialog", "--raw", raw, "--source", "sgd", "--out", "data/sgd"]) == 0
     shrunk = ["task.data=data/sgd", "task.max_train=4", "task.max_test=1", "rounds=1", "track.tensorboard=false"]
     model = ["task.model.positions=512", "task.max_length=512"]
-    assert main(["--config", str(CONFIGS / "smoke" / "feda_top50.yaml"), "--set", *shrunk, *model]) == 0
+    assert main(["--config", "smoke/feda_top50", "--set", *shrunk, *model]) == 0
     row = json.loads((tmp_path / "runs" / "feda_top50" / "results.json").read_text())["summary"]["perplexity"]
     assert list(row)[:6] == ["flights", "events", "services", "hotels", "restaurants", "movies"]

@@ -1,4 +1,4 @@
-"""FedAssistant, section 3 of the specification: two models that pass keys and values; oracles of section 10."""
+"""FedAssistant: two models that pass keys and values, and a worked example (docs/fedassistant.md)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GRADS: tuple[KvGrad, ...] = ("detached", "own", "through")
 
 
 def tiny(offset: float) -> GPT2LMHeadModel:
-    """The specification's tiny GPT-2 with the values of its fill rule."""
+    """The worked example's tiny GPT-2, every weight given by a rule."""
     config = GPT2Config(
         vocab_size=20, n_embd=8, n_layer=2, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0, pad_token_id=0,
         embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
@@ -204,7 +204,7 @@ def test_the_papers_wording_sends_every_column_again() -> None:
     model = pair(kv_transfer="full")
     losses(model, [DIALOG])
     assert model.traffic.data_bytes == (4 + 7 + 12) * 256
-    turns = [(t % 2, [1] * 11) for t in range(22)]  # 22 turns of 12 tokens, as in the specification
+    turns = [(t % 2, [1] * 11) for t in range(22)]  # 22 turns of 12 tokens
     for transfer, columns in (("full", 12 * sum(range(1, 22))), ("increment", 252)):
         with torch.no_grad():
             model = pair(kv_transfer=transfer)

@@ -1,4 +1,4 @@
-"""Oracles of fedmatch.md that concern the task; models, data and metrics have files of their own."""
+"""Oracles of FedMatch that concern the task; models, data and metrics have files of their own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fedtorch.core.weights import Layout
 from fedtorch.data.synthetic_qa import prepare
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.patch import Patch
+from fedtorch.rounds.private_weights import private_weights
 from fedtorch.tasks.qa import QA, hinge
 
 PATCH = PartitionConfig(private=("patch.*",))
@@ -83,13 +84,13 @@ def test_private_tensors_never_reach_the_communicator(task: QA, tmp_path: Path) 
     runner = make_runner(config, watched)
     watched.seen.clear()
     runner.run()
-    engine = runner.setting.engine
+    engine = runner.components.engine
     assert engine.private.size and not any("patch" in name for name in engine.shared.names)
     assert all(name.startswith("patch.") for name in engine.private.names)
-    trained = [runner.rank.store.get(name).tensors["private"] for name in task.manifest()]
+    trained = [runner.context.store.get(name).tensors["private"] for name in task.manifest()]
     large = [tensor for tensor in watched.seen if tensor.numel() >= engine.shared.size]
     assert large and all(tensor.numel() == engine.shared.size for tensor in large)
-    assert runner.rank.updates.size == engine.shared.size
+    assert runner.context.updates.size == engine.shared.size
     for private in trained:
         sample = private[private.abs() > 1e-4][:50]
         assert not any(torch.isin(sample, tensor).any() for tensor in large)
@@ -103,9 +104,13 @@ def test_a_private_tensor_changes_only_by_the_clients_own_steps(task: QA, tmp_pa
     runner = make_runner(config)
     runner._share_initial_weights()
     for _ in range(3):
-        before = {name: runner.rank.private_of(name, runner.rank.store.get(name)) for name in task.manifest()}
+        before = {
+            name: private_weights(runner.components, name, runner.context.store.get(name)) for name in task.manifest()
+        }
         runner._one_round()
-        after = {name: runner.rank.private_of(name, runner.rank.store.get(name)) for name in task.manifest()}
+        after = {
+            name: private_weights(runner.components, name, runner.context.store.get(name)) for name in task.manifest()
+        }
         changed = [name for name in before if not _equal(before[name], after[name])]
         assert len(changed) == 2
 
@@ -117,9 +122,9 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 def test_clients_draw_different_patches_around_one_backbone(task: QA, tmp_path: Path) -> None:
     runner = make_runner(make_config(tmp_path, task, partition=PATCH))
-    drawn = [runner.rank.private_of(name, ClientState()) for name in task.manifest()]
+    drawn = [private_weights(runner.components, name, ClientState()) for name in task.manifest()]
     assert all(not _equal(drawn[0], other) for other in drawn[1:])
-    layout: Layout = runner.setting.engine.private
+    layout: Layout = runner.components.engine.private
     assert drawn[0] is not None
     views = layout.view(drawn[0])
     assert all((views[name] == 0).all() for name in views if name.endswith("bias"))
@@ -139,7 +144,7 @@ def test_clients_draw_different_patches_around_one_backbone(task: QA, tmp_path: 
 )
 def test_the_methods_are_patterns(task: QA, tmp_path: Path, partition: tuple[str, ...], shared: set[str]) -> None:
     runner = make_runner(make_config(tmp_path, task, partition=PartitionConfig(private=partition)))
-    assert {name.split(".")[0] for name in runner.setting.engine.shared.names} == shared
+    assert {name.split(".")[0] for name in runner.components.engine.shared.names} == shared
 
 
 def test_the_paper_sizes_at_bert_base() -> None:
@@ -150,17 +155,16 @@ def test_the_paper_sizes_at_bert_base() -> None:
     from fedtorch.core.weights import Partition
     from fedtorch.models.ranker import Ranker
 
-    root = Path(__file__).parents[2] / "configs" / "fedmatch"
     with torch.device("meta"):
         model: nn.Module = Ranker(BertModel(BertConfig()), patch=None, head="two_class", head_dropout=0.2)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
 
     def shared(row: str) -> int:
-        private = tuple(p for p in load(root / f"{row}.yaml").partition.private if p != "patch.*")
+        private = tuple(p for p in load(f"fedmatch/{row}").partition.private if p != "patch.*")
         return sum(sizes[name] for name in Partition(private).split(sizes)[0])
 
     head = 768 * 2 + 2
     assert shared("lg_fedavg") == head == 1538
     assert shared("fedper") == 109_482_240 and shared("fm_h_lr") == 109_482_240 + head
     counts = {11: 101_803_776, 10: 94_715_904, 6: 66_364_416, 1: 30_925_056}
-    assert {n: shared(f"sweeps/layers_{n:02d}") - head for n in counts} == counts
+    assert {n: shared(f"layers_{n:02d}") - head for n in counts} == counts

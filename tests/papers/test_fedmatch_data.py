@@ -1,4 +1,4 @@
-"""Oracles of FedMatch's specification that concern data and metrics (section 11, "Ranking" and "BM25")."""
+"""Oracles of FedMatch that concern data and metrics: ranking and BM25."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedMatch: numbers of its models (specification, sections 3.5, 4 and 11)."""
+"""FedMatch: numbers of its models: sizes at BERT-base, what is shared, outputs worked out by a rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every numeric oracle of FedParsing's spec, and the consequences that it names."""
+"""FedParsing: figures worked out by hand, and the traps of its rules (docs/fedparsing.md)."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class Watched:
         self.students: list[list[float]] = [[], []]
         self.averages: list[float] = []
         self.served: list[float] = []
-        cls = type(runner.rank.algorithm)
+        cls = type(runner.context.algorithm)
         update, step, train = cls.client_update, cls.server_update, cls.server_train
 
         def client_update(algorithm: Any, job: Any) -> Any:
@@ -414,7 +414,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
         make_runner(toy_config(tmp_path, FedParsing(group="hydranet_mlm")))
     with pytest.raises(ConfigError, match="algorithm.decoder is head.*, which matches none of the 1 shared parameters"):
         make_runner(toy_config(tmp_path, FedParsing(decoder=("head*",)))).run()
-    with pytest.raises(ConfigError, match="has no labelled share for the server"):
+    with pytest.raises(ConfigError, match="has no labelled data for the server"):
         from toy import Quadratic
 
         make_runner(make_config(tmp_path, Quadratic(clients={"a": (1.0, 1.0, 2)}), FedParsing()))

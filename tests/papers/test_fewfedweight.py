@@ -1,4 +1,4 @@
-"""FewFedWeight: the specification's figures, and what must hold for personal models and pseudo labels."""
+"""FewFedWeight: figures worked out by hand, and what must hold for personal models and pseudo labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedtorch.algorithms.token_weights import token_weights
 from fedtorch.config.schema import ClientConfig, EngineConfig, EvalConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.update import Report, Update
+from fedtorch.core.update import Report
 from fedtorch.data.synthetic.gym import prepare
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import token_energies
@@ -68,7 +68,7 @@ def run(folder: Path, task: FewShotTasks, algorithm: FedAvg, rounds: int = 2, **
 
 
 def personal(runner: Runner) -> dict[str, Tensor]:
-    return {name: runner.rank.store.get(name).tensors["personal"] for name in runner.rank.store.clients()}
+    return {name: runner.context.store.get(name).tensors["personal"] for name in runner.context.store.clients()}
 
 
 # energies and weights ------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_both_forms_of_ditto(form: Any, rounds: int, w: float, v: list[float], t
     task = Quadratic(clients={"a": (1.0, 3.0, 4), "b": (2.0, -1.0, 4)})
     runner = make_runner(make_config(tmp_path, task, Ditto(lam=1.0, form=form), rounds=rounds))
     runner.run()
-    assert runner.rank.shared.tolist() == pytest.approx([w], abs=1e-9)
+    assert runner.context.shared.tolist() == pytest.approx([w], abs=1e-9)
     assert [float(tensor) for tensor in personal(runner).values()] == pytest.approx(v, abs=1e-9)
 
 
@@ -258,7 +258,7 @@ class Watch(FewFedWeight):
 
     seen: list[tuple[str, int, Tensor, Tensor]] = []  # noqa: RUF012
 
-    def client_update(self, job: Any) -> Update:
+    def client_update(self, job: Any) -> Report:
         kept = job.state.tensors.get("personal", job.initial).clone()
         self.seen.append((job.client.name, job.round, kept, job.received["weights"].clone()))
         return super().client_update(job)
@@ -297,7 +297,7 @@ def test_with_one_client_the_global_model_is_the_clients(rounds: int, gym: Path,
     runner = run(tmp_path, task, FewFedWeight(), rounds)
     assert list(runner.weights.values()) == [1.0]
     # received − (received − trained) is rounded to fp32
-    torch.testing.assert_close(runner.rank.shared, personal(runner)["client1"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(runner.context.shared, personal(runner)["client1"], rtol=0, atol=1e-6)
 
 
 def test_the_global_model_is_the_weighted_average_of_the_clients(gym: Path, tmp_path: Path) -> None:
@@ -305,13 +305,13 @@ def test_the_global_model_is_the_weighted_average_of_the_clients(gym: Path, tmp_
     average = sum(weight * personal(runner)[name].double() for name, weight in runner.weights.items())
     assert sum(runner.weights.values()) == pytest.approx(1.0, abs=1e-12)
     # received − trained is rounded to fp32 before it is sent
-    torch.testing.assert_close(runner.rank.shared.double(), average, rtol=0, atol=1e-6)
+    torch.testing.assert_close(runner.context.shared.double(), average, rtol=0, atol=1e-6)
 
 
 def test_pseudo_rows_double_the_row_steps_and_cost_is_accounted(gym: Path, tmp_path: Path) -> None:
     task = small(gym)
     runner = run(tmp_path / "1", task, FewFedWeight(), rounds=1)
-    size = runner.setting.engine.shared.size
+    size = runner.components.engine.shared.size
     for name, report in runner.result.reports.items():
         n = task.manifest()[name]["train"]
         assert report.examples == n and report.extra["rows"] == 2 * n and report.steps == math.ceil(2 * n / 8)
@@ -332,7 +332,7 @@ def test_the_schedule_spans_the_steps_that_are_taken(gym: Path, tmp_path: Path) 
 
     client = replace(SGD, schedule="linear", schedule_span="run")
     runner = run(tmp_path, small(gym), Counted(pseudo_start_round=2), rounds=5, client=client)
-    assert runner.rank.store.get("client1").numbers["train/steps"] == 2 * 2 + 3 * 3
+    assert runner.context.store.get("client1").numbers["train/steps"] == 2 * 2 + 3 * 3
     assert set(expected) == {13}
 
 
@@ -349,8 +349,8 @@ def test_energies_of_the_client_are_those_of_the_labeller_in_the_first_round_onl
 
 def test_what_a_client_is_judged_with() -> None:
     own, received = torch.ones(2), torch.zeros(2)
-    assert FewFedWeight().judged_weights(received, ClientState({"personal": own})) is own
-    assert FewFedWeight().judged_weights(received, ClientState()) is received
+    assert FewFedWeight().eval_weights(received, ClientState({"personal": own})) is own
+    assert FewFedWeight().eval_weights(received, ClientState()) is received
 
 
 def test_a_task_that_cannot_label_is_refused(tmp_path: Path) -> None:
@@ -361,9 +361,9 @@ def test_a_task_that_cannot_label_is_refused(tmp_path: Path) -> None:
 
 def test_a_silo_that_ceased_to_gain_rests(gym: Path, tmp_path: Path) -> None:
     runner = make_runner(make_config(tmp_path, small(gym), SiloAugmented(), rounds=1))
-    runner.rank.store.put("client1", ClientState(numbers={"stopped": 1}))
+    runner.context.store.put("client1", ClientState(numbers={"stopped": 1}))
     assert "client1" not in runner.run().reports
-    assert "personal" not in runner.rank.store.get("client1").tensors
+    assert "personal" not in runner.context.store.get("client1").tensors
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_from_a_common_start_the_clients_go_on_learning(gym: Path, tmp_path: Pat
     )
     start = FewShotTasks(data=str(gym), model=model, output_max_length=8)
     first = run(tmp_path / "start", start, FedAvg(), rounds=6, client=client)
-    start.save_model(first.setting.engine.module, tmp_path / "model")
+    start.save_model(first.components.engine.module, tmp_path / "model")
     task = FewShotTasks(data=str(gym), model=EncoderDecoder(str(tmp_path / "model")), output_max_length=8)
     second = run(tmp_path / "on", task, FewFedWeight(), rounds=8, client=replace(client, lr=5e-4))
 

@@ -240,7 +240,7 @@ def test_scaffold_two_clients_three_rounds(tmp_path: Path, monkeypatch: pytest.M
     )
     runner = make_runner(config)
     cohorts = [[0, 1], [0], [0, 1]]
-    clients = runner.setting.clients
+    clients = runner.components.clients
     monkeypatch.setattr(
         "fedtorch.rounds.local_training.cohort", lambda *args, round, **kw: [(clients[i], 1) for i in cohorts[round]]
     )
@@ -250,10 +250,10 @@ def test_scaffold_two_clients_three_rounds(tmp_path: Path, monkeypatch: pytest.M
         ({"0": 1.5069425, "1": -3.023355}, 1.60854125, -0.75820625),
     ]
     for (controls, x, c), state in zip(expected, rounds_of(runner)):
-        assert state.rank.server.weights.item() == pytest.approx(x, **close)
-        assert state.rank.server.tensors["control"].item() == pytest.approx(c, **close)
+        assert state.context.server.weights.item() == pytest.approx(x, **close)
+        assert state.context.server.tensors["control"].item() == pytest.approx(c, **close)
         for name, control in controls.items():
-            assert state.rank.store.get(name).tensors["control"].item() == pytest.approx(control, **close)
+            assert state.context.store.get(name).tensors["control"].item() == pytest.approx(control, **close)
 
 
 NOVA_Y = [[0.5, 1.0], [1.5, 2.5], [0.0, 2.0]]
@@ -291,9 +291,9 @@ def test_ditto_personal_steps(tmp_path: Path) -> None:
     for steps, value in enumerate(expected, start=1):
         runner = make_runner(make_config(tmp_path, task, Ditto(lam=0.5, personal_epochs=steps)))
         runner._share_initial_weights()
-        runner.rank.shared.fill_(1.0)  # received w = 1, while v starts at w^0 = 0
+        runner.context.shared.fill_(1.0)  # received w = 1, while v starts at w^0 = 0
         runner._one_round()
-        assert runner.rank.store.get("a").tensors["personal"].item() == pytest.approx(value, **close)
+        assert runner.context.store.get("a").tensors["personal"].item() == pytest.approx(value, **close)
 
 
 def test_pfedme_with_the_inner_problem_solved_exactly(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_pfedme_with_the_inner_problem_solved_exactly(tmp_path: Path) -> None:
         config = make_config(tmp_path, task, algorithm, client=replace(SGD, lr=1 / 6, epochs=count))
         runner = make_runner(config)
         next(rounds_of(runner))
-        assert runner.rank.store.get("a").tensors["personal"].item() == pytest.approx(theta, abs=1e-9)
-        assert runner.rank.server.weights.item() == pytest.approx(w, abs=1e-9)
+        assert runner.context.store.get("a").tensors["personal"].item() == pytest.approx(theta, abs=1e-9)
+        assert runner.context.server.weights.item() == pytest.approx(w, abs=1e-9)
 
 
 def test_adafactor_with_an_external_rate() -> None:
@@ -337,7 +337,7 @@ def test_adafactor_with_an_external_rate() -> None:
         assert vector.tolist() == pytest.approx(expected_vector, abs=1e-9)
 
 
-# lorar.md, section 9: whole rounds on scalar quadratics
+# Lorar, Algorithm 1: whole rounds on scalar quadratics
 TOY = {"c0": (1.0, 1.0, 100, 6, 0.1), "c1": (2.0, -1.0, 300, 9, 0.05), "c2": (1.0, 0.0, 50, 4, 0.1)}
 TOY_ROUNDS: dict[str, list[dict[str, Any]]] = {
     "fedavg/size": [
@@ -443,7 +443,7 @@ def test_whole_lorar_rounds_on_scalar_quadratics(row: str, tmp_path: Path) -> No
         assert [before - update for update in updates] == pytest.approx(expected["local_w"], abs=1e-9)
         assert [r.extra["loss_reduction"] for r in reports] == pytest.approx(expected["delta_L"], abs=1e-9)
         assert p == pytest.approx(expected["p"], abs=1e-9)
-        before = state.rank.server.weights.item()
+        before = state.context.server.weights.item()
         assert before == pytest.approx(expected["w"], abs=1e-9)
 
 

@@ -45,7 +45,7 @@ def test_exact_match_oracle(case: dict[str, str | bool]) -> None:
 
 @pytest.mark.parametrize("case", ORACLES["macro_micro"])
 def test_macro_micro_oracle(case: dict[str, list[int]]) -> None:
-    # the spec prints four decimals
+    # the expected values have four decimals
     assert macro_micro(case["correct"], case["total"]) == pytest.approx((case["macro"], case["micro"]), abs=5e-5)
 
 

@@ -66,7 +66,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("client", PUBLISHED)
 def test_spilling_gradient_accumulation_is_the_authors(client: str) -> None:
-    """With a constant loss of 1.0 their loop logs losses that are not constant (lorar.md section 3)."""
+    """With a constant loss of 1.0 their loop logs losses that are not constant (docs/lorar.md)."""
     size, micro, epochs, steps, spurious = PUBLISHED[client]
     batching = Batching(micro, 16, "spill")
     plans = list(batching.epochs(size, first=0, count=epochs, seed=0, client=client))

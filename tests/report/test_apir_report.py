@@ -86,6 +86,7 @@ def test_published_rows_are_found_by_the_end_of_a_runs_name() -> None:
         ("real_small_ffw_meta", "ffw_meta"),
         ("seed3-abl_da_w", "abl_da_w"),
         ("clients_12", "clients_12"),
+        ("ffw_meta+fewfedweight_small,seed=0", "ffw_meta"),
     ):
         match = find(name)
         assert match is not None and match[0] == row

@@ -66,7 +66,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells}
 
 
-# means that the paper itself misprints (fedmatch.md section 10): the mean of its own figures
+# means that the FedMatch paper itself misprints: the mean of its own figures
 MISPRINTS = {("map", "fedavg"): 79.94, ("mrr", "bert"): 82.80}
 
 

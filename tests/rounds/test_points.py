@@ -17,6 +17,7 @@ from toy import Quadratic
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig, PartitionConfig
 from fedtorch.core.errors import ConfigError
+from fedtorch.rounds.private_weights import private_weights
 from fedtorch.rounds.runner import Runner
 from fedtorch.train.optim import forget, make_optimizer, make_schedule, state_of
 
@@ -51,8 +52,8 @@ def test_ten_rounds_of_one_epoch_are_one_round_of_ten(tmp_path: Path) -> None:
     one = make_runner(make_config(tmp_path / "one", task, client=replace(hp, epochs=10), rounds=1))
     ten.run()
     one.run()
-    assert torch.allclose(ten.rank.server.weights, one.rank.server.weights, atol=1e-14, rtol=0)
-    assert ten.rank.store.get("a").numbers["train/steps"] == 40
+    assert torch.allclose(ten.context.server.weights, one.context.server.weights, atol=1e-14, rtol=0)
+    assert ten.context.store.get("a").numbers["train/steps"] == 40
 
 
 def test_total_epochs_end_the_training(tmp_path: Path) -> None:
@@ -78,23 +79,24 @@ def test_the_steps_of_the_run_follow_the_chance_to_be_drawn(
     tmp_path: Path, rounds: int, share: Fraction, steps_per_epoch: int, expected: int
 ) -> None:
     runner = make_runner(make_config(tmp_path, Quadratic(clients={"a": (1.0, 2.0, 5)})))
-    job = _job(runner, replace(LINEAR, batch_size=1), 0, rounds=rounds, share=share)
+    job = _job(runner, replace(LINEAR, batch_size=1), 0, rounds=rounds, chance=share)
     assert job.steps_of_the_run(steps_per_epoch) == expected
 
 
 def _job(runner: Runner, hp: ClientConfig, round: int, **changes: Any) -> Any:
     from fedtorch.core.client import ClientState
     from fedtorch.train.job import ClientJob
+    from fedtorch.train.outgoing import Outgoing
 
     settings: dict[str, Any] = {
-        "client": runner.setting.clients[0],
+        "client": runner.components.clients[0],
         "round": round,
         "run_seed": 0,
         "received": {},
         "state": ClientState(),
-        "outgoing": {},
-        "engine": runner.setting.engine,
-        "task": runner.setting.task,
+        "outgoing": Outgoing(torch.zeros(0), (), "none"),
+        "engine": runner.components.engine,
+        "task": runner.components.task,
         "hp": hp,
         "examples": [],
         "on_step": lambda n: None,
@@ -119,19 +121,19 @@ def test_state_of_an_optimiser_in_groups_goes_back_to_its_parameters(tmp_path: P
     hp = ClientConfig(optimizer="adamw", lr=0.1, weight_decay=0.1, no_decay=("w",), optimizer_state="keep")
     runner = make_runner(make_config(tmp_path, task, client=hp, rounds=3))
     runner.run()
-    tensors = runner.rank.store.get("a").tensors
+    tensors = runner.context.store.get("a").tensors
     assert tensors["train/optimizer/w/exp_avg"].shape == (3,)
     assert tensors["train/optimizer/head/exp_avg"].shape == (2,)
 
 
 def test_clients_average_what_they_share_and_keep_what_is_private(tmp_path: Path) -> None:
-    """fedmatch.md section 11: s = [1,2], [3,-2], [5,6]; uniform whatever the sizes."""
+    """Shared parameters [1,2], [3,-2], [5,6]; uniform whatever the sizes."""
     task = Quadratic(clients={"a": (1.0, 1.0, 100), "b": (1.0, 3.0, 1), "c": (1.0, 5.0, 1)}, start=(0.0,), head=(7.0,))
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=1000)  # one step to the optimum
     runner = make_runner(make_config(tmp_path, task, FedAvg(weights="equal"), client=hp, rounds=1, partition=HEAD))
     runner.run()
-    assert runner.rank.server.weights.tolist() == pytest.approx([3.0])
-    assert [runner.rank.store.get(name).tensors["private"].item() for name in "abc"] == pytest.approx([1, 3, 5])
+    assert runner.context.server.weights.tolist() == pytest.approx([3.0])
+    assert [runner.context.store.get(name).tensors["private"].item() for name in "abc"] == pytest.approx([1, 3, 5])
 
 
 def test_a_client_that_was_not_drawn_keeps_its_private_part_and_its_steps(tmp_path: Path) -> None:
@@ -143,9 +145,9 @@ def test_a_client_that_was_not_drawn_keeps_its_private_part_and_its_steps(tmp_pa
     )
     runner._share_initial_weights()
     for _ in range(3):
-        before = {name: runner.rank.store.get(name) for name in clients}
+        before = {name: runner.context.store.get(name) for name in clients}
         runner._one_round()
-        after = {name: runner.rank.store.get(name) for name in clients}
+        after = {name: runner.context.store.get(name) for name in clients}
         changed = [name for name in clients if after[name].numbers != before[name].numbers]
         assert len(changed) == 2
         for name in set(clients) - set(changed):
@@ -157,12 +159,14 @@ def test_every_client_draws_its_own_private_part(tmp_path: Path) -> None:
     frozen_rate = ClientConfig(optimizer="sgd", lr=0.0, batch_size=4)
     runner = make_runner(make_config(tmp_path, task, client=frozen_rate, rounds=1, partition=HEAD))
     runner.run()
-    heads = [runner.rank.store.get(name).tensors["private"] for name in "ab"]
+    heads = [runner.context.store.get(name).tensors["private"] for name in "ab"]
     assert not torch.equal(heads[0], heads[1]) and 7.0 not in heads[0].tolist()
-    assert runner.rank.server.weights.tolist() == [0.0]  # `w` is shared, so what was drawn for it is not used
+    assert runner.context.server.weights.tolist() == [0.0]  # `w` is shared, so what was drawn for it is not used
     other = make_runner(make_config(tmp_path / "2", task, client=frozen_rate, rounds=1, partition=HEAD))
-    state = other.rank.store.get("a")
-    assert torch.equal(other.rank.private_of("a", state), heads[0])  # the same draw, before any training too
+    state = other.context.store.get("a")
+    assert torch.equal(
+        private_weights(other.components, "a", state), heads[0]
+    )  # the same draw, before any training too
 
 
 def judged(tmp_path: Path, **changes: Any) -> Any:
@@ -190,7 +194,7 @@ def test_one_best_round_for_all_keeps_the_trained_models_too(tmp_path: Path) -> 
     result, runner = judged(tmp_path, point="trained", best="together")
     assert result.best_round == 1
     assert [result.scores[name]["nearness"][0] for name in "ab"] == [0.0, 0.0]
-    assert runner.rank.store.get("a").tensors["best/weights"].tolist() == [-1.0]
+    assert runner.context.store.get("a").tensors["best/weights"].tolist() == [-1.0]
 
 
 def test_a_client_that_sat_out_the_round_is_judged_with_what_it_received(tmp_path: Path) -> None:
@@ -207,7 +211,7 @@ def test_a_client_that_sat_out_the_round_is_judged_with_what_it_received(tmp_pat
     )
     runner = make_runner(config)
     result = runner.run()
-    trained = [name for name in clients if "trained" in runner.rank.store.get(name).tensors]
+    trained = [name for name in clients if "trained" in runner.context.store.get(name).tensors]
     (idle,) = set(clients) - set(trained)
     assert [result.scores[name]["nearness"][0] for name in trained] == [0.0, 0.0]
     mean = sum(clients[name][1] for name in trained) / 2

@@ -61,8 +61,8 @@ def test_a_client_of_which_no_example_counts_has_no_best_round(tmp_path: Path, c
     runner = make_runner(make_config(tmp_path, task, **{"eval": EvalConfig(), "client": STEP, **changes}))
     result = runner.run()
     assert result.scores["b"]["nearness"] == (0.0, 0)
-    assert "best_round" in runner.rank.store.get("a").numbers
-    assert "best_round" not in runner.rank.store.get("b").numbers
+    assert "best_round" in runner.context.store.get("a").numbers
+    assert "best_round" not in runner.context.store.get("b").numbers
 
 
 @pytest.mark.parametrize("paradigm", ["federated", "centralized"])
@@ -84,9 +84,9 @@ def test_training_goes_on_while_a_client_gains_again(tmp_path: Path) -> None:
         ({"stopped": 1, "evaluations_without_gain": 0}, False),
         ({"evaluations_without_gain": 2}, True),
     ):
-        state = evaluation.rank.store.get("a")
+        state = evaluation.context.store.get("a")
         state.numbers = numbers
-        evaluation.rank.store.put("a", state)
+        evaluation.context.store.put("a", state)
         assert evaluation._all_have_stopped({"a": {"nearness": (0.0, 3)}}, 2) is ends
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_ends_early_is_saved(tmp_path: Path) -> None:
     config = make_config(tmp_path, Quadratic(clients=TWO), client=STILL, rounds=9, eval=EvalConfig(patience=2))
     runner = make_runner(config)
     assert runner.run().rounds == 3
-    found = runner.setting.checkpoints.latest()
+    found = runner.components.checkpoints.latest()
     assert found is not None and found.round == 3
 
 
@@ -157,21 +157,26 @@ def test_clients_with_models_of_their_own_do_not_keep_them_twice(tmp_path: Path)
         )
         runner = make_runner(config)
         runner.run()
-        assert "trained" not in runner.rank.store.get("a").tensors
+        assert "trained" not in runner.context.store.get("a").tensors
 
 
 @pytest.mark.parametrize("paradigm", ["federated", "centralized", "local"])
 def test_the_chance_to_be_drawn_is_at_most_one(tmp_path: Path, paradigm: str) -> None:
     clients = ClientsConfig(per_round=2)
     runner = make_runner(make_config(tmp_path, Quadratic(clients=TWO), paradigm=paradigm, clients=clients))
-    assert [runner.work.share(client) for client in runner.setting.clients] == [1] * len(runner.setting.clients)
+    assert [runner.trainer.chance(client) for client in runner.components.clients] == [1] * len(
+        runner.components.clients
+    )
 
 
 def test_large_clients_are_drawn_more_often_where_the_draw_is_by_size(tmp_path: Path) -> None:
     clients = ClientsConfig(per_round=2, sampling="size_proportional")
     task = Quadratic(clients={"a": (1.0, 0.0, 3), "b": (1.0, 0.0, 1), "c": (1.0, 0.0, 0)})
     runner = make_runner(make_config(tmp_path, task, FedAvg(weights="equal"), clients=clients))
-    assert [runner.work.share(client) for client in runner.setting.clients] == [Fraction(15, 16), Fraction(7, 16)]
+    assert [runner.trainer.chance(client) for client in runner.components.clients] == [
+        Fraction(15, 16),
+        Fraction(7, 16),
+    ]
 
 
 def test_the_servers_schedule_spans_all_its_rounds(tmp_path: Path) -> None:
@@ -183,11 +188,11 @@ def test_the_servers_schedule_spans_all_its_rounds(tmp_path: Path) -> None:
     left = 2.0
     for rate in (0.4, 0.3, 0.2, 0.1):
         left *= 1 - rate
-    assert runner.rank.server.weights.item() == pytest.approx(2.0 - left)
+    assert runner.context.server.weights.item() == pytest.approx(2.0 - left)
 
 
 def test_a_client_counts_as_often_as_it_was_drawn() -> None:
-    reports = [Report("a", loss_max=1.0, extra={"draws": 2}), Report("b", loss_max=1.0)]
+    reports = [Report("a", loss_max=1.0, draws=2), Report("b", loss_max=1.0)]
     assert FedParsing().weigh(reports) == [0.5, 0.25]
     assert FedParsing().weigh(reports[1:] * 3) == [0.25] * 3
 
@@ -199,7 +204,7 @@ def test_what_the_server_keeps_gives_clients_no_home(tmp_path: Path) -> None:
         FedParsing(decoder=("w",)),
         per_client={SERVER: {"optimizer_state": "keep"}},
     )
-    assert not make_runner(config).rank.is_stateful
+    assert not make_runner(config).context.is_stateful
 
 
 @pytest.mark.parametrize(
@@ -239,5 +244,5 @@ def test_pfedme_minimises_at_the_full_rate(tmp_path: Path) -> None:
         config = make_config(tmp_path / name, Quadratic(clients=TWO), PFedMe(inner_steps=4, lam=1.0), client=hp)
         runner = make_runner(config)
         runner.run()
-        tensors.append(runner.rank.store.get("a").tensors["personal"])
+        tensors.append(runner.context.store.get("a").tensors["personal"])
     assert torch.equal(*tensors)

@@ -146,7 +146,7 @@ def test_private_tensors_never_reach_the_group_after_the_common_start(tmp_path: 
 from dataclasses import dataclass  # noqa: E402
 
 from fedtorch.algorithms.fedavg import FedAvg  # noqa: E402
-from fedtorch.core.update import Update  # noqa: E402
+from fedtorch.core.update import Report  # noqa: E402
 from fedtorch.train.job import ClientJob  # noqa: E402
 
 
@@ -154,7 +154,7 @@ from fedtorch.train.job import ClientJob  # noqa: E402
 class Careless(FedAvg):
     """FedAvg that fails on client `west` with its text in the message."""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         if job.client.name == "west":
             raise ValueError(f"cannot parse {job.examples[0].sql}")
         return super().client_update(job)

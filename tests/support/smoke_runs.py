@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fedtorch.config.find import shipped
 from fedtorch.main import main
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = shipped()
 # every paper's, on data that they make themselves
-SMOKE = [*sorted((CONFIGS / "smoke").glob("*.yaml")), CONFIGS / "fewfedweight" / "smoke_ffw_full.yaml"]
+SMOKE = [*sorted((CONFIGS / "smoke").glob("[!_]*.yaml")), CONFIGS / "fewfedweight" / "small" / "smoke_ffw_full.yaml"]
 SHRUNK = ("rounds=1", "track.tensorboard=false", "eval.patience=null")
 FEW = ("task.max_train=4", "task.max_dev=2", "task.max_test=2")
 FEWER_ROWS = {"fedparsing": ("task.server_labelled=4", "task.client_size=[1,2]", "task.max_dev=2", "task.max_test=2")}

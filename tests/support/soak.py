@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.core.server import ServerState
-from fedtorch.core.update import Update
+from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 
 EVERY = 10  # rounds between two faults
@@ -38,7 +38,7 @@ class Sampled(FedAvg):
 
     folder: str = ""
 
-    def client_update(self, job: ClientJob) -> Update:
+    def client_update(self, job: ClientJob) -> Report:
         self.sample()
         return super().client_update(job)
 

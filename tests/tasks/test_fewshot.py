@@ -86,7 +86,7 @@ def test_an_empty_pseudo_label_is_one_token_that_counts_fully(task: FewShotTasks
 
 def test_tasks_are_judged_whole_each_by_its_metric(task: FewShotTasks) -> None:
     rows = [example("made-mood", "positive"), example("made-mood", "negative"), example("made-stars", "1")]
-    parts = list(task.judged_parts([*rows, example("made-stars", "3")], 1))
+    parts = list(task.eval_batches([*rows, example("made-stars", "3")], 1))
     assert [[row.task for row in part] for part in parts] == [["made-mood"] * 2, ["made-stars"] * 2]
     scores = task.score(parts[0], ["positive", "positive"])
     assert scores["made-mood/f1"] == (pytest.approx(2 / 3), 2) and scores["tasks_mean"] == (pytest.approx(1 / 3), 1)

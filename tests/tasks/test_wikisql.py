@@ -191,7 +191,7 @@ def test_all_groups_give_the_same_bits_on_three_ranks_and_differ_from_each_other
 
 
 def changed_parts(runner: Any, before: torch.Tensor, after: torch.Tensor) -> set[str]:
-    layout = runner.setting.engine.shared
+    layout = runner.components.engine.shared
     old, new = layout.view(before), layout.view(after)
     return {name.partition(".")[0] for name in layout.names if not torch.equal(old[name], new[name])}
 
@@ -211,9 +211,9 @@ def test_what_a_client_does_not_train_comes_back_as_it_was(
     still = {SERVER: {"lr": 0.0}}
     config = config_for(replace(task, **changes), tmp_path, algorithm, per_client=still, rounds=1)
     runner = make_runner(config)
-    before = runner.setting.engine.initial_shared.clone()
+    before = runner.components.engine.initial_shared.clone()
     runner.run()
-    assert changed_parts(runner, before, runner.rank.shared) == parts
+    assert changed_parts(runner, before, runner.context.shared) == parts
 
 
 def test_without_any_dropout_the_real_model_hits_the_trap_and_says_so(
@@ -222,10 +222,10 @@ def test_without_any_dropout_the_real_model_hits_the_trap_and_says_so(
     quiet = replace(task, encoder=replace(SMALL, dropout=0.0), head_dropout=0.0)
     with caplog.at_level("WARNING", "fedtorch"):
         runner = make_runner(config_for(quiet, tmp_path, FedParsing(), per_client={SERVER: {"lr": 0.0}}))
-        before = runner.setting.engine.initial_shared.clone()
+        before = runner.components.engine.initial_shared.clone()
         runner.run()
     assert "the consistency loss of all 2 clients is exactly 0" in caplog.text
-    assert torch.equal(before, runner.rank.shared)
+    assert torch.equal(before, runner.context.shared)
 
 
 def test_settings_of_the_task_that_cannot_work_are_refused(task: WikiSQL, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_the_server_learns(task: WikiSQL, tmp_path: Path) -> None:
         return sum(scores[part]["loss"][0] for part in ("part0", "part1"))
 
     before = loss()
-    runner.rank.server.numbers.clear()
+    runner.context.server.numbers.clear()
     runner.run()
     assert loss() < 0.8 * before
 

@@ -57,7 +57,7 @@ def finished(tiny_wikisql: Path, folder: Path, algorithm: FedParsing) -> Runner:
 
 
 def sampled(runner: Runner) -> set[str]:
-    drawn = [cohort(runner.setting.clients, 2, "uniform", seed=0, round=round) for round in range(2)]
+    drawn = [cohort(runner.components.clients, 2, "uniform", seed=0, round=round) for round in range(2)]
     return {client.name for clients in drawn for client, _ in clients}
 
 
@@ -69,6 +69,6 @@ def test_only_sampled_clients_are_read_and_only_a_stateful_algorithm_keeps_anyth
     names = sampled(runner)
     assert 2 < len(names) <= 4
     assert set(loaded) - {SERVER, "part0"} == names
-    assert runner.rank.store.clients() == (sorted(names) if is_kept else [])
+    assert runner.context.store.clients() == (sorted(names) if is_kept else [])
     files = [path.name for path in tmp_path.rglob("*") if "client" in path.name and path.is_file()]
     assert bool(files) == is_kept and len(files) <= len(names)

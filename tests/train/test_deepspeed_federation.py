@@ -23,7 +23,7 @@ from fedtorch.config.schema import ClientsConfig, Config, EngineConfig, EvalConf
 from fedtorch.main import main
 from fedtorch.rounds import aggregation as decision
 from fedtorch.rounds import runner as runner_module
-from fedtorch.rounds.context import Rank
+from fedtorch.rounds.membership import Membership
 from fedtorch.tasks.text2sql import Text2SQL
 
 
@@ -143,22 +143,22 @@ def surviving(config: Config) -> tuple[Outcome, dict[str, int]]:
         runner = make_runner(config, comm)
         found = runner.run()
         losses = {name: pairs["loss"][0] for name, pairs in found.scores.items()}
-        return (runner.rank.shared.tolist(), losses), found.lost
+        return (runner.context.shared.tolist(), losses), found.lost
 
 
 def alone(config: Config, lost: dict[str, int]) -> Outcome:
     """In one process, by the plain engine; the same clients are lost before the updates of that round are gathered."""
     runner = make_runner(config)
 
-    class Losing(Rank):
-        def arrive(self, phase: str, *, may_stop: bool = True) -> None:
-            super().arrive(phase, may_stop=may_stop)
-            if (phase, self.round) == ("gather", max(lost.values()) - 1):
+    class Losing(Membership):
+        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
+            super().barrier(phase, may_stop=may_stop)
+            if (phase, self.progress.round) == ("gather", max(lost.values()) - 1):
                 self.lose(list(lost))
 
-    runner.rank.__class__ = Losing
+    runner.context.members.__class__ = Losing
     scores = runner.run().scores
-    return runner.rank.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
+    return runner.context.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.models.consistency import squared_distance
 from fedtorch.models.hydranet import MASKED, Decoder
-from fedtorch.rounds.scoring import judge
+from fedtorch.rounds.scoring import evaluate
 from fedtorch.setup.build import build
 from fedtorch.setup.dry_run import describe
 from fedtorch.setup.engine import check_engine
@@ -280,7 +280,7 @@ class Watched(Quadratic):
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", False), ("bf16", torch.bfloat16)])
 def test_predictions_and_judged_losses_are_computed_as_in_training(precision: str, dtype: Any) -> None:
     task = Watched(clients={"a": (1.0, 2.0, 4)})
-    judge(task, engine_of(precision, task.build_model(0)), task.load("a", "dev"), 2)
+    evaluate(task, engine_of(precision, task.build_model(0)), task.load("a", "dev"), 2)
     assert task.__dict__["seen"] == [dtype] * 3
     assert not torch.is_autocast_enabled("cpu")
 

@@ -51,7 +51,7 @@ def use(device: torch.device) -> None:
     """Engines work on this device, and where it is no CPU through windows of their vectors."""
     windowed = device.type != "cpu"
     build.device = lambda choice: device  # type: ignore[assignment]
-    engine.Shuttle = lambda own: shuttle.Shuttle(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
+    engine.PinnedCopier = lambda own: shuttle.PinnedCopier(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
     shuttle.WINDOW_BYTES = 64
 
 

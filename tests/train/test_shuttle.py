@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtorch.train import pinned_copy as shuttle
-from fedtorch.train.pinned_copy import Shuttle
+from fedtorch.train.pinned_copy import PinnedCopier
 
 CPU = torch.device("cpu")
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
 def test_vectors_in_windows_arrive_whole(length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuttle, "WINDOW_BYTES", 64)
-    windowed = Shuttle(CPU, windowed=True, pin=False)
+    windowed = PinnedCopier(CPU, windowed=True, pin=False)
     flat = torch.arange(length).to(dtype)
     there = torch.zeros(length, dtype=dtype)
     windowed.upload(flat, there)
@@ -27,13 +27,13 @@ def test_vectors_in_windows_arrive_whole(length: int, dtype: torch.dtype, monkey
 
 
 def test_a_vector_of_another_dtype_is_converted() -> None:
-    for one in (Shuttle(CPU), Shuttle(CPU, windowed=True, pin=False)):
+    for one in (PinnedCopier(CPU), PinnedCopier(CPU, windowed=True, pin=False)):
         one.upload(torch.arange(5, dtype=torch.float64), there := torch.zeros(5))
         assert there.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_on_the_cpu_no_window_is_ever_made() -> None:
-    plain = Shuttle(CPU)
+    plain = PinnedCopier(CPU)
     there = torch.zeros(5)
     plain.upload(torch.ones(5), there)
     copy = plain.download(there)
@@ -42,7 +42,7 @@ def test_on_the_cpu_no_window_is_ever_made() -> None:
 
 
 def test_a_part_of_a_longer_vector_is_filled_alone() -> None:
-    windowed, longer = Shuttle(CPU, windowed=True, pin=False), torch.zeros(30)
+    windowed, longer = PinnedCopier(CPU, windowed=True, pin=False), torch.zeros(30)
     windowed.upload(torch.ones(10), longer[10:20])
     windowed.download(torch.full((5,), 2.0), longer[20:25])
     assert longer.tolist() == [0.0] * 10 + [1.0] * 10 + [2.0] * 5 + [0.0] * 5

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fedtorch.core.seeds import generator_for
+from fedtorch.data.dialog_folder import write_dialogs
 from fedtorch.data.dialogs import ASSISTANT, USER, Turns
 from fedtorch.data.paths import atomic_folder
 from fedtorch.data.recipe import is_prepared
@@ -57,7 +58,7 @@ def dialog(domain: Domain, generator: torch.Generator) -> Turns:
 
 
 def generate(*, seed: int = 0) -> dict[str, dict[str, list[Turns]]]:
-    """Holder -> split -> dialogs; the same on every machine for the same seed."""
+    """LocalUpdates -> split -> dialogs; the same on every machine for the same seed."""
     return {
         holder: {
             split: [dialog(domain, generator_for(seed, "synthetic dialog", holder, split, i)) for i in range(size)]
@@ -75,8 +76,6 @@ def prepare(out: Path, *, seed: int = 0) -> None:
     Raises:
         DataError: `out` was prepared differently.
     """
-    from fedtorch.data.prepare_dialog import write_dialogs
-
     options = {"seed": seed, "vocab_size": VOCAB_SIZE}
     if not is_prepared(out, options):
         with atomic_folder(out) as folder:

@@ -1,4 +1,4 @@
-"""FewFedWeight's tables 1 to 4 as printed, by the names of our configs in configs/fewfedweight."""
+"""FewFedWeight's tables 1 to 4 as printed, by the names of our configs in configs/fewfedweight/rows."""
 
 from __future__ import annotations
 
@@ -45,8 +45,12 @@ COSTS: dict[str, tuple[float, float]] = {
 
 
 def find(name: str) -> tuple[str, Published] | None:
-    """The published row of a run: the one whose name ends the run's (`real_small_ffw_meta`, `seed3-ffw_meta`)."""
-    for row in sorted(ROWS, key=len, reverse=True):
-        if name == row or name.endswith((f"_{row}", f"-{row}")):
-            return row, ROWS[row]
+    """The published row of a run: the one whose name ends the run's (`real_small_ffw_meta`, `seed3-ffw_meta`).
+
+    Of `ffw_meta+small` (a config with another laid over it) the part before the `+` counts.
+    """
+    for wanted in (name, name.partition("+")[0]):
+        for row in sorted(ROWS, key=len, reverse=True):
+            if wanted == row or wanted.endswith((f"_{row}", f"-{row}")):
+                return row, ROWS[row]
     return None

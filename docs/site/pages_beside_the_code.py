@@ -1,0 +1,42 @@
+"""Hooks of mkdocs: pages that lie beside what they describe become pages of the site, and links to them follow."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+BESIDE = {
+    "README.md": "readme.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "LICENSE": "LICENSE",
+    "benchmarks/README.md": "benchmarks.md",
+    "configs/README.md": "configs.md",
+}
+"""Path in the repository -> page of the site."""
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """The pages of docs/, and those of `BESIDE`."""
+    for source, page in BESIDE.items():
+        if (ROOT / source).is_file():
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The page with links in the repository turned into links in the site."""
+    sources = {site: source for source, site in BESIDE.items()}
+    here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def follow(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(here), match["path"]))
+        site = BESIDE.get(target, target.removeprefix("docs/"))
+        return f"]({posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or '.')}{match['rest'] or ''})"
+
+    return re.sub(r"\]\((?![a-z]+:|#)(?P<path>[^()#\s]+)(?P<rest>#[^()\s]*)?\)", follow, markdown)

@@ -1,0 +1,99 @@
+"""The keys of ServerState and ClientState that the package itself reads and writes; an algorithm's own are in its file.
+
+They stand in checkpoints, so the words stay as they are. Tensors and numbers have dictionaries of their own, hence the
+same word may be a key in both.
+"""
+
+from __future__ import annotations
+
+# --- tensors of a client
+
+PRIVATE = "private"
+"""private weights, flat over the private layout; written by `ClientJob.train` after every training"""
+
+PERSONAL = "personal"
+"""a model of the client's own, flat over the shared layout; written by algorithms with `is_personal` and by `Local`"""
+
+TRAINED = "trained"
+"""shared weights after the client's last training, flat; written by `ClientTrainer` with `eval.point: trained`"""
+
+BEST_WEIGHTS = "best/weights"
+"""shared weights of the best round, flat, where they are not the server's; written by `BestModel`"""
+
+BEST_PRIVATE = "best/private"
+"""private weights of the best round, flat; written by `BestModel`"""
+
+# --- numbers of a client
+
+TRAINED_ROUND = "trained/round"
+"""the round (from 0) of `TRAINED`; written with it"""
+
+BEST_IS_RECEIVED = "best/is_received"
+"""1: the client's best model has the server's best weights, 0: it has `BEST_WEIGHTS`; written by `BestModel`"""
+
+NOT_EVALUATED = "unjudged"
+"""1: trained since its last evaluation; written by algorithms that exchange nothing, removed by the evaluation"""
+
+# --- numbers of the server, and of a client that chooses a best round for itself
+
+BEST_ROUND = "best_round"
+"""rounds done when the best score was measured; written by `BestModel`"""
+
+BEST_SCORE = "best_score"
+"""the best score so far; written by `BestModel`"""
+
+WITHOUT_GAIN = "evaluations_without_gain"
+"""evaluations since the best one; written by `BestModel`"""
+
+STOPPED = "stopped"
+"""1: `eval.patience` is used up, so the run ends or the client rests; written by `BestModel`"""
+
+# --- tensors of the server
+
+WEIGHTS = "weights"
+"""the shared weights, flat; the other exchanged vectors stand beside them under their own names"""
+
+BEST = "best"
+"""the shared weights of the best round, flat; written by `BestModel`"""
+
+# --- numbers of the server
+
+SERVER_STEPS = "server_steps"
+"""steps taken by the server's optimiser; written by `ServerOptimizer`"""
+
+EVALUATED = "evaluated"
+"""rounds done at the last evaluation that counts; written by `Runner`"""
+
+SERVER_TRAINED = "server_trained"
+"""rounds done at the server's last training on its own data; written by `Runner`"""
+
+VOID_ROUNDS = "void_rounds"
+"""rounds in a row with too few usable updates; written by `apply_verdict`"""
+
+FAILED_SAVES = "failed_saves"
+"""checkpoints in a row that could not be written; written by `save`"""
+
+DECIDING = (STOPPED, EVALUATED, SERVER_TRAINED, BEST_ROUND)
+"""what decides about the round loop, so that every rank knows it"""
+
+
+# --- of trainings, each with a purpose (`train`, `personal`, ...)
+
+
+def cursor(purpose: str) -> str:
+    """Number of a client: optimiser steps' place in its data, where rounds are counted in steps."""
+    return f"{purpose}/cursor"
+
+
+def steps(purpose: str) -> str:
+    """Number of a client: steps taken in the run, where the schedule spans it."""
+    return f"{purpose}/steps"
+
+
+OPTIMIZER = "/optimizer/"
+"""between purpose and name in tensors and numbers of a client: what its optimiser keeps"""
+
+
+def optimizer(purpose: str) -> str:
+    """How the entries of a client's optimiser begin, where it keeps one."""
+    return f"{purpose}{OPTIMIZER}"

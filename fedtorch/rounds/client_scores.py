@@ -1,0 +1,145 @@
+"""Scores of the clients that are evaluated on this rank, each with the model it would use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+
+from torch import Tensor
+
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import FedtorchError
+from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
+from fedtorch.rounds.best_model import BestModel
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.membership import Stopped
+from fedtorch.rounds.private_weights import private_weights
+from fedtorch.rounds.scoring import added, evaluate
+from fedtorch.tasks.base import Scores
+from fedtorch.tracking.records import RECEIVED
+
+log = logging.getLogger(__name__)
+
+# Clients whose tokenised data a rank keeps; a rank's memory must not grow with the clients it hosts.
+CACHED_CLIENTS = 64
+
+# Batches evaluated between two signs of life; within them, examples of similar length are put together.
+BATCHES_PER_BEAT = 2
+
+Each = dict[str, tuple[float, ...]]  # metric -> one value per example
+
+
+class ClientScorer:
+    """Evaluates this rank's clients at their home; all ranks of a worker do so together and the leader's scores count.
+
+    A client that cannot be evaluated has no scores: that is not worth a training run. A worker of several ranks cannot
+    go on without one of them, so there the error ends the run.
+    """
+
+    def __init__(self, context: RoundContext) -> None:
+        self.context = context
+        self.each: dict[str, Each] = {}
+        """scores of single examples of the last evaluation that asked for them, by client"""
+        # ranks that evaluate a client together have to come to the end of it together
+        self._is_alone = context.components.worker is None
+        self._load = lru_cache(maxsize=CACHED_CLIENTS)(context.components.task.load)
+        self._at_home = lru_cache(maxsize=None)(self._find_at_home)  # an evaluation is no pass over all clients
+
+    def scores(self, split: str, *, at_best: bool) -> dict[str, Scores]:
+        """Of every client at home here, with its present or its best model; the leader's on all ranks of a worker.
+
+        A stop ends it early, with what there is.
+        """
+        config, results = self.context.config.eval, {}
+        each = config.per_example and at_best
+        try:
+            for name in self._here(split):
+                weights, private = self.model(name, at_best=at_best)
+                self.each[name] = {}
+                results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
+            if config.also_received and not at_best:
+                received = self.received_scores(split)
+                results = {name: {**pairs, **received[name]} for name, pairs in results.items()}
+        except Stopped:
+            pass  # all ranks must come to the same meeting, which then stops them together
+        return self._leaders({name: pairs for name, pairs in results.items() if pairs})
+
+    def received_scores(self, split: str) -> dict[str, Scores]:
+        """With the weights received last, as `received/<metric>`."""
+        context, results = self.context, {}
+        for name in self._here(split):
+            private = private_weights(context.components, name, context.store.get(name))
+            scores = self._score(name, split, context.shared, private)
+            results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
+        return results
+
+    def model(self, name: str, *, at_best: bool = False) -> tuple[Tensor, Tensor | None]:
+        """What a client is evaluated with: flat shared weights and flat private ones."""
+        context = self.context
+        state = context.store.get(name)
+        has_best = BestModel(context.server).round is not None
+        if at_best and has_best and not BestModel(state).has_client_model:
+            state = ClientState()  # as in the best round: it trained only later
+        received = context.shared
+        weights = context.algorithm.eval_weights(received, state)
+        is_trained = context.config.eval.point == "trained" and state.numbers.get(TRAINED_ROUND) == context.round - 1
+        if weights is received and is_trained:
+            weights = state.tensors[TRAINED]
+        private = private_weights(context.components, name, state)
+        if at_best:
+            best = BestModel(state)
+            return best.client_weights(received, weights), best.client_private(private)
+        return weights, private
+
+    def _find_at_home(self, split: str) -> list[str]:
+        """The clients with examples in `split` that this rank evaluates."""
+        components = self.context.components
+        sizes, evaluators = components.task.manifest(), components.placement.evaluators
+        return [name for name in sizes if sizes[name].get(split) and self.context.role.hosts(evaluators[name])]
+
+    def _here(self, split: str) -> list[str]:
+        """The same without those that were lost, which in one process may be of its own clients."""
+        return [name for name in self._at_home(split) if name not in self.context.members.lost]
+
+    def _score(
+        self, name: str, split: str, weights: Tensor, private: Tensor | None, each: Each | None = None
+    ) -> Scores:
+        """One client's scores on a split with the given model; `each` receives those of single examples."""
+        try:
+            return self._score_parts(name, split, weights, private, each)
+        except (FedtorchError, Stopped):
+            raise
+        except Exception as error:  # a name only; the text may quote the client's data
+            if not self._is_alone:
+                raise
+            kind, done = type(error).__name__, self.context.round
+            log.warning("client %s could not be evaluated after round %d: %s; training goes on", name, done, kind)
+            log.debug("evaluating client %s", name, exc_info=error)
+            return {}
+
+    def _score_parts(self, name: str, split: str, weights: Tensor, private: Tensor | None, each: Each | None) -> Scores:
+        context, components = self.context, self.context.components
+        context.comm.heartbeat(phase="evaluate", round=context.round, client=name)
+        context.working(f"evaluating {name}")
+        components.engine.load(weights, private)
+        examples, size = self._load(name, split), context.config.eval.batch_size
+        result: Scores = {}
+        for number, part in enumerate(components.task.eval_batches(examples, size * BATCHES_PER_BEAT)):
+            result = added(result, evaluate(components.task, components.engine, part, size, each))
+            context.comm.heartbeat(phase="evaluate", round=context.round, client=name, step=number)
+            if context.role.is_stopped():
+                raise Stopped
+        return result
+
+    def _leaders(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
+        """The scores as this worker's leader has them, so that all its ranks choose the same best models."""
+        worker = self.context.components.worker
+        if worker is None:
+            return dict(own)
+        places = [(name, metric) for name, pairs in own.items() for metric in pairs]
+        values = worker.all_gather_floats([value for name, metric in places for value in own[name][metric]])[0]
+        scores: dict[str, Scores] = {name: {} for name in own}
+        for place, (name, metric) in enumerate(places):
+            scores[name][metric] = values[2 * place], int(values[2 * place + 1])
+        return scores

@@ -1,0 +1,54 @@
+"""What a run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.topology import Topology
+from fedtorch.comm.worker import WorkerGroup
+from fedtorch.config.schema import Config
+from fedtorch.core.client import Client
+from fedtorch.rounds.placement import Placement
+from fedtorch.tasks.base import Task
+from fedtorch.tracking.tracker import Tracker
+from fedtorch.train.engine import Engine
+
+
+@dataclass(frozen=True)
+class RunComponents:
+    """The parts that `setup.build` makes and a runner works with, the same on every rank but for `tracker`."""
+
+    config: Config
+    """the whole one"""
+    task: Task
+    """evaluation data and model"""
+    training: Task
+    """what clients train on: `task`, or one client with the data of all"""
+    algorithm: Algorithm
+    """what clients compute and how the server combines it"""
+    clients: Sequence[Client]
+    """those with training examples, in the manifest's order"""
+    engine: Engine
+    """the model, into which any client's weights are loaded"""
+    comm: Communicator
+    """moves weights, updates and numbers between ranks"""
+    topology: Topology
+    """which ranks make up which worker"""
+    placement: Placement
+    """which worker trains and evaluates which client"""
+    checkpoints: Checkpoints
+    """of this run"""
+    config_record: Mapping[str, object]
+    """the config as checkpoints keep it, without secrets"""
+    facts: Mapping[str, str]
+    """what a checkpoint must agree with, beside the config"""
+    stop: Callable[[], bool]
+    """was this rank asked to stop?"""
+    tracker: Tracker | None = None
+    """writes the records; on the server only"""
+    worker: WorkerGroup | None = None
+    """the ranks that train this rank's clients together with it; None: it is alone"""

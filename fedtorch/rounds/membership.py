@@ -1,0 +1,105 @@
+"""Who is still part of the run: meetings of all ranks, steps that are repeated after a loss, clients that are gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fedtorch.core.errors import CollectiveFailed, DeadlineError, QuorumError
+from fedtorch.rounds.components import RunComponents
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class Stopped(Exception):
+    """A signal asked to stop; the round under way is abandoned on all ranks."""
+
+
+@dataclass
+class Progress:
+    """Where the run is; the same on every rank."""
+
+    round: int = 0
+    """rounds done"""
+    is_training: bool = False
+    """is a round's training and combining under way?"""
+
+
+class Membership:
+    """The ranks and clients that take part. All ranks call its methods at the same places."""
+
+    def __init__(self, components: RunComponents, progress: Progress) -> None:
+        self.components, self.comm, self.progress = components, components.comm, progress
+        self.lost: dict[str, int] = {}
+        """client of a lost worker -> the first round that is drawn without it"""
+        self._lost_ranks: frozenset[int] = frozenset()
+
+    def barrier(self, phase: str, *, may_stop: bool = True) -> None:
+        """Wait for all ranks.
+
+        Raises:
+            Stopped: on all ranks, if any of them was asked to stop.
+        """
+        wants_stop = may_stop and self.components.stop()
+        stop = self.comm.barrier(phase, round=self.progress.round, stop=wants_stop)
+        self.note_losses()
+        if stop and may_stop:
+            raise Stopped
+
+    def retry_on_loss(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
+        """What `exchange` returns, a step made of collectives.
+
+        Where a worker is lost in it and the run goes on (`clients.on_loss`), the others do it again without that one.
+        So it must not change anything but what it receives; what follows from it is done with what it returned, which
+        counts on all ranks or on none.
+        """
+        while True:
+            answer: list[Answer] = []
+            try:
+                answer.append(exchange())
+            except CollectiveFailed as error:
+                log.debug("%s of round %d is repeated: %s", phase, self.progress.round + 1, error)
+            is_done = self.comm.commit_collective(bool(answer), phase=phase, round=self.progress.round)
+            self.note_losses()
+            if is_done:
+                return answer[0]
+
+    def note_losses(self) -> None:
+        """Take the clients of workers that were lost out of the run.
+
+        Raises:
+            QuorumError: on all ranks, when `clients.min` cannot be reached any more.
+            DeadlineError: on this rank, when another one of its worker was lost, without which it is of no use.
+        """
+        new, self._lost_ranks = self.comm.lost - self._lost_ranks, self.comm.lost
+        if not new:
+            return
+        workers = {number for number, ranks in enumerate(self.components.topology.workers) if new & set(ranks)}
+        if any(self.comm.rank in self.components.topology.workers[worker] for worker in workers):
+            raise DeadlineError(f"rank {min(new)}, which belongs to the same worker as this one, was lost")
+        placement = self.components.placement
+        homes = {**placement.evaluators, **placement.homes}
+        self.lose([name for name, worker in homes.items() if worker in workers])
+
+    def lose(self, clients: Sequence[str]) -> None:
+        """These clients take no part any more; in a round whose training is under way they fail.
+
+        Raises:
+            QuorumError: see `note_losses`.
+        """
+        round, least = self.progress.round, self.components.config.clients.min
+        clients = [name for name in clients if name not in self.lost]
+        self.lost.update(dict.fromkeys(clients, round + int(self.progress.is_training)))
+        left = sum(client.name not in self.lost for client in self.components.clients)
+        if self.comm.is_server and clients:
+            shown = ", ".join(clients[:10]) + (", ..." if len(clients) > 10 else "")
+            log.warning("round %d: lost %d clients, %d are left: %s", round + 1, len(clients), left, shown)
+        if left < least:
+            raise QuorumError(
+                f"round {round + 1}: {left} clients are left after a loss, but clients.min is "
+                f"{least}; start the run again with all workers"
+            )

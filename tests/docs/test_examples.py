@@ -1,0 +1,43 @@
+"""The examples of the documentation that are no algorithms do what their page says (algorithms: `test_third_party`)."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from fedtorch.core.errors import DataError
+from fedtorch.models.t5 import T5Model
+from fedtorch.tasks.text2sql import Text2SQL
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_own_silos_are_a_prepared_folder_whose_every_query_survives_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "examples"))
+    from own_silos import write  # type: ignore[import-not-found]
+
+    write(tmp_path / "own")
+    task = Text2SQL(data=str(tmp_path / "own"), model=T5Model(d_model=16))
+    assert task.manifest() == {
+        "rivers": {"train": 32, "dev": 4, "test": 4},
+        "lakes": {"train": 16, "dev": 4, "test": 4},
+    }
+    assert [task.check(client) for client in task.manifest()] == [None, None]
+    assert len(task.load("lakes", "train")) == 16
+    with pytest.raises(DataError):
+        task.load("ponds", "train")
+
+
+def test_the_picture_is_drawn_within_its_frame_and_takes_nothing_from_elsewhere() -> None:
+    picture = ElementTree.parse(DOCS / "images" / "round.svg").getroot()
+    _, _, width, height = (float(number) for number in picture.attrib["viewBox"].split())
+    boxes = [box for box in picture.iter("{http://www.w3.org/2000/svg}rect") if "x" in box.attrib and "y" in box.attrib]
+    assert boxes
+    for box in boxes:
+        left, top, wide, high = (float(box.attrib[key]) for key in ("x", "y", "width", "height"))
+        assert 0 <= left and left + wide <= width and 0 <= top and top + high <= height
+    assert not [element.tag for element in picture.iter() if any("href" in key for key in element.attrib)]
