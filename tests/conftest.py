@@ -58,6 +58,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_sync() -> Iterator[None]:
+    """What is written need not outlast a loss of power: a sync takes a millisecond, and runs make thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with the real data sets; tests that need it are skipped where it does not exist."""

@@ -135,6 +135,7 @@ def free_port() -> int:
 
 def _child(path: str, name: str, args: Sequence[Any], variables: dict[str, str], sender: Connection) -> None:
     os.environ.update(variables)
+    os.fsync = lambda file: None  # type: ignore[assignment]  # as in the tests' own process, see conftest.py
     import torch
 
     torch.set_num_threads(1)
