@@ -1,30 +1,28 @@
-# make run   - set up .venv and run the default job: eight silos on a server and four workers
-# make test  - set up .venv and run linters, type checks and tests, these in WORKERS processes
-# make unit  - only the tests that start no process: a first answer in about a minute
+# `make help` lists the targets. They set up .venv where it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-# a file's tests stay together, files that take longest come first (tests/conftest.py)
+# A file's tests stay together, and files that start processes come first (tests/conftest.py).
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
 
-.PHONY: run test unit slow lint clean
+.PHONY: run test unit slow lint clean help
 .DELETE_ON_ERROR:
 
-run: .venv/installed
+run: .venv/installed ## the default job: eight silos on a server and four workers
 	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
 
-test: lint
+test: lint ## linters, types, tests
 	$(PYTEST)
 
-unit: .venv/installed
+unit: .venv/installed ## the tests that start no process: a first answer in about a minute
 	$(PYTEST) -m 'not slow and not processes'
 
-slow: .venv/installed
+slow: .venv/installed ## the slow tests
 	$(BIN)/python -m pytest -q -m slow
 
-lint: .venv/installed
+lint: .venv/installed ## linters and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -42,5 +40,8 @@ docs: .venv/docs-installed ## the documentation as a site, in build/site
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+clean: ## remove .venv, builds and caches
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10

@@ -1,18 +1,46 @@
 """Packaging of fedtorch. Ranges here; the exact versions it is tested with are in constraints.txt."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+ROOT = Path(__file__).parent
+# not by importing it: what builds a wheel has no torch
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "fedtorch" / "__init__.py").read_text(), re.MULTILINE)
+
+# What only some runs need; where it is missing `fedtorch.core.extras.require` names the extra.
+EXTRAS = {
+    "lorar": ["sqlglot>=26"],  # data prepare text2sql --parse-sql
+    "fedmatch": ["bm25s>=0.3.16,<0.4", "scikit-learn>=1.7", "scipy>=1.15"],  # its data, cover queries, the t-test
+    "fewfedweight": ["rouge-score>=0.1.2", "scikit-learn>=1.7", "scipy>=1.15"],  # CrossFit's metrics
+    "slurm": ["submitit>=1.5.3,<2"],
+    "deepspeed": ["deepspeed>=0.19.8,<0.20"],  # a source archive, built without torch, compiler or nvcc
+}
+ALL = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+
 setup(
     name="fedtorch-nlp",  # the import name is `fedtorch`; not related to MLOPTPSU/FedTorch
-    version="0.1.0",
+    version=VERSION[1],
     description="Federated training of NLP models over torch.distributed: five papers and their baselines",
-    long_description=Path(__file__).with_name("README.md").read_text(),
+    long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    keywords="federated-learning nlp pytorch distributed",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
-    packages=find_packages(include=["fedtorch*", "launchers*"]),
-    package_data={"fedtorch": ["config/*.yaml"]},
+    packages=[*find_packages(include=["fedtorch", "fedtorch.*"]), "fedtorch.launchers", "fedtorch.configs"],
+    package_dir={"fedtorch.launchers": "launchers", "fedtorch.configs": "configs"},  # beside the package in a clone
+    package_data={"fedtorch": ["py.typed", "config/*.yaml"], "fedtorch.configs": ["README.md", "**/*.yaml"]},
+    entry_points={"console_scripts": ["fedtorch = fedtorch.cli.__main__:main"]},
     install_requires=[
         "torch>=2.10,<3",
         "transformers>=5.23,<6",
@@ -28,24 +56,19 @@ setup(
         "rich>=13",
         "matplotlib>=3.9",
         "xxhash>=3.5",
-        "sqlglot>=26",
-        "bm25s>=0.3.16,<0.4",
-        "scipy>=1.15",
-        "scikit-learn>=1.7",
-        "rouge-score>=0.1.2",
     ],
     extras_require={
-        "slurm": ["submitit>=1.5.3,<2"],
-        "deepspeed": ["deepspeed>=0.19.8,<0.20"],  # a source archive, built without torch, compiler or nvcc
+        **EXTRAS,
+        "all": ALL,
         "dev": [
+            *ALL,
+            "setuptools>=68",  # the tests build a wheel
             "pytest>=9",
             "pytest-timeout",
             "pytest-xdist>=3.6",
             "hypothesis",
             "ruff",
             "mypy",
-            "submitit>=1.5.3,<2",
-            "deepspeed>=0.19.8,<0.20",
             "types-PyYAML",
             "types-tqdm",
         ],

@@ -79,14 +79,14 @@ def time_clients(num_clients: int, data: str, rounds: int) -> Timing:
         checkpoint=CheckpointConfig(every=1_000_000),
     )
     started = time.perf_counter()
-    parts = build(config, num_ranks=size, rank=rank)
-    with DistributedCommunicator.join(parts.names, timeout_s=600) as comm:
-        comm.preflight(parts.facts())
+    built = build(config, num_ranks=size, rank=rank)
+    with DistributedCommunicator.join(built.names, timeout_s=600) as comm:
+        comm.preflight(built.facts())
         tracker = None
         if rank == 0:
-            tracker = Tracker(Path(folder), clients=parts.names, rounds=config.rounds, progress="off")
+            tracker = Tracker(Path(folder), clients=built.names, rounds=config.rounds, progress="off")
         checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1)
-        runner = Runner(parts.setting(comm, checkpoints, stop=lambda: False, tracker=tracker))
+        runner = Runner(built.components(comm, checkpoints, stop=lambda: False, tracker=tracker))
         runner._share_initial_weights()
         timing = Timing(time.perf_counter() - started)
         for _ in range(rounds + 1):  # the first one warms up
@@ -133,12 +133,12 @@ class Figures:
 
 def measure(counts: Sequence[int], rounds: int, repeat: int, console: Console) -> dict[int, dict[str, Any]]:
     """Every number of clients in turn, `repeat` times over, so that slow minutes hit all of them."""
-    from fedtorch.data.synthetic_wikisql import prepare_synthetic
+    from fedtorch.data.synthetic_wikisql import prepare
 
     figures = {count: Figures() for count in counts}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        prepare_synthetic(data)
+        prepare(data)
         for number in range(repeat):
             for count, figure in figures.items():
                 console.log(f"repetition {number + 1} of {repeat}: {count} clients")

@@ -105,30 +105,30 @@ def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, 
     rounds = workload.rounds + NOT_TIMED
     folder = Path(tempfile.gettempdir()) / f"fedtorch-benchmark-{os.environ['MASTER_PORT']}"
     config = workload.config(folder, rounds=rounds, **system)
-    parts = build(config, num_ranks=size, rank=rank)
+    built = build(config, num_ranks=size, rank=rank)
     comm: Communicator = (
-        LocalCommunicator(parts.names) if size == 1 else DistributedCommunicator.join(parts.names, timeout_s=120)
+        LocalCommunicator(built.names) if size == 1 else DistributedCommunicator.join(built.names, timeout_s=120)
     )
     tracker: Any = Watch()
     if tracking and rank == 0:
-        tracker = WatchedTracker(folder, parts.names, rounds)
+        tracker = WatchedTracker(folder, built.names, rounds)
     watch = tracker.watch if isinstance(tracker, WatchedTracker) else tracker
     try:
         with comm:
-            comm.preflight(parts.facts())
+            comm.preflight(built.facts())
             setting = RunComponents(
                 config=config,
-                task=parts.task,
-                training=parts.training,
-                algorithm=parts.algorithm,
-                clients=parts.clients,
-                engine=parts.engine,
+                task=built.task,
+                training=built.training,
+                algorithm=built.algorithm,
+                clients=built.clients,
+                engine=built.engine,
                 comm=comm,
-                topology=parts.topology,
-                placement=parts.placement,
+                topology=built.topology,
+                placement=built.placement,
                 checkpoints=Checkpoints(folder / "checkpoints", keep=1),
                 config_record=yaml_config.to_dict(config),
-                facts=parts.facts(),
+                facts=built.facts(),
                 stop=lambda: False,
                 tracker=tracker,
             )

@@ -19,11 +19,11 @@ def main() -> None:
     """Build a small run, join, compare, exchange the first weights."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = shrunk(WORKLOADS["a"]).config(Path(tempfile.gettempdir()) / "fedtorch-start", rounds=1)
-    parts = build(config, num_ranks=size, rank=rank)
-    with DistributedCommunicator.join(parts.names, timeout_s=120) as comm:
-        comm.preflight(parts.facts())
+    built = build(config, num_ranks=size, rank=rank)
+    with DistributedCommunicator.join(built.names, timeout_s=120) as comm:
+        comm.preflight(built.facts())
         comm.barrier("init", round=0)
-        comm.broadcast(parts.engine.initial_shared)
+        comm.broadcast(built.engine.initial_shared)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def _uneven(num_clients: int, smallest: int, largest: int) -> tuple[int, ...]:
 
 WORKLOADS = {
     "a": Workload(
-        title="8 very unequal silos, T5 of 2.9 M parameters, AdamW",
+        title="8 very unequal clients, T5 of 2.9 M parameters, AdamW",
         task=RandomTokens("t5", (4, 40, 16, 8, 24, 12, 8, 32), length=32, vocabulary=4096, width=192, layers=2),
         client=ClientConfig(batch_size=8, schedule="linear"),
         per_round="all",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedtorch.algorithms.base import Algorithm as Algorithm
     from fedtorch.algorithms.base import Updates as Updates
+    from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
     from fedtorch.core.client import ClientState as ClientState
     from fedtorch.core.server import ServerState as ServerState
     from fedtorch.core.update import Report as Report
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Algorithm": "fedtorch.algorithms.base",
     "Updates": "fedtorch.algorithms.base",
+    "MessageAlgorithm": "fedtorch.algorithms.message",
     "ClientJob": "fedtorch.train.job",
     "Report": "fedtorch.core.update",
     "Update": "fedtorch.core.update",

@@ -7,12 +7,13 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import ConfigError
-from fedtorch.lifecycle.status import masked
-from launchers.resources import Resources
+from fedtorch.core.extras import require
+
+from .resources import Resources
 
 # The batch script after srun. $code: the largest exit status of a rank. A job that is being cancelled, or was requeued
 # by its rank 0, is no longer RUNNING. Rank 0 leaves a result where it went on to the end without the lost rank: done.
@@ -47,7 +48,9 @@ def make_executor(
     Raises:
         ConfigError: submitit or SLURM's commands are missing.
     """
-    submitit = _submitit()
+    require("a job that submitit starts", "submitit", extra="slurm")
+    import submitit
+
     if resources.executor == "slurm" and (missing := [c for c in ("sbatch", "srun") if shutil.which(c) is None]):
         raise ConfigError(
             f"{' and '.join(missing)} not found on this machine, so no job can be submitted from here; log in to a "
@@ -79,23 +82,18 @@ def batch_script(resources: Resources, folder: Path, *, name: str, goes_on: bool
     Raises:
         ConfigError: submitit is missing.
     """
-    _submitit()
+    require("a job that submitit starts", "submitit", extra="slurm")
     from submitit.slurm.slurm import _make_sbatch_string  # what its executor calls (1.5), which wants SLURM to be there
 
     _check_folder(folder)
     command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-    shown = replace(resources, setup=tuple(map(masked, resources.setup)), sbatch=tuple(map(masked, resources.sbatch)))
+    shown = replace(
+        resources,
+        setup=tuple(map(mask_assignment, resources.setup)),
+        sbatch=tuple(map(mask_assignment, resources.sbatch)),
+    )
     text: str = _make_sbatch_string(command, folder, **_settings(shown, folder, name, goes_on))
     return text
-
-
-def _submitit() -> ModuleType:
-    try:
-        import submitit
-    except ImportError as error:
-        raise ConfigError("submitit is not installed; run: pip install 'fedtorch-nlp[slurm]'") from error
-    module: ModuleType = submitit
-    return module
 
 
 def _check_folder(folder: Path) -> None:

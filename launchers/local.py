@@ -23,6 +23,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
+from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import (
     CheckpointError,
     ConfigError,
@@ -34,9 +35,11 @@ from fedtorch.core.errors import (
     QuorumError,
     RestartsError,
 )
-from fedtorch.lifecycle.status import masked, write_status
-from launchers.pool import SAVE_S, hold
-from launchers.submit import Request
+from fedtorch.lifecycle.status import write_status
+
+from . import start_words
+from .pool import SAVE_S, hold
+from .submit import Request
 
 MAX_RESTARTS = 3
 GRACE_S = 10.0
@@ -190,16 +193,16 @@ class Job:
             process.wait()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local") -> int:
     """Run; returns the run's exit code, 9 when the restarts are used up."""
-    args = _parser().parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
     try:
         if args.ranks < 2:
             raise ConfigError(f"--ranks is {args.ranks}; give 2 or more, or start fedtorch.main itself")
         config = request.load()
     except FedtorchError as error:
-        print(f"launchers.local: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
     goes_on, command = config.clients.on_loss == "continue", _command(args)
     try:
@@ -213,9 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(args: argparse.Namespace) -> str:
-    words = ["python", "-m", "launchers.local", "--config", *map(str, args.config), "--ranks", str(args.ranks)]
+    words = [*start_words("local"), "--config", *map(str, args.config), "--ranks", str(args.ranks)]
     words += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
-    return shlex.join([*words, *(["--set", *map(masked, args.set)] if args.set else [])])
+    return shlex.join([*words, *(["--set", *map(mask_assignment, args.set)] if args.set else [])])
 
 
 def _ended(code: int) -> str:
@@ -228,9 +231,9 @@ def _say(text: str) -> None:
     print(f"launchers.local: {text}", file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="launchers.local", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="as fedtorch.main takes")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")

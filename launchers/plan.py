@@ -16,7 +16,8 @@ from fedtorch.config import load as yaml_config
 from fedtorch.config import yaml_tree
 from fedtorch.config.find import find_all, run_name
 from fedtorch.core.errors import ConfigError
-from launchers.submit import Request
+
+from .submit import Request
 
 NAME = "sweep.json"
 

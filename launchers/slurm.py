@@ -22,16 +22,18 @@ from fedtorch import main as fedtorch_main
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.rounds.placement import make_topology
-from launchers.executor import batch_script
-from launchers.resources import EXECUTORS, Resources, add_options, resources_of
-from launchers.submit import Request, in_queue, job_of, note_job, status_text, submit, wait_for
+
+from . import start_words
+from .executor import batch_script
+from .resources import EXECUTORS, Resources, add_options, resources_of
+from .submit import Request, in_queue, job_of, note_job, status_text, submit, wait_for
 
 log = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.slurm") -> int:
     """Submit; returns 0 once SLURM has the job, with the other executors the run's own exit code, 2 on bad input."""
-    args = _parser().parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     try:
         resources = resources_of(args)
         request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return fedtorch_main.main([*request.arguments(), "--dry-run", "--ranks", str(resources.ranks)])
         return _run(request, config, resources)
     except FedtorchError as error:
-        print(f"launchers.slurm: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
 
 
@@ -67,7 +69,7 @@ def _run(request: Request, config: Config, resources: Resources) -> int:
         note_job(config.folder, job.job_id)
     print(f"job {job.job_id}: {resources.describe()}")
     print(f"logs:    {folder / f'{job.job_id}_<rank>_log.out'} and .err, {config.folder / 'log.rank<rank>.txt'}")
-    print(f"status:  python -m launchers.sweep status {shlex.quote(str(config.folder))}", flush=True)
+    print(f"status:  {shlex.join([*start_words('sweep'), 'status', str(config.folder)])}", flush=True)
     if resources.executor == "slurm":
         return 0
     code = wait_for(job, config.folder, before=before)
@@ -92,11 +94,9 @@ def _check_ranks(config: Config, resources: Resources) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     about = __doc__ or ""
-    parser = argparse.ArgumentParser(
-        prog="launchers.slurm", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="as fedtorch.main takes")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     # not `never`, nor a path: a requeued job would begin there again each time

@@ -15,30 +15,33 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.tracking import records
 from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import read_run
-from launchers.plan import planned, read_status
-from launchers.pool import is_locked
-from launchers.submit import in_queue, job_of
+
+from .plan import planned, read_status
+from .pool import is_locked
+from .submit import in_queue, job_of
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run. rounds: planned, 0 if unknown.
-
-    state: waiting, starting, running, requeued, died, done, interrupted or failed.
-
-    score: macro average of the evaluation that counts, with what it is called and the examples behind it.
-    age_s: seconds since the run last wrote anything, None before.
-    """
+    """One run."""
 
     name: str
     state: str
+    """waiting, starting, running, requeued, died, done, interrupted or failed"""
     round: int = 0
+    """done"""
     rounds: int = 0
+    """planned, 0 if unknown"""
     score: float | None = None
+    """macro average of the evaluation that counts"""
     metric: str = ""
+    """what the score is called"""
     count: int = 0
+    """examples behind the score"""
     age_s: float | None = None
+    """seconds since the run last wrote anything, None before"""
     reason: str = ""
+    """why it died, failed or was interrupted"""
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -81,17 +84,17 @@ def read_row(run_dir: Path, queue: set[str] | None = None) -> Row:
     except ConfigError:
         return Row(run_dir.name, state, age_s=age, reason=reason)
     metric = run.metric()
-    judged = next(iter(run.judged()), None)
-    if metric is None or judged is None or not judged.of(metric):
+    evaluation = next(iter(run.last_evaluations()), None)
+    if metric is None or evaluation is None or not evaluation.of(metric):
         return Row(run_dir.name, state, run.last_round, run.rounds, age_s=age, reason=reason)
-    average = totals({client: {metric: pair} for client, pair in judged.of(metric).items()})[metric]
+    average = totals({client: {metric: pair} for client, pair in evaluation.of(metric).items()})[metric]
     return Row(
         run_dir.name,
         state,
         run.last_round,
         run.rounds,
         score=average["macro"],
-        metric=f"{judged.split} {metric}",
+        metric=f"{evaluation.split} {metric}",
         count=int(average["count"] or 0),
         age_s=age,
         reason=reason,

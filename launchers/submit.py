@@ -19,8 +19,10 @@ from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, Interrupted
 from fedtorch.lifecycle import status
-from launchers.executor import make_executor
-from launchers.resources import Resources, options_of
+
+from . import start_words
+from .executor import make_executor
+from .resources import Resources, options_of
 
 JOB = "slurm_job"
 _DEFAULTS = ("account", "constraint", "partition", "qos", "reservation")
@@ -66,9 +68,9 @@ def submit(requests: Sequence[Request], resources: Resources, folder: Path, *, n
     folder.chmod(0o700)
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    from launchers.rank_process import RankProcess
+    from .rank_process import RankProcess
 
-    start = ["python", "-m", "launchers.slurm", *options_of(resources)]
+    start = [*start_words("slurm"), *options_of(resources)]
     ranks = [RankProcess(words := request.arguments(), shlex.join([*start, *words])) for request in requests]
     try:
         with _clean_environment(resources), _ignoring_sigint():

@@ -20,23 +20,25 @@ from pathlib import Path
 import torch
 
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted
-from launchers.plan import Point, is_done, make_points, parse_grid, read_status, save_plan
-from launchers.pool import Command, Pool
-from launchers.resources import Resources, add_options, resources_of
-from launchers.status_table import show
-from launchers.submit import in_queue, job_of, note_job, submit
+
+from . import start_words
+from .plan import Point, is_done, make_points, parse_grid, read_status, save_plan
+from .pool import Command, Pool
+from .resources import Resources, add_options, resources_of
+from .status_table import show
+from .submit import in_queue, job_of, note_job, submit
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.sweep") -> int:
     """0: all done (or submitted); 1: some failed; 2: bad input, nothing was started; 75: interrupted."""
-    args = _parser().parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     try:
         if args.command == "status":
             show(args.dir)
             return 0
         return _run(args)
     except FedtorchError as error:
-        print(f"launchers.sweep: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
 
 
@@ -76,7 +78,7 @@ def _submit(points: Sequence[Point], folder: Path, resources: Resources, *, at_o
         for point, job in zip(points, jobs, strict=True):
             note_job(point.folder, job.job_id)
             print(f"job {job.job_id}  {point.name}")
-    print(f"status:  python -m launchers.sweep status {shlex.quote(str(folder))}")
+    print(f"status:  {shlex.join([*start_words('sweep'), 'status', str(folder)])}")
     return 0
 
 
@@ -123,9 +125,9 @@ def _environment(slot: int, slots: int) -> Mapping[str, str]:
     return variables
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="launchers.sweep", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=formatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="make the runs that are missing")
     run.add_argument(

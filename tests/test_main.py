@@ -14,7 +14,8 @@ import torch
 from ranks import expect_exit, run_ranks, start_ranks
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from fedtorch import main as fedtorch_main
+from fedtorch.config.masking import mask_assignment
+from fedtorch.lifecycle import session
 from fedtorch.main import main
 
 TINY = """
@@ -314,17 +315,17 @@ def test_size_proportional_sampling_wants_equal_weights(config: Path, capsys: py
 
 
 def test_a_signal_while_data_are_read_loses_nothing(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = fedtorch_main._build_all
+    build = session.build_all
 
     def signalled(*args: Any, **kwargs: Any) -> Any:
         os.kill(os.getpid(), signal.SIGUSR2)
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(fedtorch_main, "_build_all", signalled)
+    monkeypatch.setattr(session, "build_all", signalled)
     assert run(config) == 75
     status = json.loads((config.parent / "run" / "status.json").read_text())
     assert (status["state"], status["round"]) == ("interrupted", None)
-    monkeypatch.setattr(fedtorch_main, "_build_all", build)
+    monkeypatch.setattr(session, "build_all", build)
     assert run(config) == 0
 
 
@@ -337,8 +338,6 @@ def test_a_launcher_says_how_a_run_is_continued(config: Path, monkeypatch: pytes
 
 
 def test_the_command_that_resumes_hides_secrets() -> None:
-    from fedtorch.lifecycle.status import masked
-
-    assert masked("track.api_token=hunter2") == "track.api_token=<masked>"
-    assert masked("export A=1 HF_TOKEN=hunter2") == "export A=1 HF_TOKEN=<masked>"
-    assert masked("client.lr=0.1") == "client.lr=0.1"
+    assert mask_assignment("track.api_token=hunter2") == "track.api_token=<masked>"
+    assert mask_assignment("export A=1 HF_TOKEN=hunter2") == "export A=1 HF_TOKEN=<masked>"
+    assert mask_assignment("client.lr=0.1") == "client.lr=0.1"

@@ -1,14 +1,37 @@
-"""What importing the package does."""
+"""What importing the package does, and what a wheel of it holds."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
+from email import message_from_string
+from email.message import Message
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+
+import fedtorch
+from fedtorch.metrics.generation import LIBRARIES
+
+ROOT = Path(__file__).parents[1]
+OPTIONAL = {
+    "bm25s": "bm25s",
+    "deepspeed": "deepspeed",
+    "rouge_score": "rouge-score",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "sqlglot": "sqlglot",
+    "submitit": "submitit",
+}
+"""Packages that only some runs need: name in imports -> name in installs."""
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
@@ -23,3 +46,112 @@ def test_large_vectors_come_in_large_pages_unless_the_user_says_otherwise(given:
 def test_torch_still_knows_the_setting_of_large_pages() -> None:
     libraries = list((Path(torch.__file__).parent / "lib").glob("*c10*"))
     assert any(b"THP_MEM_ALLOC_ENABLE" in path.read_bytes() for path in libraries)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this clone, built without a network and unpacked."""
+    clone, unpacked = tmp_path_factory.mktemp("build") / "clone", tmp_path_factory.mktemp("site")
+    for name in ("fedtorch", "launchers", "configs"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    script = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+    subprocess.run([sys.executable, "-c", script], cwd=clone, capture_output=True, check=True)
+    (built,) = (clone / "dist").glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(unpacked)
+    return unpacked
+
+
+def run(wheel: Path, folder: Path, *words: str) -> str:
+    """What a fresh interpreter says that finds fedtorch in the wheel alone."""
+    environ = {**os.environ, "PYTHONPATH": str(wheel)}
+    done = subprocess.run([sys.executable, *words], env=environ, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def metadata(wheel: Path) -> Message:
+    (path,) = wheel.glob("*.dist-info/METADATA")
+    return message_from_string(path.read_text())
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Every source file, parsed."""
+    paths = [*(ROOT / "fedtorch").rglob("*.py"), *(ROOT / "launchers").glob("*.py")]
+    return {path: ast.parse(path.read_text()) for path in paths}
+
+
+def files(folder: Path, *patterns: str) -> set[str]:
+    return {path.relative_to(folder).as_posix() for pattern in patterns for path in folder.rglob(pattern)}
+
+
+def test_a_wheel_has_every_module_and_config(wheel: Path) -> None:
+    patterns = ("*.py", "*.yaml", "*.md", "py.typed")
+    inside = files(ROOT / "fedtorch", *patterns)
+    for name in ("launchers", "configs"):
+        inside |= {f"{name}/{path}" for path in files(ROOT / name, *patterns)}
+    assert files(wheel / "fedtorch", *patterns) == inside
+    assert {"py.typed", "config/default.yaml", "configs/smoke/fedavg.yaml", "launchers/local.py"} <= inside
+    assert {path.name.partition("-")[0] for path in wheel.iterdir()} == {"fedtorch", "fedtorch_nlp"}
+    assert [path.read_text() for path in wheel.rglob("LICENSE")] == [(ROOT / "LICENSE").read_text()]
+
+
+def test_the_command_of_a_wheel_says_its_version(wheel: Path, tmp_path: Path) -> None:
+    assert metadata(wheel)["Version"] == fedtorch.__version__
+    assert run(wheel, tmp_path, "-m", "fedtorch.cli", "--version") == f"fedtorch {fedtorch.__version__}\n"
+    (entries,) = wheel.glob("*.dist-info/entry_points.txt")
+    assert "fedtorch = fedtorch.cli.__main__:main" in entries.read_text()
+
+
+def test_a_wheel_runs_its_own_config(wheel: Path, tmp_path: Path) -> None:
+    """Found by its name: there is no clone anywhere near."""
+    said = run(wheel, tmp_path, "-m", "fedtorch.cli", "run", "--config", "smoke/fedavg", "--dry-run", "--ranks", "5")
+    assert "rank 4" in said and not (tmp_path / "runs").exists()
+
+
+def test_a_wheel_starts_its_own_launchers(wheel: Path, tmp_path: Path) -> None:
+    """By names that another process on another machine finds too."""
+    script = (
+        "import pickle, sys; from fedtorch.cli.__main__ import COMMANDS, module_of;"
+        "print(*(module_of(COMMANDS[name]) for name in ('local', 'sweep', 'slurm')));"
+        "from fedtorch.launchers import start_words; print(*start_words('slurm'));"
+        "from fedtorch.launchers.rank_process import RankProcess; print(pickle.dumps(RankProcess(())))"
+    )
+    modules, words, pickled = run(wheel, tmp_path, "-c", script).splitlines()
+    assert modules == "fedtorch.launchers.local fedtorch.launchers.sweep fedtorch.launchers.slurm"
+    assert words == "fedtorch slurm" and "fedtorch.launchers.rank_process" in pickled
+
+
+def test_an_extra_holds_what_is_asked_for_in_its_name(wheel: Path) -> None:
+    """Calls of `require` in the source against the metadata of the wheel; `all` and `dev` hold every extra."""
+    requires = metadata(wheel).get_all("Requires-Dist") or []
+    held = {
+        (text.split("extra ==")[1].strip(" \"'"), re.split(r"[<>=; ]", text)[0]) for text in requires if "extra" in text
+    }
+    asked = set(_asked())
+    assert {package for package, _ in asked} == set(OPTIONAL)
+    for package, extra in asked:
+        assert {(name, OPTIONAL[package]) for name in (extra, "all", "dev")} <= held
+    always = {re.split(r"[<>=; ]", text)[0] for text in requires if "extra" not in text}
+    assert not always & set(OPTIONAL.values())
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONAL))
+def test_an_optional_package_is_imported_where_it_is_used(name: str) -> None:
+    for path, tree in trees().items():
+        loaded = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not re.search(rf"\b(import|from) {name}\b", "\n".join(map(ast.unparse, loaded))), path
+
+
+def _asked() -> Iterator[tuple[str, str]]:
+    """(package, extra) of every call of `require`; a package that is no literal stands for the metrics' ones."""
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
+                (extra,) = (word.value.value for word in node.keywords if word.arg == "extra")  # type: ignore[attr-defined]
+                for argument in node.args[1:]:
+                    found = [argument.value] if isinstance(argument, ast.Constant) else LIBRARIES.values()
+                    yield from ((str(package), str(extra)) for package in found)

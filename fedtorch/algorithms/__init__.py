@@ -2,7 +2,7 @@
 
 ALGORITHMS = {
     "fedavg": "fedtorch.algorithms.fedavg:FedAvg",
-    "fedopt": "fedtorch.algorithms.fedavg:FedAvg",  # FedAvg with a `server.optimizer`
+    "fedopt": "fedtorch.algorithms.fedavg:FedOpt",
     "fedprox": "fedtorch.algorithms.fedprox:FedProx",
     "scaffold": "fedtorch.algorithms.scaffold:Scaffold",
     "fednova": "fedtorch.algorithms.fednova:FedNova",

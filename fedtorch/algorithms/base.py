@@ -11,10 +11,11 @@ from torch import Tensor
 from fedtorch.core.client import ClientState
 from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
+from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 class Updates(Protocol):
@@ -34,6 +35,10 @@ class Updates(Protocol):
         ...
 
 
+OLD_NAMES = {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"}
+"""Members that algorithms of version 0.1 may define -> what they are called now."""
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """What clients compute and how the server combines it; the fields of a subclass are its YAML keys."""
@@ -51,18 +56,18 @@ class Algorithm:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        accept_old_names(cls, OLD_NAMES)
         if "server_train" in vars(cls):
             cls.trains_server = True
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        accept_old_names(cls, {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"})
-
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
 
     def check_task(self, task: Any) -> None:
         """Called at start-up with the task that clients train on; raises ConfigError for what it lacks."""
+
+    def check_server(self, server: ServerConfig) -> None:
+        """Called when a config is read, with its `server` section; raises ConfigError for what cannot work."""
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Ditto(FedAvg):
     def client_update(self, job: ClientJob) -> Report:
         """Personal pass, then FedAvg's (full) or nothing more (simplified)."""
         received = job.received["weights"]
-        hp: Any = job.hp if self.personal_lr is None else replace(job.hp, lr=self.personal_lr)  # type: ignore[type-var]
+        hp: Any = job.hp if self.personal_lr is None else replace(job.hp, lr=self.personal_lr)
         curve = job.train(
             job.state.tensors.get(PERSONAL, job.initial),
             purpose="personal",

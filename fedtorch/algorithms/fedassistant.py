@@ -21,8 +21,8 @@ from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
-from fedtorch.train.optim import LocalTraining
 from fedtorch.train.outgoing import MESSAGE
+from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         """With `payload: gradient` there is no step to be left out when fp16 overflows."""
         return ("fp32", "bf16") if self.payload == "gradient" else super().precisions
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """A gradient is that of one step.
 
         Raises:
@@ -215,7 +215,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         if self.server_residual == "returned":
             server.tensors["step"] = grad.clone()
         server.optimizer.step(server, grad)
-        if server.optimizer.optimizer in ("none", "sgd"):
+        if server.optimizer.settings.optimizer in ("none", "sgd"):
             server.numbers[SERVER_STEPS] = int(server.numbers.get(SERVER_STEPS, 0)) + 1
 
 

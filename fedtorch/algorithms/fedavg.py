@@ -10,6 +10,8 @@ from typing import Literal
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.weighting import normalised
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
 from fedtorch.train.job import ClientJob
@@ -67,3 +69,16 @@ class FedAvg(Algorithm):
             curve=tuple(curve.objective()),
             extra={"loss_reduction": reduction, **curve.numbers(), **extra},
         )
+
+
+@dataclass(frozen=True)
+class FedOpt(FedAvg):
+    """FedAvg whose server takes steps of `server.optimizer`."""
+
+    def check_server(self, server: ServerConfig) -> None:
+        """Without an optimiser it would be FedAvg under another name."""
+        if server.optimizer == "none":
+            raise ConfigError(
+                "server.optimizer is none but algorithm.name is fedopt; set server.optimizer, for example to sgd, "
+                "or algorithm.name to fedavg"
+            )

@@ -12,7 +12,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
 from fedtorch.train.job import ClientJob
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FedNova(FedAvg):
     mu: float = 0.0
     """proximal term of the local objective, as in FedProx; changes ‖a_i‖₁"""
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """The normaliser is known for SGD with a constant rate, momentum or a proximal term but not both."""
         known = hp.optimizer == "sgd" and hp.schedule == "constant" and not hp.weight_decay
         known &= not hp.warmup_steps and not hp.warmup_ratio

@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.mean_teacher import Comparable, Consistency, MeanTeacher, Student, Teacher, matching
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Share
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob, Trainable
 from fedtorch.train.loop import LossCurve
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 log = logging.getLogger(__name__)
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class FedParsing(Algorithm):
         """The teacher reads the parameters after every step."""
         return ("torch",)
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Epochs are what the teacher and the paper count in. Warns of a teacher that cannot move before the end."""
         if hp.steps is not None:
             raise ConfigError(f"client.steps is {hp.steps} but fedparsing counts in epochs; set client.epochs instead")

@@ -6,9 +6,8 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from fedtorch.algorithms import pseudo
@@ -16,13 +15,11 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.core.client import ClientState
+from fedtorch.core.ranges import Count, Positive, Whole
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
-
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
 
 LOSSES_BYTES = 16
 """What a client sends beside its parameters: two fp64 losses."""
@@ -44,7 +41,7 @@ class FewFedWeight(FedAvg):
 
     weights: Literal["loss", "size"] = "loss"  # type: ignore[assignment]
     """a client's weight δ_i: proportional to its mean pseudo loss plus mean annotated loss, or to its training size"""
-    size_rounds: Annotated[int, Field(ge=0)] = 0
+    size_rounds: Whole = 0
     """with `weights: loss`: so many rounds by size come first (the paper's figure 5 has 10)"""
     token_weights: TokenWeighting = "clamp"
     """of pseudo labels, from energies (see `token_weights.py`); uniform: no weighting"""
@@ -56,7 +53,7 @@ class FewFedWeight(FedAvg):
     """of `token_weights: softmax`"""
     energy_from: Literal["global", "client"] = "global"
     """whose logits: the labeller's as it generates, or those of the client's model in a second pass"""
-    pseudo_start_round: Annotated[int, Field(ge=0)] = 0
+    pseudo_start_round: Whole = 0
     """rounds without pseudo data before the first with; in round 0 the labeller is the untrained model"""
     generation_batch: Count = 64
     """inputs labelled at a time"""

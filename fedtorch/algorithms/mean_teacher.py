@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Share
 from fedtorch.train.engine import Engine
 
 
@@ -32,7 +32,7 @@ class Teacher:
     update: Literal["ema", "frozen", "copy"] | None = None
     """ema: theta' <- lam theta' + (1 - lam) theta; frozen: as received, for the whole round; copy: the student's
     weights; null: ema in the group fedparsing_ema, else frozen"""
-    lam: Annotated[float, Field(ge=0, le=1)] = 0.99
+    lam: Share = 0.99
     """lambda of the moving average"""
     every: Literal["epoch", "step"] = "epoch"
     """when the teacher is updated; with `step` lambda rises as min(1 - 1/(k + 1), lam) over the round's steps k"""

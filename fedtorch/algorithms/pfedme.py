@@ -16,7 +16,7 @@ from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve, Step
 from fedtorch.train.loop import train as take_steps
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PFedMe(FedAvg):
     inner_steps: int = 5
     """optimiser steps per minimisation; their rate is client.lr"""
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Every minimisation starts its optimiser afresh."""
         if hp.optimizer_state == "keep":
             raise ConfigError(
@@ -49,7 +49,7 @@ class PFedMe(FedAvg):
         weights = job.received["weights"].clone()
         losses: list[float] = []
         epochs: list[int] = []
-        hp: Any = replace(job.hp, schedule="constant", warmup_steps=0, warmup_ratio=0.0)  # type: ignore[type-var]
+        hp: Any = replace(job.hp, schedule="constant", warmup_steps=0, warmup_ratio=0.0)
         plans = job.plans(len(job.examples), purpose="train")
         for index, step in enumerate(job.collated(plans, job.examples)):
             engine.start(weights, job.private, hp, steps=self.inner_steps, seed=job.seed(f"train/{index}"))

@@ -42,18 +42,18 @@ class LabellingTask(Protocol):
         top_k: int,
         temperature: float,
         on_batch: Callable[[], None] | None,
-    ) -> list[Any]: ...
-    def judge_labels(
+    ) -> Sequence[Label]: ...
+    def evaluate_labels(
         self,
         model: nn.Module,
         examples: Sequence[Any],
-        labels: Sequence[Any],
+        labels: Sequence[Label],
         *,
         batch_size: int,
         top_k: int,
         temperature: float,
         on_batch: Callable[[], None] | None,
-    ) -> list[Any]: ...
+    ) -> Sequence[Label]: ...
     def relabelled(self, example: Any, tokens: list[int], weights: list[float] | None) -> Any: ...
 
 
@@ -63,7 +63,7 @@ def labelling_task(task: Any) -> LabellingTask:
     Raises:
         ConfigError: it cannot.
     """
-    if not all(hasattr(task, name) for name in ("label", "judge_labels", "relabelled", "row_losses")):
+    if not all(hasattr(task, name) for name in ("label", "evaluate_labels", "relabelled", "row_losses")):
         raise ConfigError(
             f"algorithm.name needs a task that can make pseudo labels, which {type(task).__name__} cannot; "
             "set task.name: fewshot, and paradigm: federated"
@@ -115,8 +115,8 @@ def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tenso
     return PseudoData(rows, numbers)
 
 
-def _labels(job: ClientJob, labeller: Tensor, how: Labelling, energy_from: Tensor | None) -> list[Any]:
-    """One `Label` for each of the client's examples."""
+def _labels(job: ClientJob, labeller: Tensor, how: Labelling, energy_from: Tensor | None) -> Sequence[Label]:
+    """One for each of the client's examples."""
     task, examples = labelling_task(job.task), job.examples
     settings: dict[str, Any] = {
         "batch_size": how.batch_size,
@@ -128,7 +128,7 @@ def _labels(job: ClientJob, labeller: Tensor, how: Labelling, energy_from: Tenso
         labels = task.label(model, examples, **settings)
     if energy_from is not None:
         with _loaded(job, energy_from) as model:
-            labels = task.judge_labels(model, examples, labels, **settings)
+            labels = task.evaluate_labels(model, examples, labels, **settings)
     return labels
 
 

@@ -18,7 +18,7 @@ from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
-from fedtorch.train.optim import LocalTraining
+from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Scaffold(FedAvg):
         """The same of fp16: outside a step nobody takes the loss scale out."""
         return ("fp32", "bf16") if self.option == "I" else super().precisions
 
-    def check(self, hp: LocalTraining) -> None:
+    def check(self, hp: ClientConfig) -> None:
         """Refuses what the paper's formula does not cover, unless `force`."""
         plain = hp.optimizer == "sgd" and not hp.momentum and not hp.weight_decay and hp.schedule == "constant"
         plain &= hp.max_grad_norm is None and not hp.warmup_steps and not hp.warmup_ratio

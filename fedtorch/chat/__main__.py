@@ -128,9 +128,9 @@ def talk(user: UserSide, lines: Iterable[str], out: TextIO) -> None:
         print(f"assistant: {user.vocabulary.decode(answer).strip()}", file=out, flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat") -> int:
     """Chat until the input ends; returns the exit code (0 done, 2 the run or an option is wrong)."""
-    args = _parser().parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     try:
         _check(args)
         run = open_run(args.run, args.holder)
@@ -209,8 +209,8 @@ def _way(is_sent: bool) -> str:
     return "user -> assistant" if is_sent else "assistant -> user"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedtorch.chat", description=__doc__.splitlines()[0])
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder of a finished run")
     parser.add_argument("--holder", required=True, metavar="NAME", help="data holder whose models are used")
     parser.add_argument("--show-wire", action="store_true", help="print what crosses between the processes")

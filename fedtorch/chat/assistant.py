@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Answer over the socket that was inherited; returns the exit code."""
     parser = argparse.ArgumentParser(prog="fedtorch.chat.assistant", description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--holder", required=True)
+    parser.add_argument("--client", required=True)
     parser.add_argument("--reply", choices=("tokens", "keys"), required=True)
     for name in ("--socket", "--separator", "--max-new", "--seed"):
         parser.add_argument(name, type=int, required=True)
@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both sides; the user's decides
     try:
         with socket.socket(fileno=args.socket) as sock:
-            run = open_run(args.run, args.holder)
-            model = load_side(run, args.holder, "assistant")
+            run = open_run(args.run, args.client)
+            model = load_side(run, args.client, "assistant")
             with computing(run):
                 answer(
                     model,

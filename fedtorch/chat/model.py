@@ -1,4 +1,4 @@
-"""One side's trained model of a data holder, out of a run's folder."""
+"""One side's trained model of a client, out of a run's folder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SideName = Literal["user", "assistant"]
 SIDES: tuple[SideName, SideName] = ("user", "assistant")
 
 
-def open_run(folder: Path, holder: str) -> Run:
-    """The run, checked to be one whose `holder` can be talked to.
+def open_run(folder: Path, client: str) -> Run:
+    """The run, checked to be one whose `client` can be talked to.
 
     Raises:
-        ConfigError: it is no run of two-side dialogs, has no model yet, or no such holder.
+        ConfigError: it is no run of two-side dialogs, has no model yet, or no such client.
     """
     run = read_run(folder)
     if run.setting("task.name") != "dialog":
@@ -42,18 +42,18 @@ def open_run(folder: Path, holder: str) -> Run:
                 f"{folder} has no trained model: model/{side} is missing; let the run end (the same command resumes "
                 "it), and train with paradigm: federated, which leaves one"
             )
-    if holder not in run.clients:
-        raise ConfigError(f"--holder is {holder} but the run's holders are {', '.join(run.clients)}")
+    if client not in run.clients:
+        raise ConfigError(f"--client is {client} but the run's clients are {', '.join(run.clients)}")
     return run
 
 
-def load_side(run: Run, holder: str, side: SideName) -> GPT2LMHeadModel:
-    """The model that `holder` was judged with at the end, on the CPU, ready to be asked.
+def load_side(run: Run, client: str, side: SideName) -> GPT2LMHeadModel:
+    """The model that `client` was evaluated with at the end, on the CPU, ready to be asked.
 
-    What is shared or frozen comes from `model/`; what is the holder's own from the last checkpoint.
+    What is shared or frozen comes from `model/`; what is the client's own from the last checkpoint.
 
     Raises:
-        ConfigError: the model cannot be loaded. CheckpointError: the holder's own part is missing or damaged.
+        ConfigError: the model cannot be loaded. CheckpointError: the client's own part is missing or damaged.
     """
     folder = run.folder / "model" / side
     logging.disable_progress_bar()  # of loading weights
@@ -65,7 +65,7 @@ def load_side(run: Run, holder: str, side: SideName) -> GPT2LMHeadModel:
     both = {f"{name}.{key}": tensor for name in SIDES for key, tensor in parameters.items()}
     partition = Partition(*(tuple(run.setting(f"partition.{kind}") or ()) for kind in ("private", "frozen")))
     shared, private, _ = partition.split(both)
-    state = _state(run, holder)
+    state = _state(run, client)
     own = {BEST_WEIGHTS: shared} if BEST_WEIGHTS in state and not state[BEST_IS_RECEIVED] else {}
     if private:
         own[BEST_PRIVATE if BEST_PRIVATE in state else PRIVATE] = private
@@ -73,7 +73,7 @@ def load_side(run: Run, holder: str, side: SideName) -> GPT2LMHeadModel:
         for key, names in own.items():
             layout = Layout.of({name: both[name] for name in names})
             if key not in state or state[key].numel() != layout.size:
-                raise CheckpointError(f"{run.folder / 'checkpoints'} has no model of {holder} that fits; train again")
+                raise CheckpointError(f"{run.folder / 'checkpoints'} has no model of {client} that fits; train again")
             for name, view in layout.view(state[key]).items():
                 if name.startswith(f"{side}."):
                     parameters[name.removeprefix(f"{side}.")].copy_(view)
@@ -92,11 +92,11 @@ def computing(run: Run) -> AbstractContextManager[Any]:
     return autocast("fp32" if precision == "fp16" and not has_fp16(cpu) else precision, cpu)
 
 
-def _state(run: Run, holder: str) -> Mapping[str, Tensor | Any]:
-    """The holder's tensors in the last checkpoint, and `best/is_received`."""
+def _state(run: Run, client: str) -> Mapping[str, Tensor | Any]:
+    """The client's tensors in the last checkpoint, and `best/is_received`."""
     checkpoints = Checkpoints(run.folder / "checkpoints", keep=1)
     found = checkpoints.latest()
     if found is None:
         return {}
-    state = checkpoints.load_client(found, holder)
+    state = checkpoints.load_client(found, client)
     return {**state.tensors, BEST_IS_RECEIVED: state.numbers.get(BEST_IS_RECEIVED, 0)}

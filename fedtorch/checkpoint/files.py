@@ -30,11 +30,14 @@ _REFERENCE = re.compile(r"server\.(safetensors|json)|clients/[A-Za-z0-9_-]+-r\d{
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a checkpoint. path: relative to the checkpoints folder; bytes: its size; digest: xxh3, 64 bits."""
+    """A file of a checkpoint."""
 
     path: str
+    """Relative to the checkpoints folder; of the server's two files to the checkpoint's own."""
     bytes: int
+    """Its size."""
     digest: int
+    """xxh3 of its content, 64 bits."""
 
     def to_numbers(self) -> tuple[int, int, int]:
         """(size, upper and lower half of the digest): each is exact as int64 and as fp64. The path is not sent."""
@@ -48,18 +51,21 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint's manifest. folder: where it lies; round: rounds done; clients: the files of each that has a state.
-
-    Paths in `files` and `clients` begin with `clients/` or are the server's two files.
-    """
+class Manifest:
+    """What a checkpoint consists of."""
 
     folder: Path
+    """Where it lies."""
     round: int
+    """Rounds done."""
     config: dict[str, Any]
+    """The resolved config that it was written with."""
     facts: dict[str, Any]
+    """What else a run that goes on from it must agree with."""
     files: dict[str, FileEntry]
+    """Path -> file; paths begin with `clients/` or are the server's two files."""
     clients: dict[str, tuple[str, ...]]
+    """Client that has a state -> the paths of its files."""
 
     def locate(self, path: str) -> Path:
         """Where the file that the manifest calls `path` lies."""
@@ -115,7 +121,7 @@ def write_folder(
     sync(folder)
 
 
-def read_manifest(folder: Path) -> Found:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest in `folder`, checked against its own digest; the files it names are not.
 
     Raises:
@@ -134,7 +140,7 @@ def read_manifest(folder: Path) -> Found:
         strange = [p for p in (*files, *named) if p not in files or not _REFERENCE.fullmatch(p)]
         if strange:
             raise CheckpointError(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
-        return Found(folder, manifest["round"], manifest["config"], manifest["facts"], files, clients)
+        return Manifest(folder, manifest["round"], manifest["config"], manifest["facts"], files, clients)
     except OSError as error:
         advice = "name a folder such as runs/my_run/checkpoints/round_000012"
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); {advice}") from error
@@ -215,7 +221,7 @@ def load_tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: file.get_tensor(name).clone() for name in names}
 
 
-def checked(found: Found, path: str) -> Path:
+def checked(found: Manifest, path: str) -> Path:
     """Where the file `path` of `found` lies.
 
     Raises:

@@ -17,7 +17,7 @@ from fedtorch.checkpoint.files import (
     FOLDER,
     MANIFEST,
     FileEntry,
-    Found,
+    Manifest,
     check_present,
     checked,
     client_path,
@@ -37,13 +37,13 @@ from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
 
-__all__ = ["Checkpoints", "FileEntry", "Found"]
+__all__ = ["Checkpoints", "FileEntry", "Manifest"]
 
 logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of a run, in `folder`; the last `keep` are kept.
+    """The checkpoints of a run.
 
     1. Each home rank calls `write_client` for every client that changed, and sends the entry's numbers.
     2. The server calls `write`. It writes into `round_000012.partial` (manifest last), renames that to
@@ -58,9 +58,12 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int) -> None:
         if keep < 1:
             raise ValueError(f"`keep` is {keep}; at least one checkpoint must be kept")
-        self.folder, self.keep = folder, keep
-        # of the last checkpoint written or loaded, for unchanged clients
+        self.folder = folder
+        """Holds a folder for each checkpoint, and `clients/`, which they share."""
+        self.keep = keep
+        """How many checkpoints are kept."""
         self._entries: dict[str, tuple[FileEntry, ...]] = {}
+        """Of the last checkpoint written or loaded, for unchanged clients."""
 
     def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
         """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.
@@ -123,7 +126,7 @@ class Checkpoints:
             logger.warning("old checkpoints in %s could not be deleted: %s", self.folder, error)
         return target
 
-    def latest(self) -> Found | None:
+    def latest(self) -> Manifest | None:
         """The newest checkpoint whose files all have the right size and digest; None if there never was one.
 
         Server only (it reads every file); the others then use `at` with the round it found.
@@ -147,7 +150,7 @@ class Checkpoints:
             )
         return None
 
-    def open(self, folder: Path) -> Found:
+    def open(self, folder: Path) -> Manifest:
         """The checkpoint in `folder` (of this run or another), every file of it checked; server only.
 
         Raises:
@@ -159,7 +162,7 @@ class Checkpoints:
                 raise CheckpointError(fault)
         return found
 
-    def at(self, round: int) -> Found:
+    def at(self, round: int) -> Manifest:
         """This run's checkpoint after `round` rounds, files unchecked (loading checks what it loads).
 
         Raises:
@@ -173,7 +176,7 @@ class Checkpoints:
             )
         return read_manifest(folder)
 
-    def adopt(self, found: Found) -> Found:
+    def adopt(self, found: Manifest) -> Manifest:
         """Copy another run's checkpoint into this run's folder, so that every rank finds it with `at`; server only.
 
         A checkpoint that lies in this run's folder already is returned as it is.
@@ -196,7 +199,7 @@ class Checkpoints:
             put_in_place(partial, target)
         return read_manifest(target)
 
-    def load_server(self, found: Found) -> ServerState:
+    def load_server(self, found: Manifest) -> ServerState:
         """The server's state; the next `write` refers to the client files of `found`, one of this run's (`adopt`).
 
         Raises:
@@ -207,7 +210,9 @@ class Checkpoints:
         self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
         return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
 
-    def load_client(self, found: Found, client: str, is_wanted: Callable[[str], bool] = lambda _: True) -> ClientState:
+    def load_client(
+        self, found: Manifest, client: str, is_wanted: Callable[[str], bool] = lambda _: True
+    ) -> ClientState:
         """The state of `client`, an empty one if it had none; called on its home rank.
 
         is_wanted: asked for every entry, tensor or number; the others are not read.
@@ -226,7 +231,7 @@ class Checkpoints:
 
     def check_fits(
         self,
-        found: Found,
+        found: Manifest,
         config: Mapping[str, Any],
         difference: Callable[[dict[str, Any], dict[str, Any]], Sequence[str]],
         facts: Mapping[str, Any] | None = None,
@@ -271,7 +276,7 @@ class Checkpoints:
         return found
 
     def _retire(self, round: int) -> None:
-        kept: list[Found] = []
+        kept: list[Manifest] = []
         for number, folder in sorted(self._folders().items(), reverse=True):
             try:
                 if number <= round and len(kept) < self.keep:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.config.find import find, run_name
+from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.config.validate import at, field_names, unknown, validate, wrong
@@ -44,8 +45,6 @@ NO_EFFECT = (
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 
-MASK = "<masked>"
-_SECRET = {"token", "key", "secret", "password"}
 _HIDDEN = ("task_name", "algorithm_name")
 
 
@@ -113,7 +112,7 @@ def to_dict(config: Config, *, masked: bool = False) -> dict[str, Any]:
             kind = type(getattr(config, field.name))
             name = getattr(config, f"{field.name}_name") or f"{kind.__module__}:{kind.__qualname__}"
             data[field.name] = {"name": name, **data[field.name]}
-    return _masked(data) if masked else data
+    return mask_data(data) if masked else data
 
 
 def to_yaml(config: Config) -> str:
@@ -278,14 +277,8 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _masked(data: Any, key: str = "") -> Any:
-    if isinstance(data, dict):
-        return {name: _masked(value, name) for name, value in data.items()}
-    return MASK if isinstance(data, str) and data and key.lower().split("_")[-1] in _SECRET else data
-
-
 def _shown(value: Any, key: str) -> str:
-    value = _masked(value, key.rpartition(".")[2])
+    value = mask_data(value, key.rpartition(".")[2])
     return value if isinstance(value, str) else json.dumps(value)
 
 

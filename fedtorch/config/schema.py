@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedtorch.config.system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
-from fedtorch.config.training import ClientConfig, Count, EngineConfig, Positive, ServerConfig, Whole
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count, Positive, Whole
+from fedtorch.core.settings import ServerConfig
+from fedtorch.train.settings import ClientConfig, EngineConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -85,23 +87,24 @@ class PartitionConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """`eval`: when and on what the models are judged, and which one is kept as the best."""
+    """`eval`: when and on what the models are evaluated, and which one is kept as the best."""
 
     every: Whole = 1
     """Rounds between evaluations, counted from the first; 0: none during training."""
     split: str = "dev"
-    """Split judged during training, by which the best model is chosen."""
+    """Split evaluated during training, by which the best model is chosen."""
     final_split: str = "test"
-    """Split the best model is judged on at the end."""
+    """Split the best model is evaluated on at the end."""
     select_by: str | None = None
     """Metric that chooses the best model; null: the task's main metric."""
     point: Literal["received", "trained"] = "received"
-    """The model a client is judged with: the server's (beside its private parameters), or its own as it was after its
-    training of the round, before the server combined it; a client that sat out the round has only the former. Where a
-    client has a model that the server never overwrites (paradigm local, personal algorithms), it is always that one."""
+    """The model a client is evaluated with: the server's (beside its private parameters), or its own as it was after
+    its training of the round, before the server combined it; a client that sat out the round has only the former. Where
+    a client has a model that the server never overwrites (paradigm local, personal algorithms), it is always that one.
+    """
     also_received: bool = False
-    """With `point: trained`: judge both; scores of the former are called `received/<metric>`, at the end those of the
-    newest weights."""
+    """With `point: trained`: evaluate both; scores of the former are called `received/<metric>`, at the end those of
+    the newest weights."""
     best: Literal["together", "per_client"] = "together"
     """One best round by the scores of all clients, or each client keeps the model of its own best round. Where
     nothing is exchanged it is always the latter."""
@@ -177,26 +180,8 @@ class Config:
                 "system.backend is nccl but clients.on_loss is continue, and an NCCL group cannot be formed anew "
                 "around a rank that is lost; set system.backend to auto or clients.on_loss to restart"
             )
-        if self.paradigm == "centralized" and self.per_client:
-            raise ConfigError(
-                f"per_client has entries ({', '.join(list(self.per_client)[:3])}) but paradigm is centralized, which "
-                f"has one client that owns all data; set per_client to null"
-            )
-        if self.paradigm == "centralized" and self.partition.private:
-            raise ConfigError(
-                "partition.private is set but paradigm is centralized, where the one client's private parameters would "
-                "reach none of those that are judged; set partition.private to []"
-            )
-        if self.paradigm == "centralized" and self.eval.point == "trained":
-            raise ConfigError(
-                "eval.point is trained but paradigm is centralized, where those that are judged do not train; set "
-                "eval.point to received and eval.also_received to false"
-            )
-        if self.paradigm == "centralized" and self.system.placement == "pinned":
-            raise ConfigError(
-                "paradigm is centralized, where one client owns all data, but system.placement is pinned, where no "
-                "rank has all data; set system.placement to balanced"
-            )
+        if self.paradigm == "centralized":
+            self._check_centralized()
         if self.paradigm != "federated" and self.clients.max_norm_to_median is not None:
             raise ConfigError(
                 f"clients.max_norm_to_median is set but paradigm is {self.paradigm}, where no updates of several "
@@ -207,10 +192,30 @@ class Config:
                 "eval.also_received is true but paradigm is local, where nothing is received; set eval.also_received "
                 "to false"
             )
-        if self.algorithm_name == "fedopt" and self.paradigm == "federated" and self.server.optimizer == "none":
+        if self.paradigm == "federated" and self.algorithm is not None:  # null while the other sections are checked
+            self.algorithm.check_server(self.server)
+
+    def _check_centralized(self) -> None:
+        """Nothing that tells clients apart has an effect, or they would be evaluated with a model not theirs."""
+        if self.per_client:
             raise ConfigError(
-                "server.optimizer is none but algorithm.name is fedopt; set server.optimizer, for example to sgd, "
-                "or algorithm.name to fedavg"
+                f"per_client has entries ({', '.join(list(self.per_client)[:3])}) but paradigm is centralized, which "
+                f"has one client that owns all data; set per_client to null"
+            )
+        if self.partition.private:
+            raise ConfigError(
+                "partition.private is set but paradigm is centralized, where the one client's private parameters would "
+                "reach none of those that are evaluated; set partition.private to []"
+            )
+        if self.eval.point == "trained":
+            raise ConfigError(
+                "eval.point is trained but paradigm is centralized, where those that are evaluated do not train; set "
+                "eval.point to received and eval.also_received to false"
+            )
+        if self.system.placement == "pinned":
+            raise ConfigError(
+                "paradigm is centralized, where one client owns all data, but system.placement is pinned, where no "
+                "rank has all data; set system.placement to balanced"
             )
 
     @property
@@ -223,11 +228,11 @@ class Config:
         changes = self.per_client.get(name)
         return replace(self.client, **changes) if changes else self.client
 
-    def check_clients(self, names: Sequence[str]) -> None:
-        """To be called once the task's clients are known.
+    def check_client_names(self, names: Sequence[str]) -> None:
+        """To be called once the names that `per_client` may have are known.
 
         Raises:
-            ConfigError: `per_client` names a client the task does not have, or a round wants more clients than exist.
+            ConfigError: it has another one.
         """
         for name in self.per_client:
             if name not in names and self.paradigm != "centralized":
@@ -236,16 +241,23 @@ class Config:
                     f"per_client.{name} is set but the task `{self.task_name}` has no client `{name}`; "
                     + (f"did you mean `{near[0]}`?" if near else f"its clients are {', '.join(list(names)[:10])}")
                 )
-        if self.clients.max_norm_to_median is not None and len(names) < 3:
+
+    def check_client_numbers(self, number: int) -> None:
+        """To be called once the number of clients that train is known.
+
+        Raises:
+            ConfigError: a round wants more.
+        """
+        if self.clients.max_norm_to_median is not None and number < 3:
             raise ConfigError(
-                f"clients.max_norm_to_median is set but the task `{self.task_name}` has {len(names)} clients, and a "
+                f"clients.max_norm_to_median is set but the task `{self.task_name}` has {number} clients, and a "
                 "median of fewer than 3 norms tells nothing; use clients.max_update_norm"
             )
         for key in ("per_round", "min"):
             value = getattr(self.clients, key)
-            if value != "all" and value > len(names) and (self.paradigm == "federated" or key == "min"):
+            if value != "all" and value > number and (self.paradigm == "federated" or key == "min"):
                 advice = "`all` or at most" if key == "per_round" else "at most"
                 raise ConfigError(
-                    f"clients.{key} is {value} but the task `{self.task_name}` has {len(names)} clients; "
-                    f"set it to {advice} {len(names)}"
+                    f"clients.{key} is {value} but the task `{self.task_name}` has {number} clients; "
+                    f"set it to {advice} {number}"
                 )

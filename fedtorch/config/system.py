@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedtorch.config.training import Count, Positive, Whole
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count, Positive, Whole
 
 
 @dataclass(frozen=True)

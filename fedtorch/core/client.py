@@ -19,11 +19,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Client:
-    """One data holder. index: its place in the manifest's order; sizes: examples per split."""
+    """One data holder."""
 
     name: str
     index: int
+    """Its place in the manifest's order."""
     sizes: dict[str, int] = field(default_factory=dict, hash=False)
+    """Split -> number of examples."""
 
 
 @dataclass

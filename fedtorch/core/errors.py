@@ -54,7 +54,7 @@ class DeadlineError(LostRankError):
 
 
 class CollectiveFailed(DeadlineError):
-    """A collective failed here and the run can go on without the lost rank; see `RoundContext.retry_on_loss`."""
+    """A collective failed here and the run can go on without the lost rank; see `Membership.retry_on_loss`."""
 
 
 class CheckpointError(FedtorchError, RuntimeError):

@@ -56,6 +56,11 @@ WEIGHTS = "weights"
 BEST = "best"
 """the shared weights of the best round, flat; written by `BestModel`"""
 
+# --- tensors and numbers of the server
+
+SERVER_JOB = "server/"
+"""how the entries begin that the server's training on its own data keeps, as a client's would; by `ServerTraining`"""
+
 # --- numbers of the server
 
 SERVER_STEPS = "server_steps"

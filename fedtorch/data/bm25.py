@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import bm25s
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from fedtorch.core.extras import require
+
+if TYPE_CHECKING:
+    import bm25s
 
 # Close to Elasticsearch's standard analyser: letters, digits and `_`, also with an apostrophe or a full stop between
 # them (`don't`, `3.5`, `example.com` are one word each). No stop words, no stemming.
@@ -28,10 +33,14 @@ class BM25:
     query's tokens (a token that occurs twice counts twice), in double precision.
 
     Raises:
+        ConfigError: bm25s is not installed.
         ValueError: no texts.
     """
 
     def __init__(self, texts: Sequence[str], *, tokenise: Callable[[str], list[str]] = words) -> None:
+        require("BM25", "bm25s", extra="fedmatch")
+        import bm25s
+
         if not texts:
             raise ValueError("no texts to index; expected at least one")
         self.texts = list(texts)

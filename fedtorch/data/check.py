@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.extras import require
 from fedtorch.data.text2sql import target_text
 from fedtorch.metrics.exact_match import exact_match
 from fedtorch.text.sentencepiece import decode
@@ -85,8 +86,9 @@ def count_parsed(golds: Iterable[str], *, dialect: str = "mysql") -> tuple[int, 
     A diagnosis of the data only: exact match compares strings.
 
     Raises:
-        ImportError: sqlglot (extra `text2sql`) is not installed.
+        ConfigError: sqlglot is not installed.
     """
+    require("parsing SQL", "sqlglot", extra="lorar")
     import sqlglot
 
     queries = set(golds)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.extras import require
 from fedtorch.core.seeds import generator_for, seed_for
 from fedtorch.data.bm25 import BM25
 
@@ -77,6 +78,15 @@ def cover_triples(
             negative = (positive + 1 + _draw(len(answers) - 1, generator)) % len(answers)
             triples.append(Triple(public[cover], answers[positive], answers[negative]))
     return triples
+
+
+def require_packages(what: str) -> None:
+    """Refuse `what`, which takes cover queries, where they cannot be made.
+
+    Raises:
+        ConfigError: bm25s or scikit-learn is not installed.
+    """
+    require(what, "bm25s", "sklearn", extra="fedmatch")
 
 
 def topics(pool: Sequence[str], questions: Sequence[str], *, clusters: int, seed: int) -> tuple[list[int], list[int]]:

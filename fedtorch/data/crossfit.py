@@ -27,22 +27,28 @@ ONE_ANSWER = ("ACC", "Classification-F1", "Matthew-Correlation")  # metrics of t
 
 
 class Row(NamedTuple):
-    """An example: what is asked, and every acceptable answer."""
+    """An example."""
 
     input: str
+    """what is asked"""
     outputs: tuple[str, ...]
+    """every acceptable answer"""
+
+
+TaskRows = tuple[dict[str, list[Row]], dict[str, int]]
+"""(split -> rows, split -> how many were left out) of a task."""
 
 
 @dataclass(frozen=True)
 class FewShot:
-    """How a task's seeds become its sets. test: `few-shot` draws as many as for training, `whole` takes all rows.
-
-    per_task: 16 examples per task in place of 16 per label, as the paper words it.
-    """
+    """How a task's files become its sets."""
 
     seeds: tuple[int, ...] = SEEDS
+    """the gym's seeds whose files are joined"""
     test: str = "few-shot"
+    """few-shot: draw as many as for training; whole: take all rows"""
     per_task: bool = False
+    """16 examples per task in place of 16 per label, as the paper words it"""
 
 
 def known_tasks(file: Path | None) -> dict[str, GymTask]:
@@ -142,8 +148,8 @@ def read_tsv(path: Path, *, one_answer: bool = False) -> list[Row]:
     return rows
 
 
-def read_task(gym: Path, task: GymTask, how: FewShot) -> tuple[dict[str, list[Row]], dict[str, int]]:
-    """(split -> rows, counts of what was left out) of a task.
+def read_task(gym: Path, task: GymTask, how: FewShot) -> TaskRows:
+    """The sets of a task.
 
     train: union of the seeds' few-shot training files without duplicates. test: union over the seeds of the same
     sampling from each seed's test file (CrossFit's validation split), so that it is as small as the paper's. dev:

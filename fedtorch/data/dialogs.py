@@ -20,7 +20,7 @@ Turns = list[list[str]]
 USER, ASSISTANT = "user", "assistant"
 _SIDES = {"user": USER, "assistant": ASSISTANT, "system": ASSISTANT}
 
-# Taskmaster-1: the part of `instruction_id` before the first `-`, and the paper's data holder.
+# Taskmaster-1: the part of `instruction_id` before the first `-`, and the paper's client.
 TASKMASTER_1 = {
     "auto": "repair",
     "coffee": "coffee",
@@ -39,17 +39,19 @@ DROPPED = {
 
 
 @dataclass
-class Found:
-    """Dialogs per data holder, and what was left out (reasons of `DROPPED`: the first three count dialogs)."""
+class DialogSet:
+    """What was read of a published set."""
 
-    holders: dict[str, list[Turns]] = field(default_factory=dict)
+    clients: dict[str, list[Turns]] = field(default_factory=dict)
+    """client -> its dialogs"""
     dropped: Counter[str] = field(default_factory=Counter)
+    """what was left out, by the reasons of `DROPPED`; the first three count dialogs"""
 
-    def add(self, holder: str, utterances: Iterable[tuple[str, str]], *, merge: bool) -> None:
+    def add(self, client: str, utterances: Iterable[tuple[str, str]], *, merge: bool) -> None:
         """Clean a dialog and keep it, if both sides speak."""
         turns = self.clean(utterances, merge=merge)
         if len({side for side, _ in turns}) == 2:
-            self.holders.setdefault(holder, []).append(turns)
+            self.clients.setdefault(client, []).append(turns)
         else:
             self.dropped["one_side" if turns else "empty"] += 1
 
@@ -75,17 +77,17 @@ class Found:
         return turns
 
 
-def read_taskmaster_1(files: Iterable[Path], *, merge: bool = True) -> Found:
+def read_taskmaster_1(files: Iterable[Path], *, merge: bool = True) -> DialogSet:
     """Self and Wizard-of-Oz dialogs merged, by domain under the paper's six names.
 
     Raises:
         DataError: a file is no list of dialogs, or a dialog has no known `instruction_id` or speaker.
     """
-    return _read_taskmaster(files, merge, "instruction_id", _holder_of_instruction)
+    return _read_taskmaster(files, merge, "instruction_id", _client_of_instruction)
 
 
-def read_taskmaster_4(files: Iterable[Path], *, merge: bool = True) -> Found:
-    """Coffee orders; the holder is `vertical` in small letters.
+def read_taskmaster_4(files: Iterable[Path], *, merge: bool = True) -> DialogSet:
+    """Coffee orders; the client is `vertical` in small letters.
 
     Raises:
         DataError: see `read_taskmaster_1`.
@@ -93,43 +95,43 @@ def read_taskmaster_4(files: Iterable[Path], *, merge: bool = True) -> Found:
     return _read_taskmaster(files, merge, "vertical", lambda name: name.strip().lower() or None)
 
 
-def read_sgd(files: Iterable[Path], *, merge: bool = True) -> Found:
+def read_sgd(files: Iterable[Path], *, merge: bool = True) -> DialogSet:
     """Dialogs with exactly one service, by domain: the service's name before `_`, in small letters.
 
     Raises:
         DataError: a file is no list of dialogs, or a dialog lacks a field.
     """
-    found = Found()
+    found = DialogSet()
     for path in files:
         for place, dialog in _dialogs(path):
             services = dialog.get("services")
             if not isinstance(services, list) or not all(isinstance(name, str) and name for name in services):
                 raise DataError(f"{path}, dialog {place}: `services` is no list of names")
             if len(services) == 1:
-                holder = services[0].partition("_")[0].lower()
-                found.add(holder, _utterances(path, place, dialog, "turns", "utterance"), merge=merge)
+                client = services[0].partition("_")[0].lower()
+                found.add(client, _utterances(path, place, dialog, "turns", "utterance"), merge=merge)
             else:
                 found.dropped["several_services"] += 1
     return found
 
 
-def _read_taskmaster(files: Iterable[Path], merge: bool, key: str, holder_of: Callable[[str], str | None]) -> Found:
-    found = Found()
+def _read_taskmaster(files: Iterable[Path], merge: bool, key: str, client_of: Callable[[str], str | None]) -> DialogSet:
+    found = DialogSet()
     for path in files:
         for place, dialog in _dialogs(path):
             name = dialog.get(key)
-            holder = holder_of(name) if isinstance(name, str) else None
-            if holder is None:
+            client = client_of(name) if isinstance(name, str) else None
+            if client is None:
                 raise DataError(
                     f"{path}, dialog {place}: no known `{key}`; expected "
                     + (f"one that begins with {', '.join(TASKMASTER_1)}" if key == "instruction_id" else "a name")
                     + "; is it another release?"
                 )
-            found.add(holder, _utterances(path, place, dialog, "utterances", "text"), merge=merge)
+            found.add(client, _utterances(path, place, dialog, "utterances", "text"), merge=merge)
     return found
 
 
-def _holder_of_instruction(name: str) -> str | None:
+def _client_of_instruction(name: str) -> str | None:
     return TASKMASTER_1.get(name.partition("-")[0])
 
 

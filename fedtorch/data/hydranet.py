@@ -82,7 +82,7 @@ class Rows:
         self._pieces: dict[str, list[int]] = {}
 
     def labelled(self, found: Mapping[str, Any]) -> Question | None:
-        """The question with labels; None if a value is not in it or is cut off: not to be trained or judged on."""
+        """The question with labels; None if a value is not in it or is cut off: not to be trained or evaluated on."""
         question = self._question(found)
         spans = {}
         for column, _, value in found["conds"]:

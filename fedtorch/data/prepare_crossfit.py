@@ -13,15 +13,14 @@ import torch
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
-from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, files_of, find_tasks, known_tasks, read_task
+from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, TaskRows, files_of, find_tasks, known_tasks, read_task
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
-from fedtorch.data.folder import atomic_folder, read_manifest, write_client, write_manifest
-from fedtorch.data.recipe import Recipe, is_prepared
+from fedtorch.data.folder import write_client, write_manifest
+from fedtorch.data.recipe import Recipe, prepare_once
 
 log = logging.getLogger(__name__)
 
 PAPER = "paper"
-MAX_TARGET_TOKENS = 64
 
 
 def prepare_crossfit(
@@ -48,8 +47,6 @@ def prepare_crossfit(
         DataError: a file is missing or malformed, `out` was prepared differently, or there are too few tasks.
         ConfigError: no vocabulary of that size can be trained.
     """
-    from fedtorch.text.sentencepiece import load_tokenizer, train_vocabulary
-
     how = how or FewShot()
     known = known_tasks(tasks)
     found = find_tasks(raw, known)
@@ -62,32 +59,44 @@ def prepare_crossfit(
         "few_shot": {"seeds": list(how.seeds), "test": how.test, "per_task": how.per_task},
         "vocab_size": vocab_size,
     }
-    if is_prepared(out, options):
-        return read_manifest(out)
-    paper = set(paper_tasks()) if clients == PAPER else set()
-    missing = sorted(paper - set(found)) if paper & set(found) else []
-    if missing:
-        log.warning("%d of the paper's tasks are not in %s and are left out", len(missing), raw)
-    with atomic_folder(out) as folder:
+
+    def write(folder: Path) -> None:
+        paper = set(paper_tasks()) if clients == PAPER else set()
+        missing = sorted(paper - set(found)) if paper & set(found) else []
+        if missing:
+            log.warning("%d of the paper's tasks are not in %s and are left out", len(missing), raw)
         read = {name: read_task(raw, task, how) for name, task in used.items()}
-        entries, sizes = {}, {}
-        for client, names in placement.items():
-            splits = {split: [_as_row(n, row) for n in names for row in read[n][0][split]] for split in SPLITS}
-            sizes[client] = {split: {n: len(read[n][0][split]) for n in names} for split in SPLITS}
-            entries[client] = write_client(folder, client, splits, facts={"tasks": names})
-        texts = [text for name in used for row in read[name][0]["train"] for text in _texts(name, row)]
-        train_vocabulary(texts, folder / "tokenizer", size=vocab_size)
-        record = {
-            "options": options,
-            "tasks": {name: {"metric": task.metric, "group": task.group} for name, task in used.items()},
-            "sizes": sizes,
-            "missing": missing,
-            "left_out": {name: read[name][1] for name in used if any(read[name][1].values())},
-            "vocabulary": len(load_tokenizer(folder / "tokenizer")),
-        }
-        write_manifest(folder, "crossfit", clients=entries, record=record)
-    is_prepared(out, options)  # another process may have been faster, with other options
-    return read_manifest(out)
+        _write(folder, used, read, placement, {"options": options, "missing": missing})
+
+    return prepare_once(out, options, write)
+
+
+def _write(
+    folder: Path,
+    tasks: Mapping[str, GymTask],
+    read: Mapping[str, TaskRows],
+    placement: Mapping[str, Sequence[str]],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write the clients' files, vocabulary and manifest. read: what `read_task` gave of each task."""
+    from fedtorch.text.sentencepiece import load_tokenizer, train_vocabulary
+
+    entries, sizes = {}, {}
+    for client, names in placement.items():
+        splits = {split: [_as_row(n, row) for n in names for row in read[n][0][split]] for split in SPLITS}
+        sizes[client] = {split: {n: len(read[n][0][split]) for n in names} for split in SPLITS}
+        entries[client] = write_client(folder, client, splits, facts={"tasks": names})
+    texts = [text for name in tasks for row in read[name][0]["train"] for text in _texts(name, row)]
+    train_vocabulary(texts, folder / "tokenizer", size=facts["options"]["vocab_size"])
+    record = {
+        "options": facts["options"],
+        "tasks": {name: {"metric": task.metric, "group": task.group} for name, task in tasks.items()},
+        "sizes": sizes,
+        "missing": facts["missing"],
+        "left_out": {name: read[name][1] for name in tasks if any(read[name][1].values())},
+        "vocabulary": len(load_tokenizer(folder / "tokenizer")),
+    }
+    write_manifest(folder, "crossfit", clients=entries, record=record)
 
 
 def place_tasks(

@@ -1,4 +1,4 @@
-"""`python -m fedtorch.data prepare dialog`: two-side dialogs by domain, each domain one data holder."""
+"""`python -m fedtorch.data prepare dialog`: two-side dialogs by domain, each domain one client."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import torch
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.dialog_folder import SPLITS, write_dialogs
-from fedtorch.data.dialogs import TASKMASTER_1, Found, Turns, read_sgd, read_taskmaster_1, read_taskmaster_4
-from fedtorch.data.folder import atomic_folder, read_manifest
-from fedtorch.data.recipe import Recipe, digests, is_prepared
+from fedtorch.data.dialogs import TASKMASTER_1, DialogSet, Turns, read_sgd, read_taskmaster_1, read_taskmaster_4
+from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
 
-SGD_HOLDERS = ("flights", "events", "services", "hotels", "restaurants", "movies")
+SGD_CLIENTS = ("flights", "events", "services", "hotels", "restaurants", "movies")
 # FedAssistant: about 1,800, 200 and 200 dialogs per domain.
 _HELD_OUT = 11
 _PATTERNS = {
     "taskmaster1": ("self-dialogs*.json", "woz-dialogs*.json", "sample.json"),
     "taskmaster4": ("data/data_*.json", "data_*.json"),
 }
-_READERS: dict[str, Callable[..., Found]] = {"taskmaster1": read_taskmaster_1, "taskmaster4": read_taskmaster_4}
+_READERS: dict[str, Callable[..., DialogSet]] = {"taskmaster1": read_taskmaster_1, "taskmaster4": read_taskmaster_4}
 
 
 def prepare_dialog(
     raw: Path, out: Path, *, source: str, vocab_size: int = 4000, merge: bool = True, seed: int = 0
 ) -> dict[str, Any]:
-    """Prepares the data holders and returns the manifest. A row is {"turns": [[side, text], ...]}.
+    """Prepares the clients and returns the manifest. A row is {"turns": [[side, text], ...]}.
 
     source: `sgd` (its own splits), or `taskmaster1`, `taskmaster4` (one random split per domain: an eleventh each
     for dev and test). `tokenizer/` holds a byte-level vocabulary of the training dialogs.
@@ -45,13 +44,12 @@ def prepare_dialog(
         "merge": merge,
         "seed": seed,
     }
-    if is_prepared(out, options):
-        return read_manifest(out)
-    holders, dropped = _read(files, source, merge, seed)
-    with atomic_folder(out) as folder:
-        write_dialogs(folder, holders, {"options": options, "dropped": dropped}, vocab_size=vocab_size)
-    is_prepared(out, options)  # another process may have been faster, with other options
-    return read_manifest(out)
+
+    def write(folder: Path) -> None:
+        clients, dropped = _read(files, source, merge, seed)
+        write_dialogs(folder, clients, {"options": options, "dropped": dropped}, vocab_size=vocab_size)
+
+    return prepare_once(out, options, write)
 
 
 def _files(raw: Path, source: str) -> dict[str, list[Path]]:
@@ -70,25 +68,25 @@ def _files(raw: Path, source: str) -> dict[str, list[Path]]:
 def _read(
     files: Mapping[str, Sequence[Path]], source: str, merge: bool, seed: int
 ) -> tuple[dict[str, dict[str, list[Turns]]], dict[str, dict[str, int]]]:
-    """LocalUpdates -> split -> dialogs, and what was left out."""
+    """Client -> split -> dialogs, and what was left out."""
     if source == "sgd":
         found = {split: read_sgd(group, merge=merge) for split, group in files.items()}
-        names = [name for name in SGD_HOLDERS if any(name in f.holders for f in found.values())]
-        names += sorted({name for f in found.values() for name in f.holders} - set(names))
-        holders = {name: {split: f.holders.get(name, []) for split, f in found.items()} for name in names}
-        return holders, {split: dict(f.dropped) for split, f in found.items()}
+        names = [name for name in SGD_CLIENTS if any(name in f.clients for f in found.values())]
+        names += sorted({name for f in found.values() for name in f.clients} - set(names))
+        clients = {name: {split: f.clients.get(name, []) for split, f in found.items()} for name in names}
+        return clients, {split: dict(f.dropped) for split, f in found.items()}
     everything = _READERS[source](files["all"], merge=merge)
     order = [*TASKMASTER_1.values()]
-    names = sorted(everything.holders, key=lambda name: (order.index(name) if name in order else len(order), name))
+    names = sorted(everything.clients, key=lambda name: (order.index(name) if name in order else len(order), name))
     return (
-        {name: split_randomly(everything.holders[name], seed, name) for name in names},
+        {name: split_randomly(everything.clients[name], seed, name) for name in names},
         {"all": dict(everything.dropped)},
     )
 
 
-def split_randomly(dialogs: Sequence[Turns], seed: int, holder: str) -> dict[str, list[Turns]]:
+def split_randomly(dialogs: Sequence[Turns], seed: int, client: str) -> dict[str, list[Turns]]:
     """An eleventh each (rounded) for dev and test, the rest for training."""
-    order = torch.randperm(len(dialogs), generator=generator_for(seed, "split", holder)).tolist()
+    order = torch.randperm(len(dialogs), generator=generator_for(seed, "split", client)).tolist()
     held = round(len(dialogs) / _HELD_OUT)
     cuts = {"dev": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}
     return {split: [dialogs[i] for i in sorted(cuts[split])] for split in SPLITS}
@@ -108,16 +106,5 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     )
 
 
-def _synthetic_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (0)")
-
-
-def _run_synthetic(args: argparse.Namespace) -> Mapping[str, Any]:
-    from fedtorch.data.synthetic.dialogs import prepare
-
-    prepare(args.out, seed=args.seed)
-    return read_manifest(args.out)
-
-
 RECIPE = Recipe("two-side dialogs by domain (FedAssistant)", _arguments, _run)
-SYNTHETIC_RECIPE = Recipe("small made-up dialogs of six domains", _synthetic_arguments, _run_synthetic)
+SYNTHETIC_RECIPE = synthetic_recipe("small made-up dialogs of six domains", "fedtorch.data.synthetic.dialogs")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.extras import require
 from fedtorch.data.fedqa import CLIENTS
-from fedtorch.data.folder import atomic_folder, read_manifest
-from fedtorch.data.recipe import Recipe, digests, is_prepared
+from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
 
 if TYPE_CHECKING:  # not at run time: transformers takes seconds to import, and other recipes do without
     from fedtorch.data.fedqa_rows import Sampling
@@ -42,8 +42,9 @@ def prepare_fedqa(
 
     Raises:
         DataError: a file is missing or malformed, or `out` was prepared differently.
-        ConfigError: shares or sizes that cannot be.
+        ConfigError: shares or sizes that cannot be, or bm25s is not installed.
     """
+    require("prepare fedqa", "bm25s", extra="fedmatch")
     from fedtorch.data.fedqa_released import released_clients, released_files
     from fedtorch.data.fedqa_rows import Sampling
     from fedtorch.data.qa_folder import write_qa
@@ -57,15 +58,14 @@ def prepare_fedqa(
         **asdict(sampling),
         "vocab_size": vocab_size,
     }
-    if is_prepared(out, options):
-        return read_manifest(out)
-    with atomic_folder(out) as folder:
+
+    def write(folder: Path) -> None:
         make = _released if released else _collections
         clients, pool, notes = make(raw, released or CLIENTS, shares, sampling)
         record = {"options": options, "layout": "released" if released else "collections", "notes": notes}
         write_qa(folder, "fedqa", clients, pool=pool, vocab_size=vocab_size, record=record)
-    is_prepared(out, options)  # another process may have been faster, with other options
-    return read_manifest(out)
+
+    return prepare_once(out, options, write)
 
 
 _Clients = dict[str, dict[str, list["QARow"]]]
@@ -133,16 +133,5 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     return prepare_fedqa(args.raw, args.out, shares=tuple(args.shares), sampling=sampling, vocab_size=args.vocab_size)
 
 
-def _synthetic_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (0)")
-
-
-def _run_synthetic(args: argparse.Namespace) -> Mapping[str, Any]:
-    from fedtorch.data.synthetic_qa import prepare
-
-    prepare(args.out, seed=args.seed)
-    return read_manifest(args.out)
-
-
 RECIPE = Recipe("FedMatch's five question answering clients", _arguments, _run)
-SYNTHETIC_RECIPE = Recipe("small made-up question answering clients", _synthetic_arguments, _run_synthetic)
+SYNTHETIC_RECIPE = synthetic_recipe("small made-up question answering clients", "fedtorch.data.synthetic_qa")

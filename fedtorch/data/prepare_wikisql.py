@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.folder import read_manifest, write_client, write_manifest
+from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.indexed import write_index
-from fedtorch.data.paths import atomic_folder
-from fedtorch.data.recipe import is_prepared
+from fedtorch.data.recipe import prepare_once
 from fedtorch.data.wikisql import Row, is_labelable, read_split
 from fedtorch.text.byte_bpe import train_subwords
 
@@ -44,12 +43,12 @@ def prepare_wikisql(raw: Path, out: Path, *, extra: bool = True, vocab_size: int
     """
     folders = [raw, *([raw / "extra"] if extra and (raw / "extra").is_dir() else [])]
     options = {"sources": _digests(folders), "extra": len(folders) > 1, "vocab_size": vocab_size}
-    if not is_prepared(out, options):
-        splits = {split: [row for folder in folders for row in read_split(folder, split)] for split in SPLITS}
-        with atomic_folder(out) as folder:
-            write_pool(folder, "wikisql", splits, options)
-        is_prepared(out, options)  # another process may have been faster, with other options
-    return read_manifest(out)
+
+    def write(folder: Path) -> None:
+        splits = {split: [row for part in folders for row in read_split(part, split)] for split in SPLITS}
+        write_pool(folder, "wikisql", splits, options)
+
+    return prepare_once(out, options, write)
 
 
 def write_pool(folder: Path, name: str, splits: Mapping[str, Sequence[Row]], options: Mapping[str, Any]) -> None:

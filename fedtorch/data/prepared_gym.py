@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.extras import require
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import read_manifest, read_rows
-from fedtorch.metrics.generation import METRICS, SHORT
+from fedtorch.metrics.generation import LIBRARIES, METRICS, SHORT
 
 _FIELDS: dict[str, type] = {"task": str, "input": str, "outputs": list}
 _KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")  # what a score may be called, see `comm.wire`
@@ -77,6 +78,16 @@ class PreparedGym:
             keys.add(key)
             found[name] = metric
         return found
+
+    def require_packages(self) -> None:
+        """See that the tasks' metrics can be computed.
+
+        Raises:
+            ConfigError: a package that one needs is not installed.
+        """
+        for metric in dict.fromkeys(self.metric_of.values()):
+            if package := LIBRARIES.get(metric):
+                require(f"the metric {metric}, for {self.folder},", package, extra="fewfedweight")
 
     @cached_property
     def digest(self) -> str:

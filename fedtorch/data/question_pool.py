@@ -1,4 +1,4 @@
-"""Who holds which questions of a prepared pool: the server, the clients, and the parts that are judged."""
+"""Who holds which questions of a prepared pool: the server, the clients, and the parts for evaluation."""
 
 from __future__ import annotations
 
@@ -25,17 +25,24 @@ CLIENT, PART = "client", "part"
 class QuestionPool:
     """A prepared folder and how it is shared out. Rows are read when asked for; only integers stay in memory.
 
-    limits: split -> at most so many questions, a fixed random subset. The other fields: see `tasks.wikisql.WikiSQL`.
+    What the fields do is said where they are keys, in `tasks.wikisql.WikiSQL`.
     """
 
     folder: Path
     server: int
+    """`task.server_labelled`"""
     clients: int
+    """`task.num_clients`"""
     sizes: tuple[int, int]
+    """`task.client_size`"""
     seed: int
+    """`task.deal_seed`"""
     max_words: int | None
+    """`task.max_words`"""
     parts: int
+    """`task.parts`"""
     limits: Mapping[str, int | None]
+    """split -> at most so many questions, a fixed random subset; None: all"""
 
     @cached_property
     def dealt(self) -> Deal:
@@ -51,7 +58,7 @@ class QuestionPool:
         found = {f"{CLIENT}{place:0{width}}": same[size] for place, size in enumerate(sizes)}
         width = len(str(self.parts - 1))
         for part in range(self.parts):
-            found[f"{PART}{part:0{width}}"] = {split: len(self._judged(split, part)) for split in ("dev", "test")}
+            found[f"{PART}{part:0{width}}"] = {split: len(self._part(split, part)) for split in ("dev", "test")}
         return found
 
     def read_server(self) -> list[dict[str, Any]]:
@@ -67,7 +74,7 @@ class QuestionPool:
         if client not in self.manifest:
             raise DataError(f"there is no client {ascii(client)[:60]} among {self.clients}")
         if self.is_part(client):
-            return self._rows(split).read(self._judged(split, int(client.removeprefix(PART))))
+            return self._rows(split).read(self._part(split, int(client.removeprefix(PART))))
         return self._rows(split).read(self.dealt.of(int(client.removeprefix(CLIENT))))
 
     def usable(self, split: str) -> NDArray[np.int32]:
@@ -93,7 +100,7 @@ class QuestionPool:
     def _rows(self, split: str) -> IndexedRows:
         return IndexedRows(self.folder / POOL / f"{split}.jsonl")
 
-    def _judged(self, split: str, part: int) -> list[int]:
+    def _part(self, split: str, part: int) -> list[int]:
         """Every `parts`-th of the split's questions, of the subset where there is a limit."""
         rows, limit = self.usable(split), self.limits.get(split)
         if limit is not None and limit < len(rows):

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 
 from fedtorch.core.seeds import generator_for
-from fedtorch.data.folder import atomic_folder
 from fedtorch.data.qa_folder import QARow, write_qa
-from fedtorch.data.recipe import is_prepared
+from fedtorch.data.recipe import prepare_once
 
 VOCAB_SIZE = 700
 _DEV, _TEST = 20, 40
@@ -24,9 +23,10 @@ _SAME_SUBJECT, _SAME_ASPECT = 3, 2
 
 
 class Topic(NamedTuple):
-    """A client: how many training questions it has, and its own words."""
+    """What a client asks about, in its own words."""
 
     train: int
+    """number of training questions"""
     subjects: tuple[str, ...]
     tail: str
     """closes each of its answers"""
@@ -84,9 +84,8 @@ def prepare(out: Path, *, seed: int = 0) -> None:
         DataError: `out` was prepared differently.
     """
     options = {"seed": seed, "vocab_size": VOCAB_SIZE}
-    if is_prepared(out, options):
-        return
-    with atomic_folder(out) as folder:
+
+    def write(folder: Path) -> None:
         write_qa(
             folder,
             "synthetic-qa",
@@ -96,7 +95,8 @@ def prepare(out: Path, *, seed: int = 0) -> None:
             record={"options": options},
             min_frequency=1,
         )
-    is_prepared(out, options)  # another process may have been faster, with another seed
+
+    prepare_once(out, options, write)
 
 
 def _client(client: str, topic: Topic, seed: int) -> dict[str, list[QARow]]:

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 from fedtorch.core.seeds import generator_for
-from fedtorch.data.paths import atomic_folder
 from fedtorch.data.prepare_wikisql import write_pool
-from fedtorch.data.recipe import is_prepared
+from fedtorch.data.recipe import prepare_once
 from fedtorch.data.wikisql import Row
 
 SIZES = {"train": 2400, "dev": 120, "test": 160}
@@ -47,17 +46,14 @@ _ASKS = (
 _NUMERIC = (1, 2, 4, 5)
 
 
-def prepare_synthetic(out: Path, *, seed: int = 0) -> None:
+def prepare(out: Path, *, seed: int = 0) -> None:
     """Write the set as a prepared folder; keep one made with this seed. Several processes may call it at once.
 
     Raises:
         DataError: `out` was prepared differently.
     """
     options = {"synthetic": seed, "vocab_size": VOCAB_SIZE}
-    if not is_prepared(out, options):
-        with atomic_folder(out) as folder:
-            write_pool(folder, "synthetic_wikisql", generate(seed=seed), options)
-        is_prepared(out, options)
+    prepare_once(out, options, lambda folder: write_pool(folder, "synthetic_wikisql", generate(seed=seed), options))
 
 
 def generate(*, seed: int = 0) -> dict[str, list[Row]]:

@@ -8,18 +8,18 @@ from typing import Any
 
 from fedtorch.rounds.runner import Result
 from fedtorch.rounds.scoring import averages
-from fedtorch.setup.build import Parts
+from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.records import counted
 from fedtorch.tracking.run_folder import read_run
 
 
-def table(parts: Parts, result: Result) -> dict[str, Any]:
+def table(built: BuiltRun, result: Result) -> dict[str, Any]:
     """Everything the final table shows, every score with the number of examples behind it."""
-    run = read_run(parts.config.folder)  # from the records, which a resumed run has too
+    run = read_run(built.config.folder)  # from the records, which a resumed run has too
     last = run.last
-    sizes = {client.name: client.sizes["train"] for client in parts.clients}
+    sizes = {client.name: client.sizes["train"] for client in built.clients}
     clients = {}
-    for name in parts.names:
+    for name in built.names:
         if name not in last and name not in result.scores:
             continue
         record = last.get(name, {})
@@ -38,14 +38,14 @@ def table(parts: Parts, result: Result) -> dict[str, Any]:
     return {
         "rounds": result.rounds,
         "best_round": result.best_round,
-        "split": parts.config.eval.final_split,
+        "split": built.config.eval.final_split,
         "clients": clients,
         "averages": means,
         "traffic": _traffic(run.of_kind("round")),
-        "summary": parts.task.summary(result.scores),
+        "summary": built.task.summary(result.scores),
         "digest": result.digest,
         "lost": result.lost,
-        "task": parts.task.record(),
+        "task": built.task.record(),
     }
 
 

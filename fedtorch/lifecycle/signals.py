@@ -23,15 +23,17 @@ class StopFlag:
 
     A thread of its own listens: Python's handlers run in the main one, and not while that waits in a collective.
     So it also leaves, with code 75, when the main thread has not ended `grace_s` after the first signal.
-
-    grace_s: None: never. last_words: what that thread calls before it leaves, for the run; hand_over: for a launcher.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        """The first one received."""
         self.grace_s: float | None = GRACE_S
+        """Seconds from the first signal till that thread leaves; None: never."""
         self.last_words: Callable[[], object] | None = None
+        """What it calls before it leaves, for the run."""
         self.hand_over: Callable[[], object] | None = None
+        """What it calls after that, for a launcher."""
         self._received_at = 0.0
 
     def __call__(self) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import Interrupted
 
 logger = logging.getLogger(__name__)
@@ -58,20 +58,15 @@ def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> 
             words = shlex.split(told)
         except ValueError:  # bash writes some letters in a way of its own
             words = told.split()
-        return shlex.join(masked(word) if "=" in word else word for word in words)
+        return shlex.join(mask_assignment(word) if "=" in word else word for word in words)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
         start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     words = [*start, "-m", "fedtorch.main"]
     words += ["--config", *map(str, configs)] if configs else []
-    words += ["--set", *map(masked, overrides)] if overrides else []
+    words += ["--set", *map(mask_assignment, overrides)] if overrides else []
     return shlex.join(words)
-
-
-def masked(override: str) -> str:
-    """`key=value`, also in the midst of a shell's line, with what follows hidden where the key ends like a secret's."""
-    return re.sub(r"(token|key|secret|password)=.*", r"\1=<masked>", override, flags=re.IGNORECASE | re.DOTALL)
 
 
 def _state(code: int | None) -> str:

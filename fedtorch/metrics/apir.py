@@ -26,20 +26,24 @@ def pir(base: float, new: float) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model against a base. rates: client -> task -> PIR, None where it is undefined.
-
-    client_apir: mean of a client's defined PIRs, None if it has none. apir: mean over those clients. pooled: mean
-    over all defined PIRs together. win, lose, tie: (client, task) pairs, undefined ones included; undefined: how many.
-    """
+    """A model against a base. A pair is a client and one of its tasks."""
 
     rates: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """client -> task -> PIR, None where it is undefined"""
     client_apir: Mapping[str, float | None] = field(default_factory=dict)
+    """mean of a client's defined PIRs, None if it has none"""
     apir: float = math.nan
+    """mean of `client_apir` over the clients that have one"""
     pooled: float = math.nan
+    """mean over all defined PIRs together"""
     win: int = 0
+    """pairs that became better, undefined rates included"""
     lose: int = 0
+    """pairs that became worse, undefined rates included"""
     tie: int = 0
+    """pairs with equal scores"""
     undefined: int = 0
+    """pairs without a rate"""
 
     @property
     def pairs(self) -> int:
@@ -56,7 +60,7 @@ def compare(base: Results, new: Results) -> Comparison:
     ours, theirs = ({(c, t) for c, tasks in r.items() for t in tasks} for r in (base, new))
     if ours != theirs:
         client, task = sorted(ours ^ theirs)[0]
-        raise ValueError(f"client {client}, task {task} is judged in only one of the two runs")
+        raise ValueError(f"client {client}, task {task} has a score in only one of the two runs")
     rates = {client: {task: pir(base[client][task], new[client][task]) for task in base[client]} for client in base}
     defined = {client: [rate for rate in tasks.values() if rate is not None] for client, tasks in rates.items()}
     means = {client: fmean(values) if values else None for client, values in defined.items()}

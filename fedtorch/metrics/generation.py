@@ -110,6 +110,14 @@ METRICS: dict[str, Callable[[Sequence[str], Golds], float]] = {
     "Rouge-L": rouge_l,
 }
 
+LIBRARIES = {
+    "Classification-F1": "sklearn",
+    "Matthew-Correlation": "sklearn",
+    "Pearson-Correlation": "scipy",
+    "Rouge-L": "rouge_score",
+}
+"""The package, as imported, that computes a metric for us: an extra, see `core.extras`."""
+
 MEANS = ("ACC", "EM", "QA-F1", "Rouge-L")
 """Those that are means over examples."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-# Scores of log-likelihoods (natural, so negative) and their tokens, per holder: of its own test dialogs, and of those
+# Scores of log-likelihoods (natural, so negative) and their tokens, per client: of its own test dialogs, and of those
 # of every domain by the domain's place in the manifest. `_assistant`: tokens of the assistant's turns only.
 OWN, OWN_ASSISTANT = "log_likelihood", "log_likelihood_assistant"
 Scores = Mapping[str, tuple[float, int]]
@@ -30,10 +30,10 @@ def of_domain(metric: str, place: int) -> str:
 def table(scores: Mapping[str, Scores], domains: Sequence[str]) -> dict[str, dict[str, float]]:
     """Rows `perplexity` and `perplexity_assistant` (the paper's `_A`), with a column per domain and the column `All`.
 
-    scores: per holder. domains: the holders' names in the manifest's order.
-    A domain's column is that holder's model on its own test dialogs. `All`: per holder the mean of the perplexities of
-    its model on every domain, then the mean over holders. `union`: per holder the perplexity over the union of all
-    test dialogs, then the mean over holders. A domain without test dialogs has no column and counts nowhere; without
+    scores: per client. domains: the clients' names in the manifest's order.
+    A domain's column is that client's model on its own test dialogs. `All`: per client the mean of the perplexities of
+    its model on every domain, then the mean over clients. `union`: per client the perplexity over the union of all
+    test dialogs, then the mean over clients. A domain without test dialogs has no column and counts nowhere; without
     scores on other domains there is neither `All` nor `union`.
     """
     rows: dict[str, dict[str, float]] = {}

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
 
 @dataclass(frozen=True)
 class TTest:
@@ -32,6 +30,8 @@ def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> TTest:
     Raises:
         ValueError: different numbers of values, fewer than two, or a value that is not finite.
     """
+    from scipy import stats  # an extra, see `core.extras`
+
     if len(ours) != len(theirs):
         raise ValueError(f"got {len(ours)} and {len(theirs)} values; expected the same examples in both runs")
     if len(ours) < 2:

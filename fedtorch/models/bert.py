@@ -6,22 +6,20 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count
 from fedtorch.models.patch import Patch
 from fedtorch.models.pretrained import load_config, load_pretrained
 from fedtorch.models.ranker import Ranker, save_ranker
 from fedtorch.models.scorer import Head
 from fedtorch.text.wordpieces import Pair, encode, frame, load_wordpieces
 
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
 RANDOM = "bert-random"
 KINDS = {"bert": BertModel, "roberta": RobertaModel}
 
@@ -45,11 +43,11 @@ class BertEncoder:
     """width of the feed-forward layers"""
     positions: Count = 512
     """most tokens of a pair with its special tokens"""
-    dropout: Rate | None = None
+    dropout: BelowOne | None = None
     """dropout rate inside the encoder; null: the model's own, 0.1 for a random one"""
     head: Head = "scalar"
     """scalar: the score is a number; two_class: the probability of class 1 of two logits"""
-    head_dropout: Rate = 0.2
+    head_dropout: BelowOne = 0.2
     """dropout rate before the head"""
     patch: Patch | None = None
     """the patch, or null for a plain BERT"""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count
 from fedtorch.models.pretrained import load_config, load_pretrained
 from fedtorch.text.byte_bpe import load_subwords
 
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
 RANDOM = "random"
 log = logging.getLogger(__name__)
 _KINDS = ("bert", "roberta")
@@ -39,7 +37,7 @@ class EncoderModel:
     """attention heads of a random one"""
     feed_forward: Count = 512
     """width of a random one's feed-forward layers"""
-    dropout: Rate = 0.1
+    dropout: BelowOne = 0.1
     """dropout rate inside the encoder, hidden states and attention"""
 
     def __post_init__(self) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import nn
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -15,11 +14,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from fedtorch.core.ranges import BelowOne, Count
 from fedtorch.models.pretrained import fit_vocabulary, load_config, load_pretrained
 from fedtorch.models.t5 import RANDOM as T5_RANDOM
 from fedtorch.models.t5 import T5Model
 
-Count = Annotated[int, Field(ge=1)]
 BART_RANDOM = "bart-random"
 RANDOM = (BART_RANDOM, T5_RANDOM)
 
@@ -41,7 +40,7 @@ class EncoderDecoder:
     """layers of the encoder, and of the decoder"""
     max_positions: Count = 512
     """of bart-random: longest input or output in tokens; T5 has no limit"""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    dropout: BelowOne | None = None
     """dropout rate; null: the pretrained model's own, 0.1 for random ones"""
     init: Literal["own", "copying"] = "own"
     """of t5-random: weights as T5 draws them, or with a bias towards copying (`models.t5.favour_copying`)"""

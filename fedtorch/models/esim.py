@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fedtorch.core.ranges import BelowOne, Count
 from fedtorch.models.scorer import Scorer
-from fedtorch.models.word_model import Count, Rate, WordModel, align, max_over_words, mean_over_words, word_table
+from fedtorch.models.word_model import WordModel, align, max_over_words, mean_over_words, word_table
 from fedtorch.text.words import Words
 
 
@@ -22,7 +23,7 @@ class Esim(WordModel):
     """esim"""
     hidden: Count = 300
     """width of each direction of the LSTMs and of the projection"""
-    dropout: Rate = 0.5
+    dropout: BelowOne = 0.5
     """dropout rate before every linear map"""
 
     def network(self, vocabulary: Words) -> Scorer:

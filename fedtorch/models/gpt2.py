@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
-Count = Annotated[int, Field(ge=1)]
 RANDOM = "gpt2-random"
 
 
@@ -30,7 +29,7 @@ class GPT2Model:
     """attention heads (12 in GPT-2 small)"""
     positions: Count = 1024
     """tokens of the longest dialog"""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dropout: BelowOne = 0.1
     """dropout rate, 0.1 in GPT-2"""
 
     def __post_init__(self) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count
 
-Count = Annotated[int, Field(ge=1)]
 ATTENTION_DROPOUT = 0.1  # of PAL's own attention, as in BERT
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count
 from fedtorch.models.scorer import Scorer
-from fedtorch.models.word_model import Count, Rate, WordModel, align, max_over_words, word_table
+from fedtorch.models.word_model import WordModel, align, max_over_words, word_table
 from fedtorch.text.words import Words
 
 
@@ -30,7 +31,7 @@ class Re2(WordModel):
     """convolutions in each encoder; 3 in the network that FedMatch's release prints"""
     kernel: Count = 3
     """words under a convolution, an odd number"""
-    dropout: Rate = 0.2
+    dropout: BelowOne = 0.2
     """dropout rate"""
 
     def __post_init__(self) -> None:

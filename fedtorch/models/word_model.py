@@ -7,19 +7,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count
 from fedtorch.models.scorer import Head, Scorer
 from fedtorch.text.words import FILE, PADDING, UNKNOWN, Words, read_vectors, read_words
 
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
 Pair = tuple[list[int], list[int]]
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 

@@ -117,13 +117,13 @@ REPORTS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.report") -> int:
     """Make a report; returns the exit code (0 done, 2 a folder or option is wrong, 8 the disk refused)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words.pop(0) if words and words[0] in REPORTS else "table"
     others = "; ".join(f"{key}: {report.about}" for key, report in REPORTS.items())
     parser = argparse.ArgumentParser(
-        prog=f"fedtorch.report {name}", description=f"{REPORTS[name].about}.", epilog=f"Reports: {others}"
+        prog=f"{prog} {name}", description=f"{REPORTS[name].about}.", epilog=f"Reports: {others}"
     )
     REPORTS[name].add(parser)
     args = parser.parse_args(words)

@@ -48,7 +48,7 @@ def make(args: argparse.Namespace) -> None:
     """Print the tables; write them, the per-task bars (figure 4) and the weight curves (figure 5).
 
     Raises:
-        ConfigError: a folder is no run, was not judged, or was judged on other tasks than its base.
+        ConfigError: a folder is no run, was not evaluated, or was evaluated on other tasks than its base.
     """
     bases = [read_run(folder) for folder in args.base]
     rows = group([read_run(folder) for folder in args.new], bases)
@@ -69,10 +69,11 @@ def results(run: Run) -> dict[str, dict[str, float]]:
     """client -> `<task>/<metric>` -> score, of the evaluation that counts.
 
     Raises:
-        ConfigError: the run was not judged on tasks.
+        ConfigError: the run was not evaluated on tasks.
     """
     found = {}
-    for client, metrics in (run.judged()[0].metrics if run.judged() else {}).items():
+    evaluations = run.last_evaluations()
+    for client, metrics in (evaluations[0].metrics if evaluations else {}).items():
         kept = {name: pair for name, pair in metrics.items() if "/" in name and not name.startswith(RECEIVED)}
         tasks = {name: total / n for name, (total, n) in kept.items() if n}
         found[client] = {name: score for name, score in tasks.items() if not name.endswith("/undefined")}

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from fedtorch.core.errors import ConfigError
 from fedtorch.report.published import Paper, find
 from fedtorch.tracking.records import totals
-from fedtorch.tracking.run_folder import Judged, Pair, Run, companions, read_run
+from fedtorch.tracking.run_folder import Evaluation, Pair, Run, companions, read_run
 
 
 @dataclass
@@ -61,11 +61,12 @@ def build(runs: Sequence[tuple[str, Run]], metric: str | None) -> Table:
     """The table of `runs`; those that differ in nothing but the seed share a row.
 
     Raises:
-        ConfigError: no run was ever judged by `metric`.
+        ConfigError: no run has scores of `metric`.
     """
     names = [name for _, run in runs if (name := run.metric()) is not None]
     chosen = metric or next(iter(names), "exact_match")
-    known = {m for _, run in runs for judged in run.judged() for scores in judged.metrics.values() for m in scores}
+    evaluations = [evaluation for _, run in runs for evaluation in run.last_evaluations()]
+    known = {m for evaluation in evaluations for scores in evaluation.metrics.values() for m in scores}
     if known and chosen not in known:
         raise ConfigError(f"--metric is {chosen} but the runs have {', '.join(sorted(known))}")
     groups: dict[str, list[tuple[str, Run]]] = {}
@@ -139,11 +140,11 @@ def _rows(group: Sequence[tuple[str, Run]], metric: str) -> list[TableRow]:
     name, run = group[0]
     match = find(run, metric)
     remarks = [note for member in group for note in _remarks(*member, is_alone=len(group) == 1)]
-    judged = [_counting(member, metric) for _, member in group]
-    labels = list(dict.fromkeys(j.label for found in judged for j in found))
+    counting = [evaluation for _, member in group for evaluation in _counting(member, metric)]
+    labels = list(dict.fromkeys(evaluation.label for evaluation in counting))
     rows = []
     for label in labels:
-        members = [j for found in judged for j in found if j.label == label]
+        members = [evaluation for evaluation in counting if evaluation.label == label]
         shown = name if len(labels) == 1 else f"{name} [{label}]"
         rows.append(_row(shown, members, metric))
     if not rows:
@@ -173,16 +174,16 @@ def _rows(group: Sequence[tuple[str, Run]], metric: str) -> list[TableRow]:
     return rows
 
 
-def _counting(run: Run, metric: str) -> list[Judged]:
+def _counting(run: Run, metric: str) -> list[Evaluation]:
     """The evaluation that counts, and those of other models on the same split."""
-    found = [judged for judged in run.judged() if judged.of(metric)]
-    return [j for i, j in enumerate(found) if i == 0 or (j.split == found[0].split and j.label != "training")]
+    found = [evaluation for evaluation in run.last_evaluations() if evaluation.of(metric)]
+    return [e for i, e in enumerate(found) if i == 0 or (e.split == found[0].split and e.label != "training")]
 
 
-def _row(label: str, members: Sequence[Judged], metric: str) -> TableRow:
-    row = TableRow(label, "/".join(dict.fromkeys(j.split for j in members)), num_runs=len(members))
-    for judged in members:
-        pairs: Mapping[str, Pair] = judged.of(metric)
+def _row(label: str, members: Sequence[Evaluation], metric: str) -> TableRow:
+    row = TableRow(label, "/".join(dict.fromkeys(member.split for member in members)), num_runs=len(members))
+    for evaluation in members:
+        pairs: Mapping[str, Pair] = evaluation.of(metric)
         for client, (total, count) in pairs.items():
             row.values.setdefault(client, []).append(total / count)
             row.counts[client] = count
@@ -214,7 +215,7 @@ def _sizes(paper: Paper) -> dict[str, int]:
 def _differences(paper: Paper, row: TableRow, settings: Sequence[str]) -> list[str]:
     notes = [f"differs from the paper: {', '.join(settings)}"] if settings else []
     if row.split and row.split != "test":
-        notes.append(f"judged on {row.split}, the published row on test")
+        notes.append(f"evaluated on {row.split}, the published row on test")
     sizes = _sizes(paper)
     others = [f"{c} {n} ({sizes[c]})" for c, n in row.counts.items() if c in sizes and n != sizes[c]]
     if others:

@@ -1,4 +1,4 @@
-"""`python -m fedtorch.report ttest`: do two runs differ by more than chance, over examples both were judged on?"""
+"""`python -m fedtorch.report ttest`: do two runs differ by more than chance, over the examples of both?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.extras import require
 from fedtorch.metrics.significance import TTest, paired_t_test
 from fedtorch.tracking.run_folder import Run, read_run
 
@@ -25,8 +26,10 @@ def make(args: argparse.Namespace) -> None:
     """Print one row per run and client, and one over all clients' examples together.
 
     Raises:
-        ConfigError: a run has no scores of single examples, or not of the same ones as the other.
+        ConfigError: a run has no scores of single examples, or not of the same ones as the other; or scipy is not
+            installed.
     """
+    require("the paired t-test", "scipy", extra="fedmatch")
     base = read_run(args.base)
     metric = args.metric or base.metric() or ""
     theirs = single_scores(base, metric)
@@ -66,13 +69,13 @@ def compare(run: Run, ours: Values, base: Run, theirs: Values) -> Mapping[str, T
     """client, and at last `all` -> the test; examples that do not count in either run are left out.
 
     Raises:
-        ConfigError: the runs were not judged on the same examples.
+        ConfigError: the runs were not evaluated on the same examples.
     """
     sizes = [{client: len(values) for client, values in scores.items()} for scores in (ours, theirs)]
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"{run.folder} and {base.folder} were not judged on the same examples: {sizes[0]} and {sizes[1]}; a paired "
-            "test needs the same data and the same limits (`task.max_test`)"
+            f"{run.folder} and {base.folder} were not evaluated on the same examples: {sizes[0]} and {sizes[1]}; a "
+            "paired test needs the same data and the same limits (`task.max_test`)"
         )
     pairs = {
         client: [(a, b) for a, b in zip(ours[client], theirs[client], strict=True) if a is not None and b is not None]

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from fedtorch.report.published.fedparsing import MEASURES, NAMES, REMARKS, TABLE, TITLE
 from fedtorch.report.score_table import same_settings
 from fedtorch.tracking.records import totals
-from fedtorch.tracking.run_folder import Judged, Run
+from fedtorch.tracking.run_folder import Evaluation, Run
 
 LOGICAL_FORM = "logical_form"
 _COLUMNS = (*MEASURES, LOGICAL_FORM)
@@ -28,14 +28,14 @@ def measures_markdown(runs: Sequence[tuple[str, Run]]) -> str:
     for group in groups.values():
         name = group[0][0] + (f" (n={len(group)})" if len(group) > 1 else "")
         for split in ("test", "dev"):
-            found = [judged for _, run in group if (judged := _judged(run, split)) is not None]
+            found = [evaluation for _, run in group if (evaluation := _evaluation(run, split)) is not None]
             lines.append(_row(name, split, found))
         lines += _published(group[0][1], notes)
     return "\n".join(["measures, percent", "", *lines, *([""] if notes else []), *notes]) + "\n"
 
 
-def _row(name: str, split: str, found: Sequence[Judged]) -> str:
-    means = [totals(judged.metrics) for judged in found]
+def _row(name: str, split: str, found: Sequence[Evaluation]) -> str:
+    means = [totals(evaluation.metrics) for evaluation in found]
     counts = sorted({int(mean[MEASURES[0]]["count"] or 0) for mean in means if MEASURES[0] in mean})
     cells = []
     for measure in _COLUMNS:
@@ -69,12 +69,12 @@ def _published(run: Run, notes: list[str]) -> list[str]:
     ]
 
 
-def _judged(run: Run, split: str) -> Judged | None:
+def _evaluation(run: Run, split: str) -> Evaluation | None:
     """The final evaluation of a split, else among those made while training the one that chose the best model."""
     metric = run.metric()
-    found = [judged for judged in run.every_evaluation() if judged.split == split and metric and judged.of(metric)]
-    if final := [judged for judged in found if judged.label == "final"]:
+    found = [found for found in run.all_evaluations() if found.split == split and metric and found.of(metric)]
+    if final := [evaluation for evaluation in found if evaluation.label == "final"]:
         return final[-1]
     if not found or metric is None:
         return None
-    return max(found, key=lambda judged: (totals(judged.metrics)[metric]["micro"] or 0.0, -judged.round))
+    return max(found, key=lambda evaluation: (totals(evaluation.metrics)[metric]["micro"] or 0.0, -evaluation.round))

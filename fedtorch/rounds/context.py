@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.config.schema import ServerConfig
 from fedtorch.core.client import ClientStore
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import UpdateBuffer
@@ -59,7 +58,7 @@ class RoundContext:
         self.server = ServerState(
             self.split_vectors(self.received),
             num_clients=len(components.clients),
-            optimizer=server_rule(self.config.server),
+            optimizer=ServerOptimizer(self.config.server),
             num_rounds=self.config.rounds,
             layout=layout,
         )
@@ -145,22 +144,3 @@ def keeps_state(components: RunComponents) -> bool:
     keeps = any(hp.optimizer_state == "keep" or hp.steps is not None or hp.schedule_span == "run" for hp in settings)
     keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
     return keeps or components.algorithm.stateful(components.engine.private)
-
-
-def server_rule(config: ServerConfig) -> ServerOptimizer:
-    """The server's rule with every null replaced by the number it stands for."""
-    resolved = config.resolved()
-    return ServerOptimizer(
-        optimizer=resolved.optimizer,
-        lr=1.0 if resolved.lr is None else resolved.lr,
-        momentum=resolved.momentum,
-        beta1=0.9 if resolved.beta1 is None else resolved.beta1,
-        beta2=resolved.beta2,
-        tau=resolved.tau,
-        bias_correction=resolved.bias_correction,
-        eps=resolved.eps,
-        weight_decay=resolved.weight_decay,
-        no_decay=resolved.no_decay,
-        schedule=resolved.schedule,
-        warmup_ratio=resolved.warmup_ratio,
-    )

@@ -34,7 +34,7 @@ def evaluate(
             for metric, (total, count) in task.score([example], [prediction]).items():
                 if metric in single:
                     each[metric] = (*each.get(metric, ()), total / count if count else math.nan)
-    if task.judges_loss:
+    if task.evaluates_loss:
         scores = {**scores, "loss": _loss(task, engine, examples, batch_size)}
     return scores  # the main metric first, as readers of the records expect
 

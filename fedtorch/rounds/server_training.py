@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from fedtorch.core.client import Client, ClientState
+from fedtorch.core.state_keys import SERVER_JOB
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import Outgoing
-
-_PREFIX = f"{SERVER}/"
 
 
 class ServerTraining:
@@ -38,8 +37,8 @@ class ServerTraining:
         job = self._job() if self.context.components.training.server_examples() else None
         algorithm.server_train(server, job)
         if job is not None:
-            server.tensors |= {_PREFIX + name: tensor for name, tensor in job.state.tensors.items()}
-            server.numbers |= {_PREFIX + name: number for name, number in job.state.numbers.items()}
+            server.tensors |= {SERVER_JOB + name: tensor for name, tensor in job.state.tensors.items()}
+            server.numbers |= {SERVER_JOB + name: number for name, number in job.state.numbers.items()}
 
     @cached_property
     def examples(self) -> Sequence[Any]:
@@ -62,8 +61,8 @@ class ServerTraining:
             run_seed=context.config.run.seed,
             received=context.split_vectors(context.received),
             state=ClientState(
-                {n.removeprefix(_PREFIX): t for n, t in server.tensors.items() if n.startswith(_PREFIX)},
-                {n.removeprefix(_PREFIX): x for n, x in server.numbers.items() if n.startswith(_PREFIX)},
+                {n.removeprefix(SERVER_JOB): t for n, t in server.tensors.items() if n.startswith(SERVER_JOB)},
+                {n.removeprefix(SERVER_JOB): x for n, x in server.numbers.items() if n.startswith(SERVER_JOB)},
             ),
             outgoing=Outgoing(torch.zeros(0), (), type(context.algorithm).__name__),
             engine=components.engine,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config import load as yaml_config
-from fedtorch.config.schema import ClientConfig
 from fedtorch.rounds.placement import costs
-from fedtorch.setup.build import Parts
+from fedtorch.setup.build import BuiltRun
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, states
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
@@ -14,17 +13,17 @@ _STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
 _MOST_SHOWN = 20
 
 
-def describe(parts: Parts, *, num_ranks: int) -> str:
+def describe(built: BuiltRun, *, num_ranks: int) -> str:
     """The text of `--dry-run`."""
-    blocks = [yaml_config.to_yaml(parts.config).rstrip(), _placement(parts), _traffic(parts, num_ranks), _memory(parts)]
+    blocks = [yaml_config.to_yaml(built.config).rstrip(), _placement(built), _traffic(built, num_ranks), _memory(built)]
     return "\n\n".join(blocks)
 
 
-def _placement(parts: Parts) -> str:
-    shares = costs(parts.config, parts.training, parts.clients)
+def _placement(built: BuiltRun) -> str:
+    shares = costs(built.config, built.training, built.clients)
     total = sum(shares.values())
-    lines = [f"placement: {len(parts.clients)} clients on {len(parts.topology.workers)} workers (share of the work)"]
-    for row in parts.topology.describe(shares, parts.placement.homes):
+    lines = [f"placement: {len(built.clients)} clients on {len(built.topology.workers)} workers (share of the work)"]
+    for row in built.topology.describe(shares, built.placement.homes):
         shown = ", ".join(row.clients[:_MOST_SHOWN])
         if len(row.clients) > _MOST_SHOWN:
             shown += f" and {len(row.clients) - _MOST_SHOWN} more"
@@ -33,31 +32,31 @@ def _placement(parts: Parts) -> str:
     return "\n".join(lines)
 
 
-def _traffic(parts: Parts, num_ranks: int) -> str:
-    config, planes = parts.config, len(parts.algorithm.exchanged_vectors)
-    size = parts.engine.shared.size * planes
-    cohort = len(parts.clients) if config.clients.per_round == "all" else config.clients.per_round
+def _traffic(built: BuiltRun, num_ranks: int) -> str:
+    config, planes = built.config, len(built.algorithm.exchanged_vectors)
+    size = built.engine.shared.size * planes
+    cohort = len(built.clients) if config.clients.per_round == "all" else config.clients.per_round
     down = 4 * size * (num_ranks - 1)
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
-    algorithm = parts.algorithm
-    if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(parts.engine.shared)):
+    algorithm = built.algorithm
+    if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(built.engine.shared)):
         copies = cohort if algorithm.combines_everywhere else 1
         down, up = message * copies * (num_ranks - 1), message * cohort
-    count = f"{parts.engine.shared.size:,} shared and {parts.engine.private.size:,} private numbers"
+    count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
     return f"traffic: {count}; per round at most {sizes}, {cohort} clients"
 
 
-def _memory(parts: Parts) -> str:
-    config, engine = parts.config, parts.engine
+def _memory(built: BuiltRun) -> str:
+    config, engine = built.config, built.engine
     total = engine.shared.size + engine.private.size
-    planes = len(parts.algorithm.exchanged_vectors)
+    planes = len(built.algorithm.exchanged_vectors)
     width = engine.shared.dtype.itemsize
-    state = max(_STATE.get(hp.optimizer, 2.0) + bool(hp.momentum) for hp in {config.client, *_client_settings(parts)})
+    state = max(_STATE.get(hp.optimizer, 2.0) + bool(hp.momentum) for hp in {config.client, *built.settings})
     model = total * width * 2  # the weights and the initial ones
     training = total * width * (1 + state)  # gradients, optimiser
     exchange = engine.shared.size * planes * width * 2 + min(
-        config.system.update_memory_mb << 20, engine.shared.size * planes * width * len(parts.clients)
+        config.system.update_memory_mb << 20, engine.shared.size * planes * width * len(built.clients)
     )
     server = engine.shared.size * planes * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
@@ -69,15 +68,15 @@ def _memory(parts: Parts) -> str:
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
     lines = [f"memory per rank, without activations and libraries: {text}"]
     if config.engine.kind == "deepspeed":
-        for ranks in sorted(set(parts.topology.sizes)):
-            lines += ["", *_model_states(parts, state, ranks)]
+        for ranks in sorted(set(built.topology.sizes)):
+            lines += ["", *_model_states(built, state, ranks)]
     return "\n".join(lines)
 
 
-def _model_states(parts: Parts, moments: float, ranks: int) -> list[str]:
+def _model_states(built: BuiltRun, moments: float, ranks: int) -> list[str]:
     """A table of what DeepSpeed keeps for this model, and would keep for others, with its own estimate beside ours."""
-    engine = parts.config.engine
-    sizes = {"this model": Size.of(parts.engine.module), **known_sizes()}
+    engine = built.config.engine
+    sizes = {"this model": Size.of(built.engine.module), **known_sizes()}
     lines = [
         f"DeepSpeed stage {engine.stage}, {engine.precision}, workers of {ranks} rank{'s' * (ranks > 1)}: parameters, "
         "gradients, masters and optimiser per rank, in GiB",
@@ -91,7 +90,3 @@ def _model_states(parts: Parts, moments: float, ranks: int) -> list[str]:
         line = f"  {name:<12}{size.numbers:>15,}{ours.device / 2**30:>9.2f}{ours.host / 2**30:>9.2f}   {own}"
         lines.append(line)
     return lines
-
-
-def _client_settings(parts: Parts) -> list[ClientConfig]:
-    return [parts.config.client_for(client.name) for client in parts.clients]

@@ -1,79 +1,36 @@
-"""The engine that a config asks for; what it cannot do is refused here, before the ranks meet."""
+"""The engine that a config asks for, on the device of this rank."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
 
-from fedtorch.algorithms.base import Algorithm
-from fedtorch.config.schema import ClientConfig, Config
+from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
+from fedtorch.setup.checks import check_module
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
-from fedtorch.train.precision import has_fp16
-from fedtorch.train.zero import checkpointable, is_installed
+from fedtorch.train.settings import ClientConfig
 
 log = logging.getLogger(__name__)
 
 
-def check_engine(
-    config: Config, algorithm: Algorithm, task: Task, settings: Collection[ClientConfig], *, sizes: Collection[int]
-) -> None:
-    """Refuse what an engine cannot do. settings: every distinct one that a client trains with. sizes: of workers.
-
-    Raises:
-        ConfigError: names the keys.
-    """
-    engine = config.engine
-    if engine.precision not in algorithm.precisions:
-        raise ConfigError(
-            f"engine.precision is {engine.precision} but algorithm.name is {config.algorithm_name}, which with these "
-            "settings takes gradients that no loss scale follows; set engine.precision to bf16 or fp32"
-        )
-    on_cpu = config.system.device == "cpu" or not torch.cuda.is_available()
-    if engine.precision == "fp16" and not has_fp16(torch.device("cpu" if on_cpu else "cuda")):
-        raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
-    if engine.kind == "torch":
-        return
-    if not is_installed():
-        raise ConfigError(
-            "engine.kind is deepspeed, which is not installed; `pip install 'fedtorch-nlp[deepspeed]'` or set "
-            "engine.kind to torch"
-        )
-    if engine.kind not in algorithm.engines:
-        raise ConfigError(
-            f"engine.kind is deepspeed but algorithm.name is {config.algorithm_name}, which works on the model's own "
-            "parameters and gradients; set engine.kind to torch"
-        )
-    kinds = {(hp.optimizer, hp.no_decay) for hp in settings}
-    if len(kinds) > 1:
-        shown = " and ".join(sorted({name for name, _ in kinds})) if len({n for n, _ in kinds}) > 1 else "no_decay"
-        raise ConfigError(
-            f"engine.kind is deepspeed, whose one optimiser serves all clients of a worker, but per_client has several "
-            f"({shown}); give all clients the same client.optimizer and client.no_decay"
-        )
-    if engine.stage and any(hp.optimizer == "adafactor" for hp in settings):
-        raise ConfigError(
-            f"client.optimizer is adafactor, which needs whole matrices, but engine.stage is {engine.stage}, which "
-            "lays them end to end; set engine.stage to 0 or client.optimizer to adamw"
-        )
-    for size, odd in ((size, hp.accumulation) for size in sizes for hp in settings if hp.accumulation % size):
-        raise ConfigError(
-            f"client.accumulation is {odd} but the {size} ranks of a worker share a step's micro-batches; "
-            f"set client.accumulation to a multiple of {size} (and client.batch_size lower) or "
-            "system.ranks_per_worker to 1"
-        )
-    if engine.stage == 3 and config.partition.private and type(task).draw_private is not Task.draw_private:
-        raise ConfigError(
-            f"partition.private is set and the task `{config.task_name}` draws each client's private start from the "
-            "whole model, but engine.stage is 3; set engine.stage to at most 2"
-        )
+def device(choice: str) -> torch.device:
+    """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo the GPUs there are, or the CPU."""
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("system.device is cuda but torch finds no GPU; set it to auto or cpu")
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(own)  # libraries that name no device mean the present one
+    return own
 
 
 def make_engine(
@@ -85,15 +42,8 @@ def make_engine(
         ConfigError: a pattern that matches nothing, or a model that the engine cannot take.
     """
     module, partition = make_module(), Partition(config.partition.private, config.partition.frozen)
+    check_module(config, module)
     engine = config.engine
-    if engine.kind == "deepspeed":
-        if odd := next((n for n, p in module.named_parameters() if p.dtype != torch.float32), None):
-            raise ConfigError(f"engine.kind is deepspeed but parameter `{odd}` is not fp32; set engine.kind to torch")
-        if engine.activation_checkpointing and not checkpointable(module):
-            raise ConfigError(
-                f"engine.activation_checkpointing is true but the model of task `{config.task_name}` does not offer "
-                "it; set it to false"
-            )
     try:
         if engine.kind == "torch" or not trains:
             # beside DeepSpeed's workers, a server that only serves computes nothing

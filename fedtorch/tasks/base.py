@@ -17,23 +17,30 @@ SERVER = "server"
 """The name under which the server's own training examples are loaded; no client may have it."""
 
 
+OLD_NAMES = {
+    "judges_loss": "evaluates_loss",
+    "judged_parts": "eval_batches",
+    "measured": "pop_counters",
+    "owners": "parameter_owners",
+    "judge_labels": "evaluate_labels",
+}
+"""Members that tasks of version 0.1 may define -> what they are called now."""
+
+
 @dataclass(frozen=True)
 class Task:
-    """Data + model + loss + prediction + scoring of one problem; the fields of a subclass are its YAML keys.
-
-    main_metric: the metric (higher is better) that chooses the best model unless `eval.select_by` names another.
-    judges_loss: is the loss measured beside the scores? It costs a second pass over the judged examples.
-    has_labelled_clients: can `loss` be taken of what clients train on? If not, the algorithm brings its own objective.
-    """
+    """Data + model + loss + prediction + scoring of one problem; the fields of a subclass are its YAML keys."""
 
     main_metric: ClassVar[str] = "accuracy"
-    judges_loss: ClassVar[bool] = True
+    """the metric (higher is better) that chooses the best model unless `eval.select_by` names another"""
+    evaluates_loss: ClassVar[bool] = True
+    """is the loss measured beside the scores? It costs a second pass over the examples"""
     has_labelled_clients: ClassVar[bool] = True
+    """can `loss` be taken of what clients train on? If not, the algorithm brings its own objective"""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        old = {"judged_parts": "eval_batches", "measured": "pop_counters", "owners": "parameter_owners"}
-        accept_old_names(cls, old)
+        accept_old_names(cls, OLD_NAMES)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""
@@ -80,7 +87,7 @@ class Task:
         return {}
 
     def join(self, model: nn.Module, worker: Any) -> None:
-        """Connect a model that is divided by `owners` with the other ranks of its worker; None: it is whole here."""
+        """Connect a model that `parameter_owners` divides with the worker's other ranks; None: it is whole here."""
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """A batch of CPU tensors from examples."""
@@ -95,7 +102,7 @@ class Task:
         raise NotImplementedError
 
     def eval_batches(self, examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-        """A client's examples cut for judging: each part is predicted and scored by itself, and the scores are added.
+        """A client's examples cut for evaluation: each part is predicted and scored by itself, the scores are added.
 
         Parts of `size` examples by default. A task overrides this where a score is no mean over examples, so that
         all examples of such a score come together.
@@ -137,12 +144,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Merged(Task):
-    """The same task with one client, `all`, that owns the union of all training data (`paradigm: centralized`).
-
-    Only training is merged: evaluation goes on over the clients of `parts`.
-    """
+    """The same task with one client, `all`, that owns the union of all training data (`paradigm: centralized`)."""
 
     parts: Task
+    """the task as it was; only training is merged, evaluation goes on over its clients"""
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """One client with all training examples."""

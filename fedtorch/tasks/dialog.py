@@ -1,4 +1,4 @@
-"""Dialogs between a user and an assistant (the FedAssistant paper): two GPT-2s or one, judged by perplexity."""
+"""Dialogs between a user and an assistant (the FedAssistant paper): two GPT-2s or one, evaluated by perplexity."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.ranges import Count
 from fedtorch.data.dialogs import ASSISTANT, USER
 from fedtorch.data.folder import read_rows
 from fedtorch.metrics.perplexity import OWN, OWN_ASSISTANT, of_domain, table
@@ -24,7 +25,7 @@ from fedtorch.models.t5 import save_pretrained
 from fedtorch.models.turns import Turn, collate_turns, collate_whole, fit
 from fedtorch.models.two_side import Losses, OneModel, TwoSide
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.gpt2_bpe import load_bpe
 from fedtorch.train.engine import to_device
 
@@ -33,22 +34,24 @@ EVERY = "test_all"
 
 
 class Example(NamedTuple):
-    """A dialog, the place of its domain in the manifest, and whether it is the judged holder's own."""
+    """A dialog."""
 
     turns: list[Turn]
     domain: int
+    """place of its client in the manifest"""
     is_own: bool = True
+    """is it the own one of the client whose model is evaluated?"""
 
 
 @dataclass(frozen=True)
 class Dialog(Prepared):
-    """Domains as data holders. Beside `train`, `dev` and `test` there is the split `test_all`: the test dialogs of all
-    holders, so that each holder's model is judged on every domain (the paper's column All).
+    """Domains as clients. Beside `train`, `dev` and `test` there is the split `test_all`: the test dialogs of all
+    clients, so that each client's model is evaluated on every domain (the paper's column All).
     """
 
     reads_other_clients: ClassVar[bool] = True  # `test_all`
     main_metric: ClassVar[str] = OWN
-    judges_loss: ClassVar[bool] = False
+    evaluates_loss: ClassVar[bool] = False
     synthetic_folder: ClassVar[str] = "synthetic_dialog"
 
     model: GPT2Model = field(default_factory=GPT2Model)
@@ -85,7 +88,7 @@ class Dialog(Prepared):
         return Passing(self.kv_grad, self.kv_transfer, self.kv_dtype)
 
     def make_synthetic(self, folder: Path) -> None:
-        """Six holders of made-up dialogs."""
+        """Six clients with made-up dialogs."""
         from fedtorch.data.synthetic.dialogs import prepare
 
         prepare(folder)
@@ -102,22 +105,13 @@ class Dialog(Prepared):
         return int(self.vocabulary.eos_token_id)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        """Dialogs per holder and split after sub-sampling."""
-        clients = self.prepared["clients"]
-        sizes = {
-            client: {split: self.limit(client, split, facts["examples"]) for split, facts in entry["splits"].items()}
-            for client, entry in clients.items()
-        }
+        """Dialogs per client and split after sub-sampling."""
+        sizes = super().manifest()
         every = sum(splits.get("test", 0) for splits in sizes.values())
         return {client: {**splits, EVERY: every} for client, splits in sizes.items()}
 
-    def cost(self, client: str) -> float:
-        """Characters per training dialog."""
-        facts = self.prepared["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
-        return float(facts["characters"] / max(1, facts["examples"]))
-
     def check(self, client: str) -> None:
-        """Read the holder's own dialogs."""
+        """Read the client's own dialogs."""
         for split in self.prepared["clients"][client]["splits"]:
             self._dialogs(client, split)
 
@@ -205,9 +199,9 @@ class Dialog(Prepared):
         return outputs
 
     def score(self, examples: Sequence[Example], predictions: Sequence[tuple[float, ...]]) -> Scores:
-        """Log-likelihood per token of both sides and of the assistant's: of the holder's own dialogs, and per domain.
+        """Log-likelihood per token of both sides and of the assistant's: of the client's own dialogs, and per domain.
 
-        `dialog_perplexity` is summed over the holder's own dialogs.
+        `dialog_perplexity` is summed over the client's own dialogs.
         """
         totals: dict[str, list[float]] = {OWN: [0.0, 0], OWN_ASSISTANT: [0.0, 0], "dialog_perplexity": [0.0, 0]}
         for example, (user, assistant, user_tokens, assistant_tokens) in zip(examples, predictions, strict=True):
@@ -265,7 +259,7 @@ class Dialog(Prepared):
         return [fit([(SIDES[side], next(ids)) for side, _ in turns], self.max_length) for turns in dialogs]
 
     def _dialogs(self, client: str, split: str) -> list[list[list[str]]]:
-        """The picked dialogs of a holder.
+        """The picked dialogs of a client.
 
         Raises:
             DataError: a row is no dialog between both sides; names the row, not its text.

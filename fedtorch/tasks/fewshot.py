@@ -11,47 +11,47 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.ranges import Count
 from fedtorch.data.prepared_gym import PreparedGym, score_name
 from fedtorch.metrics.generation import MEANS, METRICS, accuracy, is_undefined
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
 from fedtorch.models.t5 import pad, save_pretrained
-from fedtorch.tasks.base import Scores, Task
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.sentencepiece import decode, load_tokenizer
-
-Count = Annotated[int, Field(ge=1)]
-SYNTHETIC = "synthetic"
 
 
 class Example(NamedTuple):
-    """A row. targets: token ids of every acceptable answer; golds: their text.
-
-    weights: of the target's tokens, None for all alike. is_pseudo: was the target made by a model?
-    """
+    """A row."""
 
     task: str
     source: list[int]
+    """token ids of the input"""
     targets: list[list[int]]
+    """token ids of every acceptable answer"""
     golds: list[str]
+    """their text"""
     weights: list[float] | None = None
+    """of the target's tokens, None for all alike"""
     is_pseudo: bool = False
+    """was the target made by a model?"""
 
 
 @dataclass(frozen=True)
-class FewShotTasks(Task):
+class FewShotTasks(Prepared):
     """Clients that hold dozens of few-shot tasks each, from CrossFit's gym or any folder in its layout."""
 
     main_metric: ClassVar[str] = "tasks_mean"
+    synthetic_folder: ClassVar[str] = "synthetic_gym"
+    reads_other_clients: ClassVar[bool] = True  # the manifest's record: tasks and sizes of all clients
 
-    data: str = SYNTHETIC
-    """folder written by `python -m fedtorch.data prepare crossfit`, or `synthetic`: eight tasks made by the package"""
     model: EncoderDecoder = field(default_factory=EncoderDecoder)
     """which encoder-decoder"""
     tokenizer: str | None = None
@@ -64,29 +64,24 @@ class FewShotTasks(Task):
     """longer answers are cut; also the most tokens that are generated"""
     strip: bool = True
     """accuracy: leave blanks at both ends out of the comparison; CrossFit does not"""
-    max_train: Count | None = None
-    """at most so many training examples per client and task, the same ones in every run; null: all"""
-    max_dev: Count | None = None
-    """at most so many dev examples per client and task"""
-    max_test: Count | None = None
-    """at most so many test examples per client and task"""
 
-    @cached_property
-    def folder(self) -> Path:
-        """The prepared data; makes the synthetic set where it is asked for and missing."""
-        if self.data != SYNTHETIC:
-            return Path(self.data)
+    def make_synthetic(self, folder: Path) -> None:
+        """Eight tasks of four clients."""
         from fedtorch.data.synthetic.gym import prepare
 
-        folder = Path("data") / "synthetic_gym"
-        if not (folder / "manifest.json").is_file():
-            prepare(folder)
-        return folder
+        prepare(folder)
 
     @cached_property
     def gym(self) -> PreparedGym:
         """The prepared folder's manifest and rows."""
-        return PreparedGym(self.folder)
+        gym = PreparedGym(self.folder)
+        gym.require_packages()
+        return gym
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """The gym's manifest."""
+        return self.gym.manifest
 
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
@@ -97,14 +92,9 @@ class FewShotTasks(Task):
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split after sub-sampling."""
         return {
-            client: {split: self.gym.size(client, split, self._limit(split)) for split in splits}
+            client: {split: self.gym.size(client, split, self.max_rows(split)) for split in splits}
             for client, splits in self.gym.sizes.items()
         }
-
-    def cost(self, client: str) -> float:
-        """Characters per training example."""
-        facts = self.gym.manifest["clients"][client]["splits"]["train"]
-        return facts["characters"] / max(1, facts["examples"])
 
     def check(self, client: str) -> None:
         """Parse all rows; every task must be one whose metric is known."""
@@ -113,7 +103,7 @@ class FewShotTasks(Task):
 
     def load(self, client: str, split: str) -> list[Example]:
         """Tokenised examples, task after task; a fixed random subset of each where `max_<split>` says so."""
-        rows = self.gym.rows(client, split, self._limit(split))
+        rows = self.gym.rows(client, split, self.max_rows(split))
         if not rows:
             return []
         sources = self._encode([self.source_text(row["task"], row["input"]) for row in rows], self.input_max_length)
@@ -201,7 +191,7 @@ class FewShotTasks(Task):
         return (self.main_metric, *(score_name(task, metric) for task, metric in self.gym.metric_of.items()))
 
     def single_metrics(self) -> tuple[str, ...]:
-        """Of the tasks judged by a mean over examples; F1 and correlations of one example say nothing."""
+        """Of the tasks whose metric is a mean over examples; F1 and correlations of one example say nothing."""
         return tuple(score_name(task, metric) for task, metric in self.gym.metric_of.items() if metric in MEANS)
 
     def label(
@@ -226,7 +216,7 @@ class FewShotTasks(Task):
         )
 
     @torch.inference_mode()
-    def judge_labels(
+    def evaluate_labels(
         self,
         model: nn.Module,
         examples: Sequence[Example],
@@ -267,7 +257,7 @@ class FewShotTasks(Task):
 
     def record(self) -> dict[str, Any]:
         """How the data were made."""
-        return {"data": self.gym.manifest["record"], "vocabulary": len(self.vocabulary)}
+        return {"data": self.prepared["record"], "vocabulary": len(self.vocabulary)}
 
     def _logits(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits BTV of the target's tokens, teacher-forced."""
@@ -283,9 +273,6 @@ class FewShotTasks(Task):
     def _target(self, example: Example, train: bool) -> list[int]:
         choices = len(example.targets)
         return example.targets[int(torch.randint(choices, ())) if train and choices > 1 else 0]
-
-    def _limit(self, split: str) -> int | None:
-        return {"train": self.max_train, "dev": self.max_dev, "test": self.max_test}.get(split)
 
     def _encode(self, texts: list[str], max_length: int) -> list[list[int]]:
         ids: list[list[int]] = self.vocabulary(texts, truncation=True, max_length=max_length).input_ids

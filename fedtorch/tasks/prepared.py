@@ -4,46 +4,53 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from typing_extensions import Self
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.ranges import Count
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import client_file, read_manifest
 from fedtorch.tasks.base import Task
 
-Count = Annotated[int, Field(ge=1)]
 SYNTHETIC = "synthetic"
 Entry = Mapping[str, Any]
 """A client's entry in the manifest: `splits`, each with `examples`, `sha256` and further counts."""
 
 
+def data_folder(data: str, synthetic_folder: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `task.data` names. `synthetic` is one below data/, which `make` writes where it is missing."""
+    if data != SYNTHETIC:
+        return Path(data)
+    folder = Path("data") / synthetic_folder
+    if not (folder / "manifest.json").is_file():
+        make(folder)
+    return folder
+
+
 @dataclass(frozen=True)
 class Prepared(Task):
-    """A task whose clients lie in a folder written by `python -m fedtorch.data prepare`.
-
-    synthetic_folder: where the package's own data set goes, below `data/`.
-    reads_other_clients: does a client's work need the files of other clients?
-    """
+    """A task whose clients lie in a folder written by `python -m fedtorch.data prepare`."""
 
     synthetic_folder: ClassVar[str] = SYNTHETIC
+    """where the package's own data set goes, below `data/`"""
     reads_other_clients: ClassVar[bool] = False
+    """does a client's work need the files of other clients?"""
 
     data: str = SYNTHETIC
     """folder written by `python -m fedtorch.data prepare`, or `synthetic`: made by the package in data/"""
     max_train: Count | None = None
-    """at most so many training rows per client, the same ones in every run; null: all"""
+    """at most so many training rows per client (few-shot: and task), the same ones in every run; null: all"""
     max_dev: Count | None = None
-    """at most so many dev rows per client"""
+    """at most so many dev rows per client (few-shot: and task)"""
     max_test: Count | None = None
-    """at most so many test rows per client"""
+    """at most so many test rows per client (few-shot: and task)"""
 
     def make_synthetic(self, folder: Path) -> None:
         """Write the package's own data set into `folder`."""
@@ -52,17 +59,24 @@ class Prepared(Task):
     @cached_property
     def folder(self) -> Path:
         """The prepared data; makes the synthetic set where it is asked for and missing."""
-        if self.data != SYNTHETIC:
-            return Path(self.data)
-        folder = Path("data") / self.synthetic_folder
-        if not (folder / "manifest.json").is_file():
-            self.make_synthetic(folder)
-        return folder
+        return data_folder(self.data, self.synthetic_folder, self.make_synthetic)
 
     @cached_property
     def prepared(self) -> dict[str, Any]:
         """The folder's manifest."""
         return read_manifest(self.folder)
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        """Examples per client and split after sub-sampling."""
+        return {
+            client: {split: self.limit(client, split, facts["examples"]) for split, facts in entry["splits"].items()}
+            for client, entry in self.prepared["clients"].items()
+        }
+
+    def cost(self, client: str) -> float:
+        """Characters per training example."""
+        facts = self.prepared["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
+        return float(facts["characters"] / max(1, facts["examples"]))
 
     def own_entry(self, client: str) -> Entry:
         """A client's entry in this folder's manifest, its files being there.
@@ -85,9 +99,13 @@ class Prepared(Task):
         task.__dict__["prepared"] = {"clients": dict(entries), "record": {}}
         return task
 
+    def max_rows(self, split: str) -> int | None:
+        """`max_train`, `max_dev` or `max_test`; None for another split."""
+        return {"train": self.max_train, "dev": self.max_dev, "test": self.max_test}.get(split)
+
     def limit(self, client: str, split: str, available: int) -> int:
         """How many of a client's rows are used."""
-        most = getattr(self, f"max_{split}", None)
+        most = self.max_rows(split)
         return available if most is None else min(most, available)
 
     def picked(self, client: str, split: str, available: int) -> list[int]:

@@ -13,7 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count, Whole
 from fedtorch.core.seeds import seed_for
+from fedtorch.data.cover import cover_triples, require_packages
 from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
@@ -21,14 +23,14 @@ from fedtorch.models.esim import Esim
 from fedtorch.models.re2 import Re2
 from fedtorch.models.scorer import Scorer
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.prepared import Prepared
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Ids = list[int]
 
 
 class Question(NamedTuple):
-    """A judged question: word ids of it and of its candidate answers, and which of these are relevant."""
+    """A question of an evaluation: word ids of it and of its candidate answers, and which of these are relevant."""
 
     question: Ids
     answers: list[Ids]
@@ -57,7 +59,7 @@ class QA(Prepared):
     """Question answering sets as clients; the model is a BERT, with a patch or without."""
 
     main_metric: ClassVar[str] = "mrr"
-    judges_loss: ClassVar[bool] = False
+    evaluates_loss: ClassVar[bool] = False
     synthetic_folder: ClassVar[str] = "synthetic_qa"
 
     model: BertEncoder = field(default_factory=BertEncoder)
@@ -75,15 +77,17 @@ class QA(Prepared):
     max_positives: Count | None = None
     """at most so many relevant answers of a training question, the first ones; PrivacyQA has 15 on average"""
     no_positive: Literal["zero", "skip"] = "zero"
-    """a judged question without a relevant answer: counts as zero (trec_eval), or not at all"""
+    """a question of an evaluation without a relevant answer: counts as zero (trec_eval), or not at all"""
     train_share: dict[str, Share] = field(default_factory=dict)
     """client name -> share of its training questions that is used, the same ones in every run"""
-    cover_queries: Annotated[int, Field(ge=0)] = 0
+    cover_queries: Whole = 0
     """CoverQuery: cover triples that are added to every training triple, with questions from the public pool"""
     cover_clusters: Annotated[int, Field(ge=2)] = 20
     """topics into which the public pool is divided"""
 
     def __post_init__(self) -> None:
+        if self.cover_queries:
+            require_packages(f"task.cover_queries: {self.cover_queries}")
         if (self.objective == "ce") != (self.model.head == "two_class") and self.objective == "ce":
             raise ConfigError("task.objective is ce but task.model.head is scalar; set task.model.head to two_class")
         if self.cover_queries and self.objective == "ce":
@@ -104,7 +108,7 @@ class QA(Prepared):
         return self.model.tokenizer(self.folder)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        """Training examples and judged questions per client."""
+        """Training examples and questions for evaluation per client."""
         clients = self.prepared["clients"]
         for key, named in (("client_lengths", self.client_lengths), ("train_share", self.train_share)):
             if unknown := [name for name in named if name not in clients]:
@@ -126,7 +130,7 @@ class QA(Prepared):
         return None
 
     def load(self, client: str, split: str) -> Sequence[Any]:
-        """`Triple`s or `Labelled` rows to train on, `Question`s to be judged."""
+        """`Triple`s or `Labelled` rows to train on, `Question`s to evaluate with."""
         rows = read_qa_rows(self.folder, client, split)
         rows = [rows[i] for i in self.picked(client, split, len(rows))]
         if split == "train" and self.max_positives is not None:
@@ -261,8 +265,6 @@ class QA(Prepared):
         """The cover triples that a client uploads with its `genuine` ones, named by their questions."""
         if not self.cover_queries:
             return []
-        from fedtorch.data.cover import cover_triples
-
         cover = cover_triples(
             genuine,
             read_pool(self.folder),

@@ -1,8 +1,8 @@
-"""Text-to-SQL with T5 (the Lorar paper): question and schema in, SQL out, judged by exact match."""
+"""Text-to-SQL with T5 (the Lorar paper): question and schema in, SQL out, evaluated by exact match."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.ranges import Count
 from fedtorch.data.check import round_trip
 from fedtorch.data.folder import read_client, read_rows
 from fedtorch.data.text2sql import source_text, target_text
 from fedtorch.metrics.exact_match import exact_match
 from fedtorch.models.t5 import RANDOM, T5Model, generate_greedily, pad, save_pretrained
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.prepared import Count, Prepared
+from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.sentencepiece import decode, load_tokenizer
 
 
@@ -49,7 +50,7 @@ class Text2SQL(Prepared):
     """normalise both strings before exact match, as the paper's code does"""
 
     def make_synthetic(self, folder: Path) -> None:
-        """Eight silos over eight small schemas."""
+        """Eight clients over eight small schemas."""
         from fedtorch.data.synthetic import prepare
 
         prepare(folder)
@@ -59,18 +60,6 @@ class Text2SQL(Prepared):
         """The tokenizer, checked to be a working one."""
         own = str(self.folder / "tokenizer") if self.model.name == RANDOM else self.model.name
         return load_tokenizer(self.tokenizer or own, self.add_tokens)
-
-    def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        """Examples per client and split after sub-sampling."""
-        return {
-            client: {split: self.limit(client, split, facts["examples"]) for split, facts in entry["splits"].items()}
-            for client, entry in self.prepared["clients"].items()
-        }
-
-    def cost(self, client: str) -> float:
-        """Characters per training example."""
-        facts = self.prepared["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
-        return facts["characters"] / max(1, facts["examples"])
 
     def check(self, client: str) -> str | None:
         """Parse all rows, and see which gold queries survive encoding, cutting and decoding: a ceiling on exact match.

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count, Whole
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.hydranet import Gold, Question, Row, Rows, row_labels
 from fedtorch.data.question_pool import QuestionPool
@@ -25,23 +25,21 @@ from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, m
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.models.hydranet import HydraNet, Outputs, Query, decode, row_losses
 from fedtorch.tasks.base import SERVER, Scores, Task
+from fedtorch.tasks.prepared import SYNTHETIC, data_folder
 from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
 from fedtorch.text.byte_bpe import load_subwords
 
 log = logging.getLogger(__name__)
 
-Count = Annotated[int, Field(ge=1)]
-SYNTHETIC = "synthetic"
-
 Example = Question | tuple[Row, ...]
-"""Judged: a question with its query. Trained on: rows that stay together, one or all of a question."""
+"""To evaluate with: a question with its query. To train on: rows that stay together, one or all of a question."""
 
 
 @dataclass(frozen=True)
 class WikiSQL(Task):
-    """The server's share has labels, the clients' questions have none; dev and test are judged in parts.
+    """The server's share has labels, the clients' questions have none; dev and test are evaluated in parts.
 
-    `part0` and so on are no clients: they hold the shares of dev and test questions that one worker judges.
+    `part0` and so on are no clients: they hold the shares of dev and test questions that one worker evaluates.
     """
 
     main_metric: ClassVar[str] = "overall"
@@ -53,7 +51,7 @@ class WikiSQL(Task):
     """which encoder"""
     max_length: Count = 96
     """tokens of a row; longer ones are cut"""
-    head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    head_dropout: BelowOne = 0.2
     """dropout before the heads"""
     attention: bool = False
     """one self-attention layer before the heads"""
@@ -65,7 +63,7 @@ class WikiSQL(Task):
     """clients with unlabelled questions"""
     client_size: tuple[Count, Count] = (20, 40)
     """smallest and largest number of questions of a client, drawn uniformly"""
-    deal_seed: Annotated[int, Field(ge=0)] = 0
+    deal_seed: Whole = 0
     """decides who holds which question, whatever `run.seed` is"""
     max_words: Count | None = None
     """leave out questions of more white-space words; null: none"""
@@ -74,7 +72,7 @@ class WikiSQL(Task):
     client_input: Literal["pair", "question_only"] = "pair"
     """rows of clients: with a column each, or one per question without (only heads that need no column then count)"""
     parts: Count = 16
-    """into how many parts dev and test are divided, for the workers to judge"""
+    """into how many parts dev and test are divided, for the workers to evaluate"""
     max_dev: Count | None = None
     """at most so many dev questions, the same ones in every run; null: all"""
     max_test: Count | None = None
@@ -88,14 +86,9 @@ class WikiSQL(Task):
     @cached_property
     def folder(self) -> Path:
         """The prepared data; makes the synthetic set where it is asked for and missing."""
-        if self.data != SYNTHETIC:
-            return Path(self.data)
-        from fedtorch.data.synthetic_wikisql import prepare_synthetic
+        from fedtorch.data.synthetic_wikisql import prepare
 
-        folder = Path("data") / "synthetic_wikisql"
-        if not (folder / "manifest.json").is_file():
-            prepare_synthetic(folder)
-        return folder
+        return data_folder(self.data, "synthetic_wikisql", prepare)
 
     @cached_property
     def _manifest(self) -> dict[str, Any]:

@@ -17,13 +17,15 @@ Pair = tuple[float, int]  # sum over examples, examples
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One evaluation. metrics: client -> metric -> (sum, examples)."""
+class Evaluation:
+    """One evaluation of a model on a split."""
 
     label: str
+    """which model: `global`, `training`, `personal`, `final`"""
     split: str
     round: int
     metrics: Mapping[str, Mapping[str, Pair]]
+    """client -> metric -> (sum, examples)"""
 
     def of(self, metric: str) -> dict[str, Pair]:
         """client -> (sum, examples), for the clients that were scored."""
@@ -32,16 +34,20 @@ class Judged:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it. rounds: planned; last_round: done. last: each client's last record."""
+    """A run as its folder tells it."""
 
     folder: Path
     config: Mapping[str, Any]
+    """of config.yaml; empty where there is none"""
     records: list[Record]
     clients: tuple[str, ...] = ()
     rounds: int = 0
+    """planned"""
     last_round: int = 0
+    """done"""
     is_finished: bool = False
     last: Mapping[str, Record] = field(default_factory=dict)
+    """client -> its last record of the kind `client`"""
 
     @property
     def name(self) -> str:
@@ -59,7 +65,7 @@ class Run:
         """The records of one kind, in their order."""
         return [record for record in self.records if record["kind"] == kind]
 
-    def every_evaluation(self) -> list[Judged]:
+    def all_evaluations(self) -> list[Evaluation]:
         """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
         for record in self.of_kind("eval"):
@@ -67,23 +73,24 @@ class Run:
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
-        return [Judged(label, split, round, metrics) for (label, split, round), metrics in found.items()]
+        return [Evaluation(label, split, round, metrics) for (label, split, round), metrics in found.items()]
 
-    def judged(self) -> list[Judged]:
+    def last_evaluations(self) -> list[Evaluation]:
         """The last evaluation of every label and split, the one that counts first.
 
         That is the one labelled `final`, else one on `test`, else the latest.
         """
-        latest: dict[tuple[str, str], Judged] = {}
-        for judged in self.every_evaluation():
-            latest[(judged.label, judged.split)] = judged
+        latest: dict[tuple[str, str], Evaluation] = {}
+        for evaluation in self.all_evaluations():
+            latest[(evaluation.label, evaluation.split)] = evaluation
         order = sorted(latest.values(), key=lambda j: (j.label == "final", j.split == "test", j.round), reverse=True)
         return order
 
     def metric(self) -> str | None:
-        """The score the run is judged by: `eval.select_by`, or the first one that was recorded."""
+        """The score that the run is compared by: `eval.select_by`, or the first one that was recorded."""
         chosen = self.setting("eval.select_by")
-        names = [name for judged in self.judged()[:1] for metrics in judged.metrics.values() for name in metrics]
+        counting = self.last_evaluations()[:1]
+        names = [name for evaluation in counting for metrics in evaluation.metrics.values() for name in metrics]
         return chosen if chosen in names else next(iter(names), None)
 
 

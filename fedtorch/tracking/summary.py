@@ -57,9 +57,9 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
 
 def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair]] | None:
     """(heading, client -> score) of the evaluation that counts."""
-    for judged in run.judged():
-        if metric is not None and (pairs := judged.of(metric)):
-            return f"{judged.split} {metric}", pairs
+    for evaluation in run.last_evaluations():
+        if metric is not None and (pairs := evaluation.of(metric)):
+            return f"{evaluation.split} {metric}", pairs
     return None
 
 

@@ -135,8 +135,8 @@ class Tracker:
             ("loss", "-     " if record["loss"] is None else f"{record['loss']:.4f}"),
         ]
         if self._score[0]:
-            text, judged = self._score
-            facts.append((text, "" if judged == round + 1 else f"(round {judged})"))
+            text, evaluated = self._score
+            facts.append((text, "" if evaluated == round + 1 else f"(round {evaluated})"))
         if self._console is not None:
             try:
                 logger.debug(self._console.round(round + 1, facts))

@@ -20,8 +20,9 @@ from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine, GradientHook, LossFunction, to_device
 from fedtorch.train.micro_batches import parts_of, passes_of
-from fedtorch.train.optim import LocalTraining, forget, load_state, make_optimizer, make_schedule, renew, state_of
-from fedtorch.train.zero import ZeroScale, ZeroSettings, check_worker, exchanging, import_deepspeed, initialize
+from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
+from fedtorch.train.settings import ClientConfig, EngineConfig
+from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,8 @@ class DeepSpeedEngine(Engine):
         partition: Partition,
         device: torch.device,
         *,
-        settings: ZeroSettings,
-        hp: LocalTraining,
+        settings: EngineConfig,
+        hp: ClientConfig,
         make_module: Callable[[], nn.Module],
     ) -> None:
         super().__init__(module, partition, device)
@@ -119,7 +120,7 @@ class DeepSpeedEngine(Engine):
         self,
         shared: Tensor,
         private: Tensor | None,
-        hp: LocalTraining,
+        hp: ClientConfig,
         *,
         steps: int,
         taken: int = 0,

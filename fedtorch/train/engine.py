@@ -14,9 +14,10 @@ from fedtorch.core.seeds import seed_torch
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.train.batches import Parts
 from fedtorch.train.model_parallel import ParameterOwners, clip_divided, collect_shared
-from fedtorch.train.optim import LocalTraining, Optimizers, forget, load_state, make_schedule, state_of
+from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
 from fedtorch.train.pinned_copy import PinnedCopier
 from fedtorch.train.precision import Precision
+from fedtorch.train.settings import ClientConfig
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
 GradientHook = Callable[["Engine"], "Tensor | None"]
@@ -143,7 +144,7 @@ class Engine:
         self,
         shared: Tensor,
         private: Tensor | None,
-        hp: LocalTraining,
+        hp: ClientConfig,
         *,
         steps: int,
         taken: int = 0,

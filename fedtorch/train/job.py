@@ -17,8 +17,8 @@ from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching, StepPlan
 from fedtorch.train.engine import Engine, GradientHook, Parts
 from fedtorch.train.loop import LossCurve, Step, train
-from fedtorch.train.optim import LocalTraining
 from fedtorch.train.outgoing import Outgoing
+from fedtorch.train.settings import ClientConfig
 
 
 class Trainable(Protocol):
@@ -52,7 +52,7 @@ class ClientJob:
     """the model and its optimiser, for any client's weights"""
     task: Trainable
     """makes batches of examples and takes their loss"""
-    hp: LocalTraining
+    hp: ClientConfig
     """the client's local training settings"""
     examples: Sequence[Any]
     """its training data, which never leaves this rank"""
@@ -119,7 +119,7 @@ class ClientJob:
         before_step: GradientHook | None = None,
         epochs: int | None = None,
         data: Sequence[Any] | None = None,
-        hp: LocalTraining | None = None,
+        hp: ClientConfig | None = None,
         run_steps: int | None = None,
     ) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the result is in `engine`.
@@ -184,7 +184,7 @@ class ClientJob:
         batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
         return batches[0] if len(batches) == 1 else Parts(tuple(batches))
 
-    def _start(self, weights: Tensor, settings: LocalTraining, purpose: str, *, planned: int, run_steps: int) -> None:
+    def _start(self, weights: Tensor, settings: ClientConfig, purpose: str, *, planned: int, run_steps: int) -> None:
         """Load the weights and the optimiser that this client goes on with."""
         spans_run = settings.schedule_span == "run"
         self.engine.start(

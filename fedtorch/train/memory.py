@@ -9,7 +9,8 @@ from functools import cache
 import torch
 from torch import nn
 
-from fedtorch.train.zero import ZeroSettings, import_deepspeed, is_installed
+from fedtorch.train.settings import EngineConfig
+from fedtorch.train.zero import import_deepspeed, is_installed
 
 # DeepSpeed's estimators allow this for buffers on the host.
 HOST_BUFFERS = 1.5
@@ -53,7 +54,7 @@ def known_sizes() -> Mapping[str, Size]:
     return {name: Size.of(model) for name, model in models.items()}
 
 
-def states(size: Size, settings: ZeroSettings, *, ranks: int, moments: float = 2.0) -> States:
+def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2.0) -> States:
     """What a rank of a worker of `ranks` keeps. moments: the optimiser's numbers per parameter, 2 for Adam.
 
     Stage 0 has parameters, gradients and moments in fp32. From stage 1 on there are also fp32 masters and an fp32 sum
@@ -75,7 +76,7 @@ def states(size: Size, settings: ZeroSettings, *, ranks: int, moments: float = 2
     return States(int(parameters), int(stepping * HOST_BUFFERS))
 
 
-def deepspeeds_own(size: Size, settings: ZeroSettings, *, ranks: int) -> States | None:
+def deepspeeds_own(size: Size, settings: EngineConfig, *, ranks: int) -> States | None:
     """What DeepSpeed's estimators say for one machine with `ranks` devices; None where it has none.
 
     They know stages 2 and 3, 16 bits and Adam.

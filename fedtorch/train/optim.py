@@ -5,65 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.optimization import Adafactor, get_scheduler
 
-
-class LocalTraining(Protocol):
-    """A client's training settings as this layer reads them; `config.ClientConfig` explains each."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def no_decay(self) -> tuple[str, ...]: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def adafactor_eps(self) -> tuple[float, float]: ...
-    @property
-    def decay_rate(self) -> float: ...
-    @property
-    def scale_parameter(self) -> bool: ...
-    @property
-    def relative_step(self) -> bool: ...
-    @property
-    def clip_threshold(self) -> float: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def schedule_span(self) -> str: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def warmup_ratio(self) -> float: ...
-    @property
-    def max_grad_norm(self) -> float | None: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def accumulation_rule(self) -> str: ...
-    @property
-    def epochs(self) -> int | None: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def total_epochs(self) -> int | None: ...
-    @property
-    def optimizer_state(self) -> str: ...
-
+from fedtorch.train.settings import ClientConfig
 
 Groups = list[dict[str, Any]]
 
@@ -83,20 +31,20 @@ _BUILT_IN = (
 )
 
 
-def _sgd(groups: Groups, hp: LocalTraining) -> torch.optim.Optimizer:
+def _sgd(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=hp.lr, momentum=hp.momentum, weight_decay=hp.weight_decay)
 
 
-def _adam(groups: Groups, hp: LocalTraining) -> torch.optim.Optimizer:
+def _adam(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
     # fused is three times as fast as the default on CPU
     return torch.optim.Adam(groups, lr=hp.lr, betas=hp.betas, eps=hp.eps, weight_decay=hp.weight_decay, fused=True)
 
 
-def _adamw(groups: Groups, hp: LocalTraining) -> torch.optim.Optimizer:
+def _adamw(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=hp.lr, betas=hp.betas, eps=hp.eps, weight_decay=hp.weight_decay, fused=True)
 
 
-def _adafactor(groups: Groups, hp: LocalTraining) -> torch.optim.Optimizer:
+def _adafactor(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
     # not torch.optim.Adafactor: it scales by the parameter's RMS and caps the rate at 1/sqrt(k)
     return Adafactor(
         groups,
@@ -110,7 +58,7 @@ def _adafactor(groups: Groups, hp: LocalTraining) -> torch.optim.Optimizer:
     )
 
 
-OPTIMIZERS: dict[str, Callable[[Groups, LocalTraining], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Groups, ClientConfig], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "adam": _adam,
     "adamw": _adamw,
@@ -118,9 +66,7 @@ OPTIMIZERS: dict[str, Callable[[Groups, LocalTraining], torch.optim.Optimizer]] 
 }
 
 
-def make_optimizer(
-    names: Sequence[str], parameters: Sequence[nn.Parameter], hp: LocalTraining
-) -> torch.optim.Optimizer:
+def make_optimizer(names: Sequence[str], parameters: Sequence[nn.Parameter], hp: ClientConfig) -> torch.optim.Optimizer:
     """The optimiser `hp.optimizer` over parameters; those whose names match `hp.no_decay` decay by 0."""
     spared = [any(fnmatchcase(name, pattern) for pattern in hp.no_decay) for name in names]
     decaying: dict[str, Any] = {"params": [p for p, is_spared in zip(parameters, spared, strict=True) if not is_spared]}
@@ -136,7 +82,7 @@ class Optimizers:
         self._names, self._parameters = names, parameters
         self._made: dict[tuple[Any, ...], torch.optim.Optimizer] = {}
 
-    def of(self, hp: LocalTraining) -> torch.optim.Optimizer:
+    def of(self, hp: ClientConfig) -> torch.optim.Optimizer:
         """The one for these settings, in the state that its last user left."""
         key = tuple(getattr(hp, name) for name in _BUILT_IN)
         if key not in self._made:
@@ -207,7 +153,7 @@ def load_state(
 
 
 def make_schedule(
-    optimizer: torch.optim.Optimizer, hp: LocalTraining, steps: int, taken: int = 0
+    optimizer: torch.optim.Optimizer, hp: ClientConfig, steps: int, taken: int = 0
 ) -> torch.optim.lr_scheduler.LRScheduler:
     """The learning-rate schedule over `steps` optimiser steps up to `hp.lr`, of which `taken` are behind."""
     for group in optimizer.param_groups:

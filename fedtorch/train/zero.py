@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +20,10 @@ from fedtorch.comm.environment import environment
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
+from fedtorch.train.settings import EngineConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class ZeroSettings(Protocol):
-    """The part of `config.EngineConfig` that is DeepSpeed's."""
-
-    @property
-    def stage(self) -> int: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def offload_optimizer(self) -> bool: ...
-    @property
-    def offload_parameters(self) -> bool: ...
-    @property
-    def activation_checkpointing(self) -> bool: ...
-    @property
-    def initial_scale_power(self) -> int: ...
 
 
 def is_installed() -> bool:
@@ -81,7 +65,7 @@ def check_worker(worker: WorkerGroup | None, device: torch.device) -> None:
         )
 
 
-def zero_config(settings: ZeroSettings, size: int, *, pin: bool) -> dict[str, Any]:
+def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, Any]:
     """DeepSpeed's own configuration, for `size` trained numbers. pin: the host's memory, for a GPU."""
     bucket = min(size + -size % 256, 500_000_000)  # its default, which it allocates whole; an odd one is refused
     zero: dict[str, Any] = {"stage": settings.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
@@ -131,7 +115,7 @@ def initialize(
     deepspeed: Any,
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
-    settings: ZeroSettings,
+    settings: EngineConfig,
     device: torch.device,
     *,
     ranks: int,

@@ -48,6 +48,14 @@ def test_median_by_hand(slices: int, tmp_path: Path) -> None:
     assert runner.context.server.weights.tolist() == pytest.approx([0.2, 1.1, 4.7], rel=1e-12)
 
 
+def test_half_way_by_hand(tmp_path: Path) -> None:
+    algorithm = from_yaml(tmp_path, '{name: "half_way:HalfWay", weights: equal}')
+    runner = make_runner(make_config(tmp_path / "run", TASK, algorithm, rounds=1))
+    runner.run()
+    # one step of rate 0.1 from 0: a moves 0.1, b 0.2 and c 30
+    assert runner.context.server.weights.item() == pytest.approx((0.05 + 0.1 + 15) / 3, rel=1e-12)
+
+
 def on_three_ranks(folder: str) -> list[float]:
     sys.path.insert(0, str(EXAMPLES))
     from median import Median  # type: ignore[import-not-found]

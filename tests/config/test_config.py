@@ -14,13 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtorch.algorithms.base import Algorithm
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
-from fedtorch.config import training as config_training
-from fedtorch.config.load import MASK, NO_EFFECT, companion, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.load import NO_EFFECT, companion, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.masking import MASK
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig
 from fedtorch.config.yaml_tree import merge, read, write
+from fedtorch.core import settings as core_settings
 from fedtorch.core.errors import ConfigError
+from fedtorch.train import settings as train_settings
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Toy:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Algorithm):
     weights: Literal["size", "equal"] = "size"
 
 
@@ -57,8 +60,8 @@ class Pulled(Mean):
 def _toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The toys above under short names, and an empty folder to work in."""
     monkeypatch.setattr("fedtorch.tasks.TASKS", {"text2sql": f"{__name__}:Toy", "toy": f"{__name__}:Toy"})
-    names = {"fedavg": "Mean", "fedopt": "Mean", "pulled": "Pulled"}
-    monkeypatch.setattr("fedtorch.algorithms.ALGORITHMS", {name: f"{__name__}:{cls}" for name, cls in names.items()})
+    toys = {"fedavg": f"{__name__}:Mean", "pulled": f"{__name__}:Pulled"}
+    monkeypatch.setattr("fedtorch.algorithms.ALGORITHMS", toys | {"fedopt": "fedtorch.algorithms.fedavg:FedOpt"})
     monkeypatch.chdir(tmp_path)
 
 
@@ -158,7 +161,8 @@ def test_a_new_name_keeps_the_fields_both_classes_have_and_drops_the_others() ->
 
 def test_a_class_of_the_users_own_is_imported_from_the_working_folder(caplog: pytest.LogCaptureFixture) -> None:
     Path("mine_7391.py").write_text(
-        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass My:\n    k: int = 1\n"
+        "from dataclasses import dataclass\nfrom fedtorch.algorithms.base import Algorithm\n"
+        "@dataclass(frozen=True)\nclass My(Algorithm):\n    k: int = 1\n"
     )
     text = "algorithm: {name: 'mine_7391:My', k: 5}"
     config = loaded(text)
@@ -332,11 +336,13 @@ def test_longer_cycles_of_base_files_are_shown_in_full() -> None:
 
 def test_clients_the_task_does_not_have_are_refused() -> None:
     names = ["atis", "geoquery"]
-    loaded("per_client: {atis: {lr: 1}}\nclients: {per_round: 2}").check_clients(names)
+    config = loaded("per_client: {atis: {lr: 1}}\nclients: {per_round: 2}")
+    config.check_client_names(names)
+    config.check_client_numbers(2)
     with pytest.raises(ConfigError, match=r"per_client\.atiss is set .* no client `atiss`; did you mean `atis`\?"):
-        loaded("per_client: {atiss: {lr: 1}}").check_clients(names)
+        loaded("per_client: {atiss: {lr: 1}}").check_client_names(names)
     with pytest.raises(ConfigError, match=r"clients\.per_round is 3 but the task `text2sql` has 2 clients; set it to"):
-        loaded("clients: {per_round: 3}").check_clients(names)
+        loaded("clients: {per_round: 3}").check_client_numbers(2)
 
 
 # Back to plain data
@@ -390,7 +396,7 @@ def test_the_keys_without_effect_exist() -> None:
         assert section in data and (not key or key in data[section])
 
 
-@pytest.mark.parametrize("module", [config, config_system, config_training])
+@pytest.mark.parametrize("module", [config, config_system, core_settings, train_settings])
 def test_every_field_has_a_line_of_explanation(module: ModuleType) -> None:
     tree = ast.parse(inspect.getsource(module))
     for cls in [node for node in tree.body if isinstance(node, ast.ClassDef)]:

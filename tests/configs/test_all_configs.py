@@ -147,7 +147,8 @@ CLIENT_TABLE = {
 @pytest.mark.parametrize("path", FEDERATED, ids=lambda path: path.stem)
 def test_federated_clients_have_the_values_of_the_papers_table(path: Path) -> None:
     config = load(path)
-    config.check_clients(list(CLIENTS))
+    config.check_client_names(list(CLIENTS))
+    config.check_client_numbers(len(CLIENTS))
     assert set(config.per_client) == set(CLIENTS)
     for name, (lr, batch_size, epochs, _, _) in CLIENT_TABLE.items():
         client = config.client_for(name)
@@ -170,7 +171,8 @@ def test_the_codes_rates_can_be_laid_over_any_federated_row(tmp_path: Path) -> N
 def test_finetuning_has_the_clients_rates_and_is_judged_every_eight_steps() -> None:
     config = lorar("finetune")
     assert (config.paradigm, config.algorithm_name, config.eval.every, config.eval.patience) == ("local", "local", 1, 5)
-    config.check_clients(list(CLIENTS))
+    config.check_client_names(list(CLIENTS))
+    config.check_client_numbers(len(CLIENTS))
     for name, (lr, *_) in CLIENT_TABLE.items():
         client = config.client_for(name)
         assert (client.lr, client.batch_size, client.accumulation, client.steps) == (lr, 8, 8, 8)

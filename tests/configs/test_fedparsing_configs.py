@@ -12,7 +12,7 @@ from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.config.schema import Config
 from fedtorch.data.prepare import main as data_main
-from fedtorch.data.synthetic_wikisql import prepare_synthetic
+from fedtorch.data.synthetic_wikisql import prepare
 from fedtorch.main import main
 from fedtorch.tasks.base import SERVER
 
@@ -64,7 +64,7 @@ def test_the_sweeps_change_one_thing_each() -> None:
 
 
 def test_the_smoke_config_trains_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_synthetic(tmp_path / "data" / "synthetic_wikisql")
+    prepare(tmp_path / "data" / "synthetic_wikisql")
     monkeypatch.chdir(tmp_path)
     assert main(["--config", "smoke/fedparsing", "--set", "track.tensorboard=false"]) == 0
     results = json.loads((tmp_path / "runs" / "fedparsing" / "results.json").read_text())

@@ -40,28 +40,28 @@ def test_taskmaster_1_with_its_dirt(tmp_path: Path) -> None:
         ],
     )
     found = read_taskmaster_1([path])
-    assert found.holders == {
+    assert found.clients == {
         "repair": [[["assistant", "Hi. How can I help?"], ["user", "My car."]]],
         "ride": [[["user", "A ride."], ["assistant", "OK"]]],
     }
     assert found.dropped == {"empty": 2, "one_side": 1, "deleted": 2, "repeated": 1}
-    apart = read_taskmaster_1([path], merge=False).holders["repair"][0]
+    apart = read_taskmaster_1([path], merge=False).clients["repair"][0]
     assert apart[:2] == [["assistant", "Hi."], ["assistant", "How can I help?"]]
 
 
 def test_a_single_dialog_is_a_list_of_one(tmp_path: Path) -> None:
     path = written(tmp_path / "sample.json", tm1("movie-tickets-1", ("USER", "a"), ("ASSISTANT", "b")))
-    assert list(read_taskmaster_1([path]).holders) == ["movie"]
+    assert list(read_taskmaster_1([path]).clients) == ["movie"]
 
 
 def test_taskmaster_4_and_sgd_name_their_sides_differently(tmp_path: Path) -> None:
     utterances = [{"speaker": "user", "text": "a"}, {"speaker": "assistant", "text": "b"}]
     path = written(tmp_path / "four.json", [{"vertical": "Coffee", "utterances": utterances}])
-    assert read_taskmaster_4([path]).holders == {"coffee": [[["user", "a"], ["assistant", "b"]]]}
+    assert read_taskmaster_4([path]).clients == {"coffee": [[["user", "a"], ["assistant", "b"]]]}
     turns = [{"speaker": "USER", "utterance": "a", "frames": []}, {"speaker": "SYSTEM", "utterance": "b"}]
     dialogs = [{"services": ["Hotels_2"], "turns": turns}, {"services": ["Hotels_2", "Media_1"], "turns": turns}]
     found = read_sgd([written(tmp_path / "sgd.json", dialogs)])
-    assert found.holders == {"hotels": [[["user", "a"], ["assistant", "b"]]]}
+    assert found.clients == {"hotels": [[["user", "a"], ["assistant", "b"]]]}
     assert found.dropped == {"several_services": 1}
 
 
@@ -114,7 +114,7 @@ def raw(tmp_path: Path) -> Path:
     return tmp_path / "raw"
 
 
-def test_the_command_prepares_holders_and_a_vocabulary(raw: Path, tmp_path: Path, capsys: Any) -> None:
+def test_the_command_prepares_clients_and_a_vocabulary(raw: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     command = ["prepare", "dialog", "--raw", str(raw), "--source", "taskmaster1", "--out", str(out)]
     assert main([*command, "--vocab-size", "300"]) == 0
@@ -161,9 +161,9 @@ def test_vocabularies_that_cannot_work_are_refused(tmp_path: Path) -> None:
 
 
 def test_synthetic_dialogs_alternate_and_either_side_may_begin(tmp_path: Path) -> None:
-    holders = generate()
-    assert len(holders) == 6 and holders == generate() != generate(seed=1)
-    every = [turns for splits in holders.values() for dialogs in splits.values() for turns in dialogs]
+    clients = generate()
+    assert len(clients) == 6 and clients == generate() != generate(seed=1)
+    every = [turns for splits in clients.values() for dialogs in splits.values() for turns in dialogs]
     assert {turns[0][0] for turns in every} == {"user", "assistant"}
     assert all(a[0] != b[0] for turns in every for a, b in zip(turns, turns[1:]))
     out = tmp_path / "synthetic"
@@ -176,11 +176,11 @@ def test_the_real_sets_are_read_whole(shared_data: Path) -> None:
     sgd = shared_data / "dialog" / "sgd"
     found = read_sgd(sorted((sgd / "test").glob("dialogues_*.json")))
     sizes = {"flights": 87, "events": 76, "services": 167, "hotels": 177, "restaurants": 73, "movies": 132}
-    assert {name: len(dialogs) for name, dialogs in found.holders.items()} == sizes and not found.dropped
+    assert {name: len(dialogs) for name, dialogs in found.clients.items()} == sizes and not found.dropped
     taskmaster = shared_data / "dialog" / "taskmaster"
     four = read_taskmaster_4(sorted((taskmaster / "TM-4-2024" / "data").glob("*.json")))
-    assert {name: len(dialogs) for name, dialogs in four.holders.items()} == {"coffee": 1500}
-    assert all(turns[0][0] == "user" and 2 <= len(turns) <= 8 for turns in four.holders["coffee"])
+    assert {name: len(dialogs) for name, dialogs in four.clients.items()} == {"coffee": 1500}
+    assert all(turns[0][0] == "user" and 2 <= len(turns) <= 8 for turns in four.clients["coffee"])
     folder = taskmaster / "TM-1-2019"
     one = read_taskmaster_1([folder / "self-dialogs.first5.json", folder / "sample.json"])
-    assert {name: len(dialogs) for name, dialogs in one.holders.items()} == {"restaurant": 2, "movie": 2, "pizza": 2}
+    assert {name: len(dialogs) for name, dialogs in one.clients.items()} == {"restaurant": 2, "movie": 2, "pizza": 2}

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedtorch.data.folder import read_client, read_manifest, read_rows
-from fedtorch.data.prepare import main, prepare_text2sql
+from fedtorch.data.prepare import main
+from fedtorch.data.prepare_text2sql import prepare_text2sql
 from fedtorch.data.text2sql import CLIENTS
 from fedtorch.text.sentencepiece import load_tokenizer
 

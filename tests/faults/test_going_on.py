@@ -60,9 +60,9 @@ def config(folder: Path | str, **changes: Any) -> Config:
 
 def victims(setting: Config, size: int = SIZE) -> list[str]:
     """The clients at home on the rank that dies."""
-    parts = build(setting, num_ranks=size, rank=1)
-    homes = place(setting, parts.task, parts.training, parts.clients, parts.topology).homes
-    names = [name for name, worker in homes.items() if VICTIM in parts.topology.workers[worker]]
+    built = build(setting, num_ranks=size, rank=1)
+    homes = place(setting, built.task, built.training, built.clients, built.topology).homes
+    names = [name for name, worker in homes.items() if VICTIM in built.topology.workers[worker]]
     assert 1 <= len(names) < len(CLIENTS) - 3
     return names
 

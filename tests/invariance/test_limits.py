@@ -31,7 +31,8 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, NonFiniteError, QuorumError
 from fedtorch.core.update import Report
 from fedtorch.rounds.membership import Stopped
-from fedtorch.setup.build import unmatched
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.remarks import about_decay
 from fedtorch.tracking import records
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.job import ClientJob
@@ -311,8 +312,9 @@ def test_a_pattern_without_weight_decay_that_matches_nothing_is_remarked(tmp_pat
     hp = ClientConfig(optimizer="adamw", weight_decay=0.1, no_decay=("*w*", "*LayerNorm*"))
     config = make_config(tmp_path, TASK, client=hp)
     engine = make_runner(config).components.engine
-    assert unmatched(config, {hp}, engine) == ["no_decay: the pattern '*LayerNorm*' matches no parameter"]
-    assert unmatched(config, {replace(hp, weight_decay=0.0)}, engine) == []
+    assert list(about_decay(Plan.of(config, 1), engine)) == ["no_decay: the pattern '*LayerNorm*' matches no parameter"]
+    config = replace(config, client=replace(hp, weight_decay=0.0))
+    assert list(about_decay(Plan.of(config, 1), engine)) == []
 
 
 def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_judged(

@@ -53,7 +53,7 @@ def test_every_rank_gets_a_command_that_fedtorch_understands(path: Path, tmp_pat
     assert [line.split()[:4] for line in lines] == [[str(i), str(i), "3", "127.0.0.1"] for i in range(3)]
     words = lines[0].split()[4:]
     assert words[:2] == ["-m", "fedtorch.main"]
-    args = _parser().parse_args(words[2:])
+    args = _parser("fedtorch.main").parse_args(words[2:])
     assert args.config == [Path("some/a.yaml")] and args.resume == "auto" and "rounds=3" in args.set
     assert path.stem != "seeds" or args.set[1:] == ["run.seed=7", "run.name=a,seed=7"]
 

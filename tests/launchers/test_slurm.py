@@ -98,7 +98,7 @@ def test_the_options_of_a_request_ask_for_the_same_again() -> None:
     asked = Resources(nodes=2, gpus_per_node=4, time_min=1590, grace_s=60, sbatch=("hold", "mem=2G"), setup=("a b",))
     words = shlex.split(shlex.join(options_of(asked)))
     assert words[:2] == ["--nodes", "2"] and "a b" in words and "--tasks-per-node" not in words
-    args = slurm._parser().parse_args(["--config", "x", *words])
+    args = slurm._parser("slurm").parse_args(["--config", "x", *words])
     assert resources_of(args) == asked and options_of(Resources()) == []
 
 

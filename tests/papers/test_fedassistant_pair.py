@@ -1,4 +1,4 @@
-"""FedAssistant with a user rank and an assistant rank per data holder: the same bits as one process."""
+"""FedAssistant with a user rank and an assistant rank per client: the same bits as one process."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ def test_two_ranks_give_the_bits_of_one_process_and_only_numbers_cross() -> None
 
 
 DIALOGS = {
-    holder: {
+    client: {
         split: [
-            [["user", f"{holder} {n} please"], ["assistant", "yes " * (1 + n % 3)], ["user", "bye"]][: 2 + n % 2]
+            [["user", f"{client} {n} please"], ["assistant", "yes " * (1 + n % 3)], ["user", "bye"]][: 2 + n % 2]
             for n in range(first, first + count)
         ]
         for split, first, count in (("train", 0, 7 + 2 * place), ("dev", 20, 2), ("test", 30, 3))
     }
-    for place, holder in enumerate(("pizza", "ride", "movie"))
+    for place, client in enumerate(("pizza", "ride", "movie"))
 }
 NAMES = tuple(DIALOGS)
 STEP = ClientConfig(

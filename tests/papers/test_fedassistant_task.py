@@ -1,4 +1,4 @@
-"""FedAssistant's task, metrics and configs: dialogs as data holders, perplexities, the compared systems."""
+"""FedAssistant's task, metrics and configs: domains as clients, perplexities, the compared systems."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def test_perplexities_of_the_specification() -> None:
     assert "All" not in rows["perplexity"]
 
 
-def test_all_is_the_mean_over_domains_and_then_over_holders() -> None:
+def test_all_is_the_mean_over_domains_and_then_over_clients() -> None:
     domains = ["a", "b", "c", "d", "e", "f"]
     values = (8, 10, 9, 12, 9, 12)
 
-    def holder(scale: float) -> dict[str, tuple[float, int]]:
+    def client(scale: float) -> dict[str, tuple[float, int]]:
         pairs = {f"log_likelihood/{i}": (-math.log(scale * v) * (i + 1), i + 1) for i, v in enumerate(values)}
         return {"log_likelihood": (-math.log(scale * 8), 1), "log_likelihood_assistant": (0.0, 1), **pairs}
 
-    row = table({"a": holder(1)}, domains)["perplexity"]
+    row = table({"a": client(1)}, domains)["perplexity"]
     assert row["All"] == pytest.approx(10.0) and row["a"] == pytest.approx(8.0)
     assert row["union"] == pytest.approx(math.exp(sum(math.log(v) * (i + 1) for i, v in enumerate(values)) / 21))
-    assert table({"a": holder(1), "b": holder(2)}, domains)["perplexity"]["All"] == pytest.approx(15.0)
+    assert table({"a": client(1), "b": client(2)}, domains)["perplexity"]["All"] == pytest.approx(15.0)
 
 
-def test_a_holder_without_test_dialogs_has_no_column() -> None:
+def test_a_client_without_test_dialogs_has_no_column() -> None:
     pairs = {"log_likelihood": (-1.0, 1), "log_likelihood/0": (-1.0, 1), "log_likelihood/1": (0.0, 0)}
     row = table({"a": pairs, "b": {"log_likelihood": (0.0, 0)}}, ["a", "b"])["perplexity"]
     assert set(row) == {"a", "All", "union"} and row["All"] == pytest.approx(math.e)
@@ -71,12 +71,12 @@ def dialogs(*numbers: int) -> list[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    holders = {
+    clients = {
         "pizza": {"train": dialogs(1, 2, 3), "dev": dialogs(4), "test": dialogs(5, 6)},
         "ride": {"train": dialogs(7), "dev": [], "test": dialogs(8)},
         "movie": {"train": dialogs(9), "dev": dialogs(1), "test": []},
     }
-    write_dialogs(tmp_path / "data", holders, {}, vocab_size=300)
+    write_dialogs(tmp_path / "data", clients, {}, vocab_size=300)
     return tmp_path / "data"
 
 
@@ -319,7 +319,7 @@ def test_a_small_row_is_its_paper_row_on_less_data_with_a_smaller_model(row: str
     assert small.server.lr == (0.01 if row.startswith("feda") else None)
 
 
-def test_a_holder_without_test_dialogs_trains_and_is_judged_on_the_others(
+def test_a_client_without_test_dialogs_trains_and_is_evaluated_on_the_others(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -328,8 +328,8 @@ def test_a_holder_without_test_dialogs_trains_and_is_judged_on_the_others(
     run = tmp_path / "runs" / "feda_top50"
     row = json.loads((run / "results.json").read_text())["summary"]["perplexity"]
     assert list(row) == ["pizza", "ride", "All", "union"]  # movie has none
-    judged = [record for line in (run / "metrics.jsonl").read_text().splitlines() for record in [json.loads(line)]]
-    finals = {r["client"]: r["metrics"] for r in judged if r["kind"] == "eval" and r["label"] == "final"}
+    evaluated = [record for line in (run / "metrics.jsonl").read_text().splitlines() for record in [json.loads(line)]]
+    finals = {r["client"]: r["metrics"] for r in evaluated if r["kind"] == "eval" and r["label"] == "final"}
     assert set(finals) == {"pizza", "ride", "movie"} and finals["movie"]["log_likelihood"][1] == 0
     assert finals["movie"]["log_likelihood/1"][1] > 0
 

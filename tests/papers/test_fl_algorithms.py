@@ -180,7 +180,7 @@ SERVER_RULES: dict[str, tuple[dict[str, Any], list[dict[str, list[float]]]]] = {
 def test_server_rule(name: str, dtype: torch.dtype, tolerance: float) -> None:
     settings, rounds = SERVER_RULES[name]
     server = ServerState({"weights": torch.tensor([1.0, -1.0], dtype=dtype)})
-    rule = ServerOptimizer(**settings)
+    rule = ServerOptimizer(ServerConfig(**settings))
     for delta, expected in zip(DELTAS, rounds, strict=True):
         rule.step(server, -torch.tensor(delta, dtype=dtype))
         for key, values in expected.items():

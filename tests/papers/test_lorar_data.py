@@ -140,7 +140,7 @@ def test_schemas_are_read_whole_and_in_lower_case(shared_data: Path) -> None:
 def test_a_trained_vocabulary_loses_nothing_but_94_queries_of_atis_that_are_too_long(
     shared_data: Path, tmp_path: Path
 ) -> None:
-    from fedtorch.data.prepare import prepare_text2sql
+    from fedtorch.data.prepare_text2sql import prepare_text2sql
 
     trips = prepare_text2sql(shared_data / "text2sql", tmp_path / "out")["record"]["round_trip"]
     misses = {

@@ -1,4 +1,4 @@
-"""Schedules over a whole run, what a client is judged with, best rounds per client, and private draws."""
+"""Schedules over a whole run, what a client is evaluated with, best rounds per client, and private draws."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_every_client_draws_its_own_private_part(tmp_path: Path) -> None:
     )  # the same draw, before any training too
 
 
-def judged(tmp_path: Path, **changes: Any) -> Any:
+def evaluated(tmp_path: Path, **changes: Any) -> Any:
     """Two clients that reach their own optimum in one step; the server's average is 0."""
     task = Quadratic(clients={"a": (1.0, -1.0, 4), "b": (1.0, 1.0, 4)}, start=(3.0,))
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=4)
@@ -178,26 +178,26 @@ def judged(tmp_path: Path, **changes: Any) -> Any:
     return runner.run(), runner
 
 
-def test_the_trained_model_is_judged_before_the_server_combines_it(tmp_path: Path) -> None:
-    result, _ = judged(tmp_path, point="trained", also_received=True, best="per_client")
+def test_the_trained_model_is_evaluated_before_the_server_combines_it(tmp_path: Path) -> None:
+    result, _ = evaluated(tmp_path, point="trained", also_received=True, best="per_client")
     for name in "ab":
         assert result.scores[name]["nearness"][0] == 0.0
         assert result.scores[name]["received/nearness"] == (-3.0, 3)
 
 
-def test_the_received_model_is_judged_by_default(tmp_path: Path) -> None:
-    result, _ = judged(tmp_path)
+def test_the_received_model_is_evaluated_by_default(tmp_path: Path) -> None:
+    result, _ = evaluated(tmp_path)
     assert {pairs["nearness"] for pairs in result.scores.values()} == {(-3.0, 3)}
 
 
 def test_one_best_round_for_all_keeps_the_trained_models_too(tmp_path: Path) -> None:
-    result, runner = judged(tmp_path, point="trained", best="together")
+    result, runner = evaluated(tmp_path, point="trained", best="together")
     assert result.best_round == 1
     assert [result.scores[name]["nearness"][0] for name in "ab"] == [0.0, 0.0]
     assert runner.context.store.get("a").tensors["best/weights"].tolist() == [-1.0]
 
 
-def test_a_client_that_sat_out_the_round_is_judged_with_what_it_received(tmp_path: Path) -> None:
+def test_a_client_that_sat_out_the_round_is_evaluated_with_what_it_received(tmp_path: Path) -> None:
     clients = {"a": (1.0, -1.0, 4), "b": (1.0, 1.0, 4), "c": (1.0, 5.0, 4)}
     hp = ClientConfig(optimizer="sgd", lr=1.0, batch_size=4)
     config = make_config(

@@ -1,4 +1,4 @@
-"""Who chooses a best round and when training ends early: clients without scores, late clients, judged-only ones."""
+"""Who chooses a best round and when training ends early: clients without scores, late clients, evaluated-only ones."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Gaps(Quadratic):
 
 
 @dataclass(frozen=True)
-class JudgedOnly(Quadratic):
-    """`judge` has no training data."""
+class EvaluatedOnly(Quadratic):
+    """`visitor` has no training data."""
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        return {**super().manifest(), "judge": {"dev": 3, "test": 3}}
+        return {**super().manifest(), "visitor": {"dev": 3, "test": 3}}
 
     def load(self, client: str, split: str) -> Sequence[Any]:
-        if client == "judge":
+        if client == "visitor":
             return {"dev": [(1.0, 0.0)] * 3, "test": [(1.0, 0.0)] * 3}[split]
         return super().load(client, split)
 
@@ -92,7 +92,7 @@ def test_training_goes_on_while_a_client_gains_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("point", ["received", "trained"])
 @pytest.mark.parametrize("algorithm", [FedAvg(), Ditto()], ids=["fedavg", "ditto"])
-def test_a_client_that_trained_only_after_the_best_round_is_judged_as_in_it(
+def test_a_client_that_trained_only_after_the_best_round_is_evaluated_as_in_it(
     tmp_path: Path, algorithm: Algorithm, point: Any
 ) -> None:
     """The start is everyone's optimum by dev; what is learned later leads away from it."""
@@ -145,8 +145,8 @@ def test_a_run_that_ends_early_is_saved(tmp_path: Path) -> None:
     assert found is not None and found.round == 3
 
 
-def test_who_only_is_judged_is_no_part_of_the_merged_training_data() -> None:
-    task = Merged(JudgedOnly(clients=TWO))
+def test_who_only_is_evaluated_is_no_part_of_the_merged_training_data() -> None:
+    task = Merged(EvaluatedOnly(clients=TWO))
     assert len(task.load("all", "train")) == task.manifest()["all"]["train"] == 8
 
 

@@ -1,4 +1,4 @@
-"""Silos on disks of their own: a rank needs its own clients' files only, and the bits are those of one folder."""
+"""Clients on disks of their own: a rank needs its own clients' files only, and the bits are those of one folder."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def make_config(folder: Path, task: Task, algorithm: Algorithm | None = None, **
 def make_runner(config: Config, comm: Communicator | None = None, **changes: Any) -> Runner:
     """A runner for `config`; alone in this process unless a communicator is given."""
     num_ranks, rank = (comm.size, comm.rank) if comm is not None else (1, 0)
-    parts = build(config, num_ranks=num_ranks, rank=rank)
+    built = build(config, num_ranks=num_ranks, rank=rank)
     checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
-    setting = parts.setting(comm or LocalCommunicator(parts.names), checkpoints, stop=lambda: False)
-    return Runner(replace(setting, **changes))
+    components = built.components(comm or LocalCommunicator(built.names), checkpoints, stop=lambda: False)
+    return Runner(replace(components, **changes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) + os.sep for name in ("tests", "fedtorch", "launchers", "benchmarks"))
-STARTERS = {"subprocess", "Process", "fork"}  # words of code that starts a process
+STARTERS = {"subprocess", "Process", "fork", "run_ranks", "start_ranks"}  # words of code that starts a process
 
 
 def starts_processes(item: pytest.Item) -> bool:
@@ -30,7 +31,8 @@ def _functions(found: Iterable[Any]) -> list[FunctionType]:
     functions = []
     for each in found:
         members = vars(each).values() if isinstance(each, type) else [each]
-        functions += [f for f in (getattr(m, "__func__", m) for m in members) if isinstance(f, FunctionType)]
+        inner = (inspect.unwrap(getattr(member, "__func__", member)) for member in members)
+        functions += [function for function in inner if isinstance(function, FunctionType)]
     return functions
 
 

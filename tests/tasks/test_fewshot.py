@@ -17,7 +17,9 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.data.synthetic.gym import prepare
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import Generated
-from fedtorch.setup.build import check_single
+from fedtorch.setup.checks import single_examples_have_scores
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.remarks import about_metrics
 from fedtorch.tasks.fewshot import Example, FewShotTasks
 from fedtorch.text.sentencepiece import decode
 
@@ -107,7 +109,7 @@ def test_single_examples_are_scored_by_means_only(
     names = {name for values in each.values() for name in values}
     assert names == {"made-colour/em", "made-headline/rouge_l", "made-number/acc", "made-same/acc", "made-where/qa_f1"}
     assert [len(values) for values in each["client1"].values()] == [4]
-    (remark,) = check_single(task, "fewshot")
+    (remark,) = about_metrics(Plan.of(config, 1))
     assert remark.startswith("eval.per_example: 4 of 9 metrics are no means over examples: tasks_mean, made-kind/f1")
 
 
@@ -117,9 +119,11 @@ class OnlyF1(FewShotTasks):
         return ()
 
 
-def test_a_task_without_scores_of_single_examples_is_refused(task: FewShotTasks) -> None:
+def test_a_task_without_scores_of_single_examples_is_refused(task: FewShotTasks, tmp_path: Path) -> None:
+    scores = EvalConfig(every=0, per_example=True)
+    config = make_config(tmp_path, OnlyF1(data=task.data), task_name="f1", eval=scores)
     with pytest.raises(ConfigError, match="no metric of the task `f1` is a mean over examples; set it to false"):
-        check_single(OnlyF1(data=task.data), "f1")
+        single_examples_have_scores(Plan.of(config, 1))
 
 
 def test_accuracy_is_stripped_unless_the_config_says_crossfits_way(task: FewShotTasks) -> None:

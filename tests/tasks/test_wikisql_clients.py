@@ -15,7 +15,7 @@ from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig
 from fedtorch.core.sampling import cohort
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.rounds.runner import Runner
-from fedtorch.setup.build import CHECKED_CLIENTS
+from fedtorch.setup.remarks import CHECKED_CLIENTS
 from fedtorch.tasks.base import SERVER
 from fedtorch.tasks.wikisql import WikiSQL
 

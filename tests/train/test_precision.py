@@ -23,8 +23,9 @@ from fedtorch.models.consistency import squared_distance
 from fedtorch.models.hydranet import MASKED, Decoder
 from fedtorch.rounds.scoring import evaluate
 from fedtorch.setup.build import build
+from fedtorch.setup.checks import the_algorithm_takes_the_precision
 from fedtorch.setup.dry_run import describe
-from fedtorch.setup.engine import check_engine
+from fedtorch.setup.plan import Plan
 from fedtorch.train.engine import Engine, Parts
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.precision import LossScale, has_fp16
@@ -316,14 +317,14 @@ def test_gradients_outside_a_step_refuse_fp16_but_not_bf16(algorithm: Algorithm,
         config = make_config(tmp_path, task, algorithm, engine=EngineConfig(precision=precision))  # type: ignore[arg-type]
         if is_refused:
             with pytest.raises(ConfigError, match="engine.precision is fp16 but algorithm.name is .* bf16 or fp32"):
-                check_engine(config, algorithm, task, [config.client], sizes=(1,))
+                the_algorithm_takes_the_precision(Plan.of(config, num_ranks=1))
         else:
-            check_engine(config, algorithm, task, [config.client], sizes=(1,))
+            the_algorithm_takes_the_precision(Plan.of(config, num_ranks=1))
 
 
 @pytest.mark.parametrize("kind", ["torch", "deepspeed"])
 def test_fp16_is_refused_on_a_cpu_without_it(kind: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtorch.setup.engine.has_fp16", lambda device: False)
+    monkeypatch.setattr("fedtorch.setup.checks.has_fp16", lambda device: False)
     task = Quadratic(clients={"a": (1.0, 2.0, 4)})
     engine = EngineConfig(kind=kind, precision="fp16", stage=2 if kind == "deepspeed" else 0)
     with pytest.raises(ConfigError, match="this CPU does not have; set it to bf16 or fp32"):

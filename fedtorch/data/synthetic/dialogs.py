@@ -1,4 +1,4 @@
-"""Six small data holders of made-up two-side dialogs: the dialog task's smoke runs and tests need no download."""
+"""Six small clients with made-up two-side dialogs: the dialog task's smoke runs and tests need no download."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.dialog_folder import write_dialogs
 from fedtorch.data.dialogs import ASSISTANT, USER, Turns
-from fedtorch.data.paths import atomic_folder
-from fedtorch.data.recipe import is_prepared
+from fedtorch.data.recipe import prepare_once
 
 VOCAB_SIZE = 512
 SIZES = {"train": 48, "dev": 8, "test": 8}
@@ -20,7 +19,7 @@ SIZES = {"train": 48, "dev": 8, "test": 8}
 
 @dataclass(frozen=True)
 class Domain:
-    """What is ordered, in which kinds and sizes, and for when: the words a holder's dialogs are filled with."""
+    """What is ordered, in which kinds and sizes, and for when: the words a client's dialogs are filled with."""
 
     thing: str
     kinds: tuple[str, ...]
@@ -58,18 +57,18 @@ def dialog(domain: Domain, generator: torch.Generator) -> Turns:
 
 
 def generate(*, seed: int = 0) -> dict[str, dict[str, list[Turns]]]:
-    """LocalUpdates -> split -> dialogs; the same on every machine for the same seed."""
+    """Client -> split -> dialogs; the same on every machine for the same seed."""
     return {
-        holder: {
-            split: [dialog(domain, generator_for(seed, "synthetic dialog", holder, split, i)) for i in range(size)]
+        client: {
+            split: [dialog(domain, generator_for(seed, "synthetic dialog", client, split, i)) for i in range(size)]
             for split, size in SIZES.items()
         }
-        for holder, domain in DOMAINS.items()
+        for client, domain in DOMAINS.items()
     }
 
 
 def prepare(out: Path, *, seed: int = 0) -> None:
-    """Write holders and a vocabulary of their training texts as a prepared folder; keep one made with this seed.
+    """Write the clients and a vocabulary of their training texts as a prepared folder; keep one made with this seed.
 
     Several processes may call it at once.
 
@@ -77,7 +76,8 @@ def prepare(out: Path, *, seed: int = 0) -> None:
         DataError: `out` was prepared differently.
     """
     options = {"seed": seed, "vocab_size": VOCAB_SIZE}
-    if not is_prepared(out, options):
-        with atomic_folder(out) as folder:
-            write_dialogs(folder, generate(seed=seed), {"options": options}, vocab_size=VOCAB_SIZE)
-        is_prepared(out, options)  # another process may have been faster, with another seed
+
+    def write(folder: Path) -> None:
+        write_dialogs(folder, generate(seed=seed), {"options": options}, vocab_size=VOCAB_SIZE)
+
+    prepare_once(out, options, write)

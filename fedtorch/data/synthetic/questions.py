@@ -1,4 +1,4 @@
-"""Question and SQL patterns: the grammar that all silos share, filled with each silo's own words."""
+"""Question and SQL patterns: the grammar that all clients share, filled with each client's own words."""
 
 from __future__ import annotations
 

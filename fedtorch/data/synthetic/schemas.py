@@ -1,4 +1,4 @@
-"""The eight relational schemas of the synthetic silos, their rows, and a SQLite database made from them."""
+"""The eight relational schemas of the synthetic clients, their rows, and a SQLite database made from them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fedtorch.core.seeds import generator_for
 
 @dataclass(frozen=True)
 class Column:
-    """One column; `values` are all the values that its rows, and questions about it, may have.
-
-    A `label` names its row (`book_7` in the seventh book) and is asked for, never asked about; a `key` links
-    two tables and does not occur in questions.
-    """
+    """One column of a table."""
 
     name: str
     kind: Literal["label", "text", "number", "key"]
+    """label: names its row (`book_7` in the seventh book) and is asked for, never asked about; key: links two tables
+    and does not occur in questions"""
     values: tuple[str, ...] | tuple[int, ...] = ()
+    """all that its rows, and questions about it, may have"""
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: a plural English name, its columns, and how many rows it gets."""
+    """One table."""
 
     name: str
+    """a plural English noun"""
     columns: tuple[Column, ...]
     num_rows: int
 
@@ -94,8 +94,8 @@ def _key(name: str) -> Column:
     return Column(name, "key")
 
 
-# Ordered from the largest silo to the smallest. No two ask for the same database, but tables and columns recur in
-# other combinations, so what one silo learns helps the others: a small silo alone sees each word too rarely.
+# Ordered from the client with most examples to the one with fewest. No two ask for the same database, but tables and
+# columns recur in other combinations, so what one learns helps the others: a small one alone sees each word too rarely.
 SCHEMAS: tuple[Schema, ...] = (
     Schema(
         "library",

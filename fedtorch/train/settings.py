@@ -1,87 +1,15 @@
-"""The `server`, `client` and `engine` sections of a config: optimisers, local training, what it runs on."""
+"""The `client` and `engine` sections of a config: local training and what it runs on. Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedtorch.core.errors import ConfigError
-
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-
-
-def _refuse_unused(section: str, config: Any, used_by: dict[str, tuple[str, ...]]) -> None:
-    """A value that would have no effect under the chosen optimiser is an error."""
-    for known in fields(config):
-        users = used_by.get(known.name)
-        value = getattr(config, known.name)
-        if users and config.optimizer not in users and value != known.default:
-            raise ConfigError(
-                f"{section}.{known.name} is {value} but {section}.optimizer is {config.optimizer}, which does not use "
-                f"it; remove {section}.{known.name} or set {section}.optimizer to {' or '.join(users)}"
-            )
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """`server`: the optimiser that applies the combined update (the FedOPT family)."""
-
-    optimizer: Literal["none", "sgd", "adam", "yogi", "adagrad", "adamw"] = "none"
-    """none: add the combined update (FedAvg); the others take a step along it (FedAvgM, FedAdam, ...)."""
-    lr: NotNegative | None = None
-    """Server learning rate; null: 1.0 for sgd. The adaptive ones need a number."""
-    momentum: BelowOne = 0.0
-    """Of sgd: b <- momentum b + g, without dampening."""
-    beta1: BelowOne | None = None
-    """Of adam, yogi, adagrad, adamw: decay of the first moment; null: 0.9, for adagrad 0."""
-    beta2: BelowOne = 0.99
-    """Of adam, yogi and adamw: decay of the second moment."""
-    tau: Positive = 1e-3
-    """Of the adaptive ones: added to the root of the second moment, which starts at tau squared."""
-    bias_correction: bool = False
-    """Of the adaptive ones: correct both moments for their start; the second moment then starts at 0."""
-    eps: Positive = 1e-8
-    """Of adamw: added to the root of the second moment."""
-    weight_decay: NotNegative = 0.0
-    """Of adamw: decoupled weight decay."""
-    no_decay: tuple[str, ...] = ()
-    """Of adamw: parameters without weight decay, by shell patterns over their names."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """Of adamw: the rate over the run's rounds: constant, or falling to 0."""
-    warmup_ratio: BelowOne = 0.0
-    """Of adamw: share of the rounds, rounded up, in which the rate rises from 0."""
-
-    def __post_init__(self) -> None:
-        adaptive = ("adam", "yogi", "adagrad")
-        used_by = {
-            "lr": ("sgd", *adaptive, "adamw"),
-            "momentum": ("sgd",),
-            "beta1": (*adaptive, "adamw"),
-            "beta2": ("adam", "yogi", "adamw"),
-            "tau": adaptive,
-            "bias_correction": adaptive,
-            **dict.fromkeys(("eps", "weight_decay", "no_decay", "schedule", "warmup_ratio"), ("adamw",)),
-        }
-        _refuse_unused("server", self, used_by)
-        if self.optimizer in (*adaptive, "adamw") and self.lr is None:
-            raise ConfigError(
-                f"server.lr is null but server.optimizer is {self.optimizer}; set it, for example to 0.01"
-            )
-
-    def resolved(self) -> ServerConfig:
-        """The same with null replaced by the number it stands for (with `optimizer: none` both stay null)."""
-        if self.optimizer == "none":
-            return self
-        if self.optimizer == "sgd":
-            return replace(self, lr=1.0 if self.lr is None else self.lr)
-        default = 0.0 if self.optimizer == "adagrad" else 0.9
-        return replace(self, beta1=default if self.beta1 is None else self.beta1)
+from fedtorch.core.ranges import BelowOne, Count, NotNegative, Positive, Whole
+from fedtorch.core.settings import refuse_unused
 
 
 @dataclass(frozen=True)
@@ -162,7 +90,7 @@ class ClientConfig:
         used_by |= dict.fromkeys(
             ("adafactor_eps", "clip_threshold", "decay_rate", "scale_parameter", "relative_step"), adafactor
         )
-        _refuse_unused("client", self, used_by)
+        refuse_unused("client", self, used_by)
         if self.relative_step and self.schedule != "constant":
             raise ConfigError(
                 f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"
@@ -178,7 +106,7 @@ class EngineConfig:
     stage: Annotated[int, Field(ge=0, le=3)] = 0
     """What the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also parameters."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of forward passes, in training and in judging. torch: autocast over fp32 parameters and gradients; deepspeed:
+    """Of forward passes, in training and in evaluation. torch: autocast over fp32 parameters and gradients; deepspeed:
     16-bit parameters and activations over fp32 masters. Optimiser state and what is exchanged stay fp32."""
     initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
     """Of fp16: the loss is multiplied by 2 to this power at a client's start. A step whose gradients overflow is left

@@ -1,0 +1,1 @@
+"""One command, `fedtorch`, for the command lines of the other rooms and of `launchers`."""

@@ -1,0 +1,95 @@
+"""`fedtorch COMMAND ...`, or `python -m fedtorch.cli COMMAND ...`.
+
+A command is the `main` of a module, which is imported only once its name is known: help and version need no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import fedtorch
+from fedtorch.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command of `fedtorch`."""
+
+    module: str
+    """has `main(arguments, prog=...)`, which returns the exit code"""
+    about: str
+    """for the help, one line"""
+
+
+COMMANDS = {
+    "run": Command("fedtorch.main", "train a config, by default the small built-in one; under torchrun on many ranks"),
+    "local": Command("launchers.local", "the same on several ranks of this machine, restarted when one dies"),
+    "sweep": Command("launchers.sweep", "many runs: configs x grid x seeds, here or on SLURM; their status"),
+    "slurm": Command("launchers.slurm", "hand a run to SLURM"),
+    "data": Command("fedtorch.data.prepare", "prepare data sets"),
+    "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
+    "chat": Command("fedtorch.chat.__main__", "talk to a trained dialog assistant"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code, 2 for one that does not exist."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    name, *rest = words
+    if name == "--version":
+        print(f"fedtorch {fedtorch.__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f"fedtorch: {_unknown(name)}", file=sys.stderr)
+        return ConfigError.exit_code
+    code: int = import_module(module_of(COMMANDS[name])).main(rest, prog=f"fedtorch {name}")
+    return code
+
+
+def module_of(command: Command) -> str:
+    """The name of the command's module, as this installation has it."""
+    inside = command.module.startswith("launchers.") and _has_launchers()
+    return f"fedtorch.{command.module}" if inside else command.module
+
+
+def _has_launchers() -> bool:
+    """Is `launchers` a part of this very package? Not in a clone that was put on the path without installing it.
+
+    Another clone may be installed all the same, whose `fedtorch.launchers` would then be found.
+    """
+    spec, package = find_spec("fedtorch.launchers"), Path(fedtorch.__file__).parent
+    return spec is not None and spec.origin is not None and Path(spec.origin).parents[1] in (package, package.parent)
+
+
+def _help() -> str:
+    lines = [f"  {name:8}{command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: fedtorch [--help] [--version] COMMAND ...",
+            "",
+            (fedtorch.__doc__ or "").strip(),
+            "",
+            *lines,
+            "",
+            "`fedtorch COMMAND --help` has a command's own options.",
+        ]
+    )
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, COMMANDS, 1)
+    advice = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(COMMANDS)}"
+    return f"unknown command `{name}`; {advice}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""What is hidden from files and logs: values under keys that are called like a secret."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+MASK = "<masked>"
+_SECRET = ("token", "key", "secret", "password")
+_ASSIGNED = re.compile(rf"({'|'.join(_SECRET)})=.*", re.IGNORECASE | re.DOTALL)
+
+
+def mask_data(data: Any, key: str = "") -> Any:
+    """Nested data with the strings masked whose key, or the last word of it after `_`, is that of a secret."""
+    if isinstance(data, dict):
+        return {name: mask_data(value, name) for name, value in data.items()}
+    return MASK if isinstance(data, str) and data and key.lower().split("_")[-1] in _SECRET else data
+
+
+def mask_assignment(text: str) -> str:
+    """`key=value`, also in the midst of a shell's line, with what follows hidden where the key ends like a secret's."""
+    return _ASSIGNED.sub(rf"\1={MASK}", text)

@@ -1,0 +1,37 @@
+"""Where log lines go: one file per rank in the run folder, and the terminal."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import IO
+
+from fedtorch.core.errors import CheckpointError
+from fedtorch.tracking.console import TerminalHandler
+
+
+def start_logging(folder: Path, rank: int) -> IO[str]:
+    """Open this rank's file, which is returned; the terminal gets warnings, and all from rank 0 but debug lines.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+    except OSError as error:
+        raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    terminal = TerminalHandler()  # knows about the progress bar
+    terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    terminal.setFormatter(logging.Formatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    root = logging.getLogger("fedtorch")
+    root.setLevel(logging.DEBUG)
+    root.propagate = False
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    root.addHandler(file)
+    root.addHandler(terminal)
+    assert file.stream is not None, "a file handler without `delay` opens its file at once"
+    return file.stream

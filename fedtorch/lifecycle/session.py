@@ -1,0 +1,130 @@
+"""The runs of one command on this rank: built, joined with the other ranks, trained one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO
+
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm.backend import say_if_shared
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.local import LocalCommunicator
+from fedtorch.config.load import companion
+from fedtorch.config.schema import Config
+from fedtorch.lifecycle.exit import last_words
+from fedtorch.lifecycle.results import table
+from fedtorch.lifecycle.run_files import open_run, save_model
+from fedtorch.lifecycle.signals import StopFlag
+from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
+from fedtorch.lifecycle.status import write_status
+from fedtorch.rounds.runner import Result, Runner
+from fedtorch.setup.build import BuiltRun, build
+from fedtorch.setup.engine import device, share_engine
+from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
+from fedtorch.tracking.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a rank knows of the command that it was started with.
+
+    1. Every rank builds the config's run and its companion, which checks all that one rank alone can see; whatever
+       fails until here ends this rank before it meets the others.
+    2. The ranks join, and compare what they built. Where clients' data are pinned to ranks, they join before they
+       build, to tell each other the sizes; an error in building then ends all of them at once.
+    3. They train one run after the other. An error on any rank leaves through the communicator, which tells the
+       others; what was saved so far stays.
+    """
+
+    rank: int
+    num_ranks: int
+    resume: str
+    """auto, never, force, or the folder of a checkpoint to begin from."""
+    command: str
+    """The one that continues the runs."""
+    stop: StopFlag
+    """Set by the first signal to stop."""
+    stacks: IO[str]
+    """This rank's log file, for where it stands when it is stopped."""
+
+    def train(self, config: Config) -> None:
+        """All runs that `config` describes, from the first check to the last table."""
+        with ExitStack() as joined:
+            comm: Communicator | None = None
+            if is_pinned(config):
+                check_task(config)
+                comm = joined.enter_context(self._join(config, tuple(config.system.pinned)))
+                config = exchange_sizes(config, comm)
+            runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
+            if comm is None:
+                comm = joined.enter_context(self._join(config, [name for run in runs for name in run.names]))
+            self._run_all(runs, comm)
+
+    def _join(self, config: Config, names: Sequence[str]) -> Communicator:
+        names = tuple(dict.fromkeys(names))
+        if self.num_ranks == 1:
+            return LocalCommunicator(names)
+        system = config.system
+        own = device(system.device)
+        say_if_shared(own)
+        goes_on = config.clients.on_loss == "continue"
+        return DistributedCommunicator.join(
+            names, system.timeout, system.exchange, self.stacks, goes_on=goes_on, backend=system.backend, device=own
+        )
+
+    def _run_all(self, runs: Sequence[BuiltRun], comm: Communicator) -> None:
+        """One run after the other; the table of the first, with the others beside it, comes last."""
+        for built in runs:
+            comm.preflight(built.facts())
+        trackers = [self._run(built, comm, runs[0]) for built in runs]
+        if trackers[0] is not None:
+            trackers[0].show()
+
+    def _run(self, built: BuiltRun, comm: Communicator, first: BuiltRun) -> Tracker | None:
+        """Train one run; its tracker, closed, on the server."""
+        # a checkpoint given by path is the first run's
+        resume = self.resume if built is first or self.resume in RESUME_MODES else "auto"
+        config = built.config
+        checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
+        start = find_start(built, comm, checkpoints, resume)
+        if start is None:
+            built.show_remarks()  # a resumed run has them in its log already
+        tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None
+        facts = lasting_facts(built)
+        runner = Runner(built.components(comm, checkpoints, stop=self.stop, tracker=tracker, facts=facts))
+        folders = [first.config.folder, config.folder]
+        self.stop.last_words = partial(last_words, config, folders, comm.rank, self.command, runner)
+        try:
+            result = runner.run(start)
+            if comm.is_server and built.algorithm.exchanged_vectors:
+                save_model(built)
+        finally:
+            if tracker is not None:
+                tracker.close()
+        if tracker is not None:
+            tracker.result(table(built, result))
+            self._say_done(built, result)
+        return tracker
+
+    def _say_done(self, built: BuiltRun, result: Result) -> None:
+        lost = list(result.lost)
+        reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
+        self.stop.last_words = None
+        write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
+
+
+def build_all(config: Config, *, num_ranks: int, rank: int) -> list[BuiltRun]:
+    """The run and its companion, which shares the model."""
+    first = build(config, num_ranks=num_ranks, rank=rank)
+    other = companion(config)
+    if other is None:
+        return [first]
+    if is_pinned(config):
+        other = adopt(config, other)
+    engine = first.engine if share_engine(config, other) else None
+    second = build(other, num_ranks=num_ranks, rank=rank, engine=engine)
+    return [first, replace(second, remarks=tuple(line for line in second.remarks if line not in first.remarks))]

@@ -1,0 +1,60 @@
+"""Where a run starts: anew, or after the rounds of a checkpoint that fits."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from fedtorch.checkpoint.store import Checkpoints, Manifest
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.config.load import record_difference, to_dict
+from fedtorch.core.weights import digest_of
+from fedtorch.setup.build import BuiltRun
+
+log = logging.getLogger(__name__)
+
+RESUME_MODES = ("auto", "never", "force")
+"""The values of `--resume` that are no path."""
+
+
+def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, resume: str) -> int | None:
+    """The round to resume from, decided by the server and told to all; None to begin anew.
+
+    Raises:
+        CheckpointError: on the server, if there are checkpoints but none that can be used.
+    """
+    messages = []
+    if comm.is_server:
+        found = _fitting(built, checkpoints, resume)
+        if found is None:
+            checkpoints.clear()
+        else:
+            log.info("resuming after round %d from %s", found.round, found.folder)
+        comm.heartbeat(phase="start", round=0)
+        messages = [Message(NO_CLIENT, "decision", numbers={"round": -1 if found is None else found.round})]
+    comm.barrier("start", round=0)  # checking a checkpoint may take long, and nobody waits for long in a collective
+    (start,) = comm.broadcast_messages(messages, round=0)
+    round = int(start.numbers["round"])
+    return None if round < 0 else round
+
+
+def lasting_facts(built: BuiltRun) -> dict[str, str]:
+    """The facts that a checkpoint must agree with; other library versions or code may change bits but are allowed."""
+    facts = built.facts()
+    kept = {key: facts[key] for key in ("shared parameters", "private parameters", "data") if key in facts}
+    return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(built.engine.initial())})[:16]}
+
+
+def _fitting(built: BuiltRun, checkpoints: Checkpoints, resume: str) -> Manifest | None:
+    """The checkpoint to go on from, in the run's own folder."""
+    is_path = resume not in RESUME_MODES
+    if resume == "never":
+        return None
+    found = checkpoints.open(Path(resume)) if is_path else checkpoints.latest()
+    if found is None:
+        return None
+    if resume != "force":
+        present = to_dict(built.config, masked=True)
+        checkpoints.check_fits(found, present, record_difference, lasting_facts(built))
+    return checkpoints.adopt(found) if is_path else found

@@ -1,0 +1,71 @@
+"""A run before anything of it is built: the config with the task, algorithm and clients that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.local import Local
+from fedtorch.comm.topology import Topology
+from fedtorch.config.schema import Config
+from fedtorch.core.client import Client
+from fedtorch.core.errors import DataError
+from fedtorch.rounds.placement import make_topology
+from fedtorch.tasks.base import Merged, Task
+from fedtorch.train.settings import ClientConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the rules in `checks` look at; the same on every rank."""
+
+    config: Config
+    """As it was read, or as the ranks completed it (see `pinned_data`)."""
+    task: Task
+    """Evaluation data and model."""
+    training: Task
+    """What clients train on: `task`, or one client with the data of all."""
+    algorithm: Algorithm
+    """The config's; with `paradigm: local` the one that sends nothing."""
+    clients: Sequence[Client]
+    """Those with training examples, in the manifest's order."""
+    topology: Topology
+    """Which ranks train together."""
+
+    @classmethod
+    def of(cls, config: Config, num_ranks: int) -> Plan:
+        """What `config` describes for a job of so many ranks.
+
+        Raises:
+            ConfigError: so many ranks cannot be shared out among workers.
+            DataError: no client has a training example.
+        """
+        task: Task = config.task
+        algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
+        training = Merged(task) if config.paradigm == "centralized" else task
+        return cls(config, task, training, algorithm, training_clients(training), make_topology(config, num_ranks))
+
+    @property
+    def settings(self) -> set[ClientConfig]:
+        """Every distinct setting that a client trains with; not one look-up and hash per client."""
+        special = {client.name for client in self.clients if client.name in self.config.per_client}
+        rest = [self.config.client] if len(special) < len(self.clients) else []
+        return {*map(self.config.client_for, special), *rest}
+
+
+def training_clients(task: Task) -> list[Client]:
+    """The clients with training examples, in the manifest's order.
+
+    Raises:
+        DataError: no client has any.
+    """
+    manifest = task.manifest()
+    clients = [
+        Client(name, index, sizes if isinstance(sizes, dict) else dict(sizes))
+        for index, (name, sizes) in enumerate(manifest.items())
+        if sizes.get("train")
+    ]
+    if not clients:
+        raise DataError(f"none of the {len(manifest)} clients has a training example; prepare the data again")
+    return clients

@@ -1,0 +1,45 @@
+"""What is no error but worth knowing before hours of training: one line each, logged at the start of a new run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from fedtorch.rounds.placement import Placement
+from fedtorch.setup.plan import Plan
+from fedtorch.train.engine import Engine
+
+# With more clients than this, a rank does not read all its clients' files before the first round.
+CHECKED_CLIENTS = 100
+
+
+def about_metrics(plan: Plan) -> Iterator[str]:
+    """Where scores of single examples are asked for: the metrics that have none."""
+    single, known = set(plan.task.single_metrics()), plan.task.metrics()
+    without = [metric for metric in known if metric not in single]
+    if plan.config.eval.per_example and without:
+        shown = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
+        yield f"eval.per_example: {len(without)} of {len(known)} metrics are no means over examples: {shown}"
+
+
+def about_data(plan: Plan, placement: Placement, rank: int) -> Iterator[str]:
+    """What the task remarks on the clients that live here; reads their files.
+
+    Raises:
+        DataError: one is unusable, so that a malformed line shows before the first round.
+    """
+    here = {worker for worker, ranks in enumerate(plan.topology.workers) if rank in ranks}
+    mine = [name for name, worker in placement.evaluators.items() if worker in here]
+    for name in mine if len(mine) <= CHECKED_CLIENTS else ():
+        if remark := plan.task.check(name):
+            yield f"{name}: {remark}"
+
+
+def about_decay(plan: Plan, engine: Engine) -> Iterator[str]:
+    """The patterns of `no_decay` that match no trained parameter: everything there would decay."""
+    server = plan.config.server
+    patterns = {pattern for hp in plan.settings if hp.weight_decay for pattern in hp.no_decay}
+    patterns |= set(server.no_decay if server.weight_decay else ())
+    for pattern in sorted(patterns):
+        if not any(fnmatchcase(name, pattern) for name in engine.trained_names):
+            yield f"no_decay: the pattern {pattern!r} matches no parameter"

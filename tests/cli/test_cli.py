@@ -1,0 +1,132 @@
+"""`fedtorch COMMAND`: what it starts, what it says, and what it does not import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import fedtorch
+import fedtorch.chat.__main__
+import fedtorch.data.__main__
+import fedtorch.main
+import fedtorch.report.__main__
+import launchers.local
+import launchers.slurm
+import launchers.sweep
+from fedtorch.cli import __main__ as cli
+from fedtorch.cli.__main__ import COMMANDS, main, module_of
+
+ROOT = Path(__file__).parents[2]
+FUNCTIONS = {
+    "run": fedtorch.main.main,
+    "local": launchers.local.main,
+    "sweep": launchers.sweep.main,
+    "slurm": launchers.slurm.main,
+    "data": fedtorch.data.__main__.main,
+    "report": fedtorch.report.__main__.main,
+    "chat": fedtorch.chat.__main__.main,
+}
+"""command -> what `python -m` of the module calls"""
+
+
+def in_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `launchers` is found beside the package, also if another clone is installed."""
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_command_is_the_function_that_its_module_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_clone(monkeypatch)
+    assert import_module(module_of(COMMANDS[name])).main is FUNCTIONS[name]
+
+
+def test_no_command_is_without_a_function() -> None:
+    assert set(COMMANDS) == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_of_a_command_shows_how_it_was_called(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_a_clone(monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith(f"usage: fedtorch {name} ")
+
+
+def test_words_and_exit_code_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(arguments: Sequence[str], *, prog: str) -> int:
+        assert (list(arguments), prog) == (["--config", "a b", "--set", "rounds=2"], "fedtorch run")
+        return 75
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=stand_in))
+    assert main(["run", "--config", "a b", "--set", "rounds=2"]) == 75
+
+
+def test_a_run_that_cannot_be_ends_with_the_code_of_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--dry-run", "--set", "rouds=2"]) == 2
+    assert "unknown key `rouds`" in capsys.readouterr().err
+
+
+def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--ranks", "5"])
+    assert ended.value.code == 2 and "--ranks goes with --dry-run; to train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("reprot", "did you mean `report`?"),
+        ("slrum", "did you mean `slurm`?"),
+        ("train", "choose one of run, local, sweep, slurm, data, report, chat"),
+        ("--config", "choose one of run,"),
+        ("", "choose one of run,"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(name: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"fedtorch: unknown command `{name}`; {advice}")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_the_help_has_a_line_for_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: fedtorch ")
+    for name, command in COMMANDS.items():
+        assert f"\n  {name:8}{command.about}\n" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedtorch {fedtorch.__version__}\n"
+    assert version("fedtorch-nlp") == fedtorch.__version__
+
+
+@pytest.mark.parametrize("word", ["--version", "--help", "reprot"])
+def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Path) -> None:
+    """In a fresh interpreter; nothing but the standard library and four small modules of ours."""
+    script = (
+        "import sys; from fedtorch.cli.__main__ import main; code = main(sys.argv[1:]);"
+        "print(code, *sorted(name for name in sys.modules if name.split('.')[0] in ('fedtorch', 'launchers')));"
+        "print(sorted(name for name in ('torch', 'transformers', 'numpy', 'pydantic', 'yaml') if name in sys.modules))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, word], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    *_, modules, heavy = done.stdout.splitlines()
+    code = "2" if word == "reprot" else "0"
+    ours = "fedtorch fedtorch.cli fedtorch.cli.__main__ fedtorch.core fedtorch.core.errors"
+    assert (modules, heavy) == (f"{code} {ours}", "[]")
