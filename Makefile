@@ -3,14 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test slow lint clean help
+# A file's tests stay together, and files that start processes come first (tests/conftest.py).
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
+
+.PHONY: run test unit slow lint clean help
 .DELETE_ON_ERROR:
 
 run: .venv/installed ## the default job: eight silos on a server and four workers
 	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
 
 test: lint ## linters, types, tests
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+unit: .venv/installed ## the tests that start no process: a first answer in about a minute
+	$(PYTEST) -m 'not slow and not processes'
 
 slow: .venv/installed ## the slow tests
 	$(BIN)/python -m pytest -q -m slow

@@ -65,6 +65,7 @@ setup(
             "setuptools>=68",  # the tests build a wheel
             "pytest>=9",
             "pytest-timeout",
+            "pytest-xdist>=3.6",
             "hypothesis",
             "ruff",
             "mypy",

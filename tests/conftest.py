@@ -2,23 +2,76 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch starts: one thread per rank (two ranks' threads on shared cores are 20 times slower), no network.
-os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+# LOCAL_SIZE: without it DeepSpeed on a CPU starts a process at every step to count the devices.
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LOCAL_SIZE="1")
 
 import hypothesis
 import pytest
 import torch
+from processes import Guard, starts_processes
+from schedule import unit_of
 
 hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
+
+_guard = Guard()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start processes; files with such tests come first, as they take longest."""
+    for item in items:
+        if starts_processes(item):
+            item.add_marker(pytest.mark.processes)
+    first = {item.path for item in items if item.get_closest_marker("processes")}
+    items.sort(key=lambda item: item.path not in first)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: collections of garbage, which DeepSpeed asks for often, pass it over."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _guard.is_closed = item.get_closest_marker("processes") is None
+    try:
+        return (yield)
+    finally:
+        _guard.is_closed = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers (`-n`) one of them runs all tests of a unit, one after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class InUnits(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return InUnits(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_sync() -> Iterator[None]:
+    """What is written need not outlast a loss of power: a sync takes a millisecond, and runs make thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session")

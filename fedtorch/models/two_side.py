@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtorch.core.seeds import seed_for
+from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.models.link import Link, Peer, RankLink, Traffic, link_pair
 from fedtorch.models.side import Passing, Side
 
@@ -83,7 +83,7 @@ class TwoSide(nn.Module):
             return
         device = next(self.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed_for(self._dropout, "turn", *turn))
+            seed_torch(seed_for(self._dropout, "turn", *turn), device)
             yield
 
     def take_traffic(self) -> Traffic:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError
-from fedtorch.core.seeds import seed_for
+from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine, GradientHook, LossFunction
 from fedtorch.train.micro_batches import parts_of, passes_of
@@ -265,7 +265,7 @@ class DeepSpeedEngine(Engine):
 
     def _seed(self, seed: int) -> None:
         rank = dist.get_rank()
-        torch.manual_seed(seed_for(seed, "rank of a worker", rank) if rank else seed)
+        seed_torch(seed_for(seed, "rank of a worker", rank) if rank else seed, self.device)
 
     # Construction
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core.seeds import seed_torch
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
@@ -184,7 +185,7 @@ class Engine:
         self.module.train()
         self._precision.begin()
         self.clear_gradients()
-        torch.manual_seed(seed)  # dropout; also seeds CUDA
+        seed_torch(seed, self.device)  # dropout
 
     def step(
         self, loss_fn: LossFunction, batches: Sequence[Any], divisor: int, before_step: GradientHook | None = None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedtorch.core.client import Client, ClientState, ClientStore, file_stem
 from fedtorch.core.sampling import cohort
-from fedtorch.core.seeds import generator_for, seed_for
+from fedtorch.core.seeds import generator_for, seed_for, seed_torch
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout, Partition, digest_of, unshared
 
@@ -280,3 +280,11 @@ def test_a_report_with_a_number_that_is_not_finite_is_not_ok(field: str, value: 
     assert not replace(Report("a"), **{field: value}).is_ok
     assert not Report("a", extra={"loss_reduction": value}).is_ok
     assert not Report("a", status="failed:ValueError").is_ok
+
+
+def test_seeding_gives_torchs_own_bits_and_notes_nothing() -> None:
+    torch.manual_seed(5)
+    expected, noted = torch.rand(3), len(torch.cuda._queued_calls)
+    seed_torch(5, torch.device("cpu"))
+    assert torch.equal(torch.rand(3), expected)
+    assert len(torch.cuda._queued_calls) == noted

@@ -13,9 +13,9 @@ CASES = [("payload", 1)]
 OTHERS = [(phase, victim) for phase in PHASES for victim in (0, 1, 2) if (phase, victim) not in CASES]
 
 
-def hang(folder: Path, faults: str) -> Ended:
+def hang(folder: Path, faults: str, victim: int) -> Ended:
     sets = (f"system.timeout={TIMEOUT_S}",)
-    return supervise(toy_config(folder), faults=faults, sets=sets, max_restarts=0, grace_s=7)
+    return supervise(toy_config(folder), faults=faults, sets=sets, max_restarts=0, grace_s=7, stuck=(victim,))
 
 
 def diagnoses(ended: Ended, victim: int) -> list[re.Match[str]]:
@@ -37,13 +37,13 @@ def diagnoses(ended: Ended, victim: int) -> list[re.Match[str]]:
     ("phase", "victim"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
 )
 def test_a_stopped_rank_is_named_by_all_others(phase: str, victim: int, tmp_path: Path) -> None:
-    ended = hang(tmp_path, at(phase, victim, "stop"))
+    ended = hang(tmp_path, at(phase, victim, "stop"), victim)
     assert len(diagnoses(ended, victim)) == 2
     assert "its process is stopped" in ended.log(0 if victim else 1)
 
 
 def test_a_dead_loop_is_named_with_client_and_phase_and_its_stack_is_in_its_log(tmp_path: Path) -> None:
-    ended = hang(tmp_path, "hang:phase=train,rank=1,round=1,step=2")
+    ended = hang(tmp_path, "hang:phase=train,rank=1,round=1,step=2", 1)
     assert len(diagnoses(ended, 1)) == 2
     assert re.search(r"rank 1 gave no sign of life for \d s: client `\w`, round 1, phase train, step \d", ended.log(0))
     stack = ended.log(1)

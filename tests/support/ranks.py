@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 # Before the fork server starts, which hands its environment down: 3 ranks in 1.2 s instead of 7 (spawn) or 8 (torchrun)
-os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LOCAL_SIZE="1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # a test on GPUs has set it for its ranks
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -25,10 +25,12 @@ _CONTEXT.set_forkserver_preload(
         "torch",
         "torch.distributed",
         "torch.testing",
+        "torch._inductor.compile_fx",  # 600 modules that DeepSpeed imports at its first step
         "transformers.models.t5.modeling_t5",
         "tests.support.ranks",
         "pytest",
         "fedtorch.main",
+        "tests.support.frozen",  # the last
     ]
 )
 
@@ -135,6 +137,7 @@ def free_port() -> int:
 
 def _child(path: str, name: str, args: Sequence[Any], variables: dict[str, str], sender: Connection) -> None:
     os.environ.update(variables)
+    os.fsync = lambda file: None  # type: ignore[assignment]  # as in the tests' own process, see conftest.py
     import torch
 
     torch.set_num_threads(1)

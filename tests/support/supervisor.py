@@ -96,11 +96,13 @@ def supervise(
     environ: dict[str, str] | None = None,
     grace_s: float = 25.0,
     timeout: float = 90.0,
+    stuck: Sequence[int] = (),
     agent: dist.TCPStore | None = None,
 ) -> Ended:
     """Run a config on `size` ranks as torchrun does: the first rank to fail ends all, then all are started again.
 
     agent: the launcher's store, where an earlier job has left its keys; by default a new one.
+    stuck: ranks that cannot end by themselves; killed as soon as the others have ended.
     A stopped rank fails nobody until the others end. Code 75 is started again too, as torchrun would.
     """
     agent = agent or new_store()
@@ -117,7 +119,7 @@ def supervise(
         started = time.monotonic()
         words = ["--config", str(config), "--set", *sets]
         ranks = start_ranks(as_rank, size, words, environ={**variables, **(environ or {})})
-        ended.codes.append(_end_together(ranks, grace_s, give_up_at))
+        ended.codes.append(_end_together(ranks, grace_s, give_up_at, stuck))
         ended.seconds.append(time.monotonic() - started)
         if not any(ended.codes[-1]):
             break
@@ -129,9 +131,10 @@ def new_store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _end_together(ranks: Ranks, grace_s: float, give_up_at: float) -> list[int | None]:
+def _end_together(ranks: Ranks, grace_s: float, give_up_at: float, stuck: Sequence[int]) -> list[int | None]:
     """The exit codes, once all have ended; when one fails, the others get SIGTERM and, after `grace_s`, SIGKILL."""
     living = {process.sentinel: process for process in ranks.processes}
+    hopeless = [ranks.processes[rank] for rank in stuck]
     kill_at = give_up_at
     is_ending = False
     while living:
@@ -142,6 +145,8 @@ def _end_together(ranks: Ranks, grace_s: float, give_up_at: float) -> list[int |
                 is_ending, kill_at = True, time.monotonic() + grace_s
                 for other in living.values():
                     _send(other.pid, signal.SIGTERM)
+        if all(process in hopeless for process in living.values()):
+            kill_at = time.monotonic()
         if time.monotonic() >= kill_at:
             for process in living.values():
                 process.kill()

@@ -154,11 +154,11 @@ def test_a_patched_bert_learns_the_synthetic_clients(tmp_path: Path) -> None:
 
     prepare(tmp_path / "data")
     model = BertEncoder(
-        hidden=48, layers=2, heads=2, ffn=96, positions=64, dropout=0.0, head_dropout=0.0,
+        hidden=24, layers=1, heads=2, ffn=48, positions=64, dropout=0.0, head_dropout=0.0,
         patch=Patch("horizontal", "lr", 8),
     )  # fmt: skip
     task = QA(data=str(tmp_path / "data"), model=model, max_lengths=(12, 20), max_train=40, max_dev=10, max_test=20)
-    hp = ClientConfig(lr=2e-3, batch_size=16, epochs=4)
+    hp = ClientConfig(lr=1e-2, batch_size=32, epochs=4)
     settings = {"client": hp, "partition": PartitionConfig(private=("patch.*",)), "rounds": 6}
     result = make_runner(make_config(tmp_path, task, eval=EvalConfig(every=0), **settings)).run()
     pairs = [scores["mrr"] for scores in result.scores.values()]

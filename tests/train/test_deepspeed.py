@@ -57,7 +57,7 @@ def label(zero: Zero) -> str:
 def t5(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     config = T5Config(
-        vocab_size=41, d_model=16, d_ff=24, d_kv=8, num_heads=2, num_layers=2, dropout_rate=dropout,
+        vocab_size=41, d_model=16, d_ff=24, d_kv=8, num_heads=2, num_layers=1, dropout_rate=dropout,
         decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
     return T5ForConditionalGeneration(config)
@@ -66,7 +66,7 @@ def t5(dropout: float = 0.0) -> nn.Module:
 def gpt2(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=41, n_embd=16, n_layer=2, n_head=2, n_positions=16, **rates))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=41, n_embd=16, n_layer=1, n_head=2, n_positions=16, **rates))
 
 
 def batch(seed: int) -> dict[str, Tensor]:

@@ -1,0 +1,78 @@
+"""Which tests start processes: found by reading their code, and guarded, so that a test that hides it fails."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = tuple(str(ROOT / name) + os.sep for name in ("tests", "fedtorch", "launchers", "benchmarks"))
+STARTERS = {"subprocess", "Process", "fork", "run_ranks", "start_ranks"}  # words of code that starts a process
+
+
+def starts_processes(item: pytest.Item) -> bool:
+    """Does the test, a fixture of its own, or a function of this repository that either names start a process?"""
+    assert isinstance(item, pytest.Function)
+    fixtures = [found.func for each in item._fixtureinfo.name2fixturedefs.values() for found in each]
+    return any(map(_starts, _functions([item.function, *fixtures])))
+
+
+def _functions(found: Iterable[Any]) -> list[FunctionType]:
+    """Those of them that are functions, and the methods of those that are classes."""
+    functions = []
+    for each in found:
+        members = vars(each).values() if isinstance(each, type) else [each]
+        inner = (inspect.unwrap(getattr(member, "__func__", member)) for member in members)
+        functions += [function for function in inner if isinstance(function, FunctionType)]
+    return functions
+
+
+@cache
+def _starts(function: FunctionType) -> bool:
+    seen, waiting = {function}, [function]
+    while waiting:
+        function = waiting.pop()
+        words = set(_words(function.__code__))
+        if words & STARTERS:
+            return True
+        named = [function.__globals__[word] for word in words if word in function.__globals__]
+        for module in [each for each in named if isinstance(each, ModuleType)]:
+            named += [getattr(module, word) for word in words if hasattr(module, word)]
+        for other in _functions(named):
+            if other not in seen and other.__code__.co_filename.startswith(OURS):
+                seen.add(other)
+                waiting.append(other)
+    return False
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _words(constant)
+
+
+class Guard:
+    """While `is_closed` no process can be started from Python."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        for owner, name in ((subprocess.Popen, "__init__"), (os, "fork"), (os, "posix_spawn"), (BaseProcess, "start")):
+            setattr(owner, name, self._guarded(getattr(owner, name)))
+
+    def _guarded(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if self.is_closed:
+                raise RuntimeError("this test starts a process: mark it with @pytest.mark.processes")
+            return start(*args, **kwargs)
+
+        return instead
