@@ -58,9 +58,10 @@ def load_pretrained(
     return model, drawn
 
 
-def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU that can be saved: the engine's parameters are views of one buffer, which safetensors would
-    take for shared tensors. Tied tensors stay tied.
+def in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, each in memory of its own; tied tensors stay tied.
+
+    Parameters are views of the engine's one buffer, which safetensors would take for shared tensors.
     """
     copies: dict[tuple[int, torch.Size], Tensor] = {}
     return {

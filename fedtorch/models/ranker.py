@@ -15,7 +15,7 @@ from transformers.utils import logging as hf_logging
 
 from fedtorch.core.seeds import generator_for
 from fedtorch.models.patch import Patch, Patches, insert
-from fedtorch.models.pretrained import unshared
+from fedtorch.models.pretrained import in_own_memory
 from fedtorch.models.scorer import Head, Scorer
 
 DESCRIPTION, REST = "ranker.json", "ranker.safetensors"
@@ -69,10 +69,10 @@ def save_ranker(model: Ranker, tokenizer: PreTrainedTokenizerBase, folder: Path)
     """
     folder.mkdir(parents=True, exist_ok=True)
     hf_logging.disable_progress_bar()  # its bar would run into ours
-    model.bert.save_pretrained(folder, state_dict=unshared(model.bert.state_dict()))
+    model.bert.save_pretrained(folder, state_dict=in_own_memory(model.bert.state_dict()))
     tokenizer.save_pretrained(folder)
     rest = {name: parameter for name, parameter in model.named_parameters() if not name.startswith("bert.")}
-    save_file(unshared(rest), folder / REST)
+    save_file(in_own_memory(rest), folder / REST)
     patch = model.settings["patch"]
     settings = model.settings | {"patch": asdict(patch) if isinstance(patch, Patch) else None}
     (folder / DESCRIPTION).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGene
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.ranges import BelowOne, Count
-from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, unshared
+from fedtorch.models.pretrained import fit_vocabulary, in_own_memory, load_pretrained
 
 RANDOM = "t5-random"
 
@@ -110,7 +110,7 @@ def favour_copying(model: Any) -> None:
 def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write model and tokenizer for `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer`."""
     hf_logging.disable_progress_bar()  # its bar would run into ours
-    model.save_pretrained(folder, state_dict=unshared(model.state_dict()))
+    model.save_pretrained(folder, state_dict=in_own_memory(model.state_dict()))
     tokenizer.save_pretrained(folder)
 
 

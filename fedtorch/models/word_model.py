@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count
-from fedtorch.models.pretrained import unshared
+from fedtorch.models.pretrained import in_own_memory
 from fedtorch.models.scorer import Head, Scorer
 from fedtorch.text.words import FILE, PADDING, UNKNOWN, Words, read_vectors, read_words
 
@@ -95,7 +95,7 @@ class WordModel:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_text("".join(f"{word}\n" for word in vocabulary.words), encoding="utf-8")
         (folder / DESCRIPTION).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        save_file(unshared(dict(model.named_parameters())), folder / WEIGHTS)
+        save_file(in_own_memory(dict(model.named_parameters())), folder / WEIGHTS)
 
     @classmethod
     def load(cls, folder: Path | str) -> Scorer:

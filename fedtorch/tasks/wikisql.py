@@ -24,7 +24,7 @@ from fedtorch.data.question_pool import QuestionPool
 from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, masked_word_loss, squared_distance
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.models.hydranet import HydraNet, Outputs, Query, decode, row_losses
-from fedtorch.models.pretrained import unshared
+from fedtorch.models.pretrained import in_own_memory
 from fedtorch.tasks.base import SERVER, Scores, Task
 from fedtorch.tasks.prepared import SYNTHETIC, data_folder
 from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
@@ -249,7 +249,7 @@ class WikiSQL(Task):
         folder.mkdir(parents=True, exist_ok=True)
         self.vocabulary.save_pretrained(folder)
         model.encoder.config.save_pretrained(folder)
-        save_file(unshared(dict(model.named_parameters())), folder / "hydranet.safetensors")
+        save_file(in_own_memory(dict(model.named_parameters())), folder / "hydranet.safetensors")
 
     def facts(self) -> dict[str, str]:
         """Digest of the data manifest and of who holds what."""
