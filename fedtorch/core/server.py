@@ -114,8 +114,8 @@ class ServerOptimizer:
         """The step after `taken` steps of adamw."""
         assert server.layout is not None
         rule = self.settings
-        names = (keys.FIRST_MOMENT, keys.SECOND_MOMENT)
-        moments = [server.tensors.setdefault(name, torch.zeros_like(grad)) for name in names]
+        buffers = (keys.FIRST_MOMENT, keys.SECOND_MOMENT)
+        moments = [server.tensors.setdefault(name, torch.zeros_like(grad)) for name in buffers]
         vectors = [server.layout.view(flat) for flat in (server.weights, grad, *moments)]
         for is_spared in (False, True):
             names = [n for n in server.layout.names if any(fnmatchcase(n, p) for p in rule.no_decay) == is_spared]
