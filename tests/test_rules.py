@@ -125,6 +125,35 @@ def test_circles_are_found() -> None:
     assert list(circles({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set()})) == [["b", "c", "b"], ["c", "b", "c"]]
 
 
+MAX_LINES, MAX_FUNCTION_LINES = 300, 40
+LONG: dict[str, str] = {
+    "benchmarks/sparse.py:time_sparse": "one measurement from top to bottom: what is timed stands between what is not",
+    "benchmarks/plain.py:plain_rounds": "the plain loop that others are compared with, to be read in one piece",
+    "benchmarks/measured.py:time_runner": "one measurement from top to bottom",
+}
+"""Files, and functions as `file:name`, that are longer than that, each with the reason."""
+
+
+def long_ones() -> set[str]:
+    """Files and functions over the limits; a function's docstring does not count."""
+    root, found = PACKAGE.parent, set()
+    for path in [*FILES, *(root / "launchers").glob("*.py"), *(root / "benchmarks").glob("*.py")]:
+        text, name = path.read_text(), path.relative_to(root).as_posix()
+        if len(text.splitlines()) > MAX_LINES:
+            found.add(name)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                docstring = ast.get_docstring(node, clean=False) or ""
+                lines = (node.end_lineno or 0) - node.lineno + 1 - len(docstring.splitlines())
+                if lines > MAX_FUNCTION_LINES:
+                    found.add(f"{name}:{node.name}")
+    return found
+
+
+def test_long_files_and_functions_are_exceptions_with_a_reason() -> None:
+    assert long_ones() == set(LONG)
+
+
 def test_only_comm_imports_torch_distributed() -> None:
     for path in FILES:
         if path.parent.name != "comm" and path.name != "deepspeed.py":

@@ -43,6 +43,12 @@ def named_class(section: str, name: str, at: str) -> type:
         ) from error
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{section}.name is `{name}`{at} but `{target}` is not a dataclass")
+    base = getattr(importlib.import_module(f"{module_name}.base"), section.capitalize())
+    if not issubclass(cls, base):
+        raise ConfigError(
+            f"{section}.name is `{name}`{at} but `{target}` is no {base.__name__}; derive it from `{base.__module__}."
+            f"{base.__name__}`"
+        )
     return cls
 
 

@@ -23,6 +23,7 @@ from fedtorch.config.schema import ClientConfig, Config, ServerConfig
 from fedtorch.config.yaml_tree import merge, read, write
 from fedtorch.core import settings as core_settings
 from fedtorch.core.errors import ConfigError
+from fedtorch.tasks.base import Task
 from fedtorch.train import settings as train_settings
 
 
@@ -37,7 +38,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Task):
     data: str = "toy"
     shape: Shape = field(default_factory=Shape)
     words: tuple[str, ...] = ()
@@ -455,3 +456,16 @@ def test_nccl_needs_gpus_and_a_group_that_stays() -> None:
     assert loaded("", nccl).system.backend == "nccl"
     assert "moves what is on GPUs, but system.device is cpu" in message("", nccl, "system.device=cpu")
     assert "system.backend is nccl but clients.on_loss is continue" in message("", nccl, "clients.on_loss=continue")
+
+
+@pytest.mark.parametrize(("section", "base"), [("algorithm", "Algorithm"), ("task", "Task")])
+def test_a_dataclass_that_is_no_algorithm_or_task_is_refused(
+    section: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    k: int = 1\n"
+    (tmp_path / f"no_{section}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=f"`no_{section}:Mine` is no {base}; derive it from `fedtorch.{section}s.base."
+    ):
+        load(None, [f"{section}={{name: 'no_{section}:Mine'}}"])
