@@ -90,8 +90,7 @@ class Engine:
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
-        self.worker = None
-        self.owners = None
+        self.worker, self.owners = None, None
         self._copier = PinnedCopier(device)
 
     def join(self, worker: WorkerGroup | None) -> None:
