@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
 .PHONY: run test unit slow lint clean help
 .DELETE_ON_ERROR:
 
-run: .venv/installed ## the default job: eight silos on a server and four workers
+run: .venv/installed ## the default job: eight clients on a server and four workers
 	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
 
 test: lint ## linters, types, tests

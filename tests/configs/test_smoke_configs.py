@@ -50,7 +50,7 @@ def test_a_smoke_config_trains_and_judges(path: Path, workplace: Path, monkeypat
     shutil.rmtree(run)
 
 
-def test_the_default_job_trains_and_shows_the_silos_alone_beside_it(
+def test_the_default_job_trains_and_shows_the_clients_alone_beside_it(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(workplace)

@@ -14,11 +14,11 @@ from fedtorch.tasks.text2sql import Text2SQL
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_own_silos_are_a_prepared_folder_whose_every_query_survives_the_vocabulary(
+def test_own_clients_are_a_prepared_folder_whose_every_query_survives_the_vocabulary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "examples"))
-    from own_silos import write  # type: ignore[import-not-found]
+    from own_clients import write  # type: ignore[import-not-found]
 
     write(tmp_path / "own")
     task = Text2SQL(data=str(tmp_path / "own"), model=T5Model(d_model=16))
