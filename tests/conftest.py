@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from typing import Any
 # LOCAL_SIZE: without it DeepSpeed on a CPU starts a process at every step to count the devices.
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LOCAL_SIZE="1")
 
+with suppress(ImportError):
+    # Before absl, which tensorboard brings: submitit configures logging when it is imported, at which absl's handler
+    # closes the stream it was made with. That may be pytest's own, and every test after it fails (*measured*).
+    import submitit  # noqa: F401
 import hypothesis
 import pytest
 import torch
