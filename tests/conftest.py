@@ -54,6 +54,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         _guard.is_closed = False
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """After a worker's last test ends what earlier ones began, such as a SLURM."""
+    _guard.is_closed = False
+    return (yield)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several workers (`-n`) one of them runs all tests of a unit, one after the other."""
