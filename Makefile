@@ -16,7 +16,7 @@ run: .venv/installed ## the default job: eight clients on a server and four work
 test: lint ## linters, types, tests
 	$(PYTEST)
 
-unit: .venv/installed ## the tests that start no process: a first answer in about a minute
+unit: .venv/installed ## the tests that start no process
 	$(PYTEST) -m 'not slow and not processes'
 
 slow: .venv/installed ## the slow tests
