@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
@@ -46,9 +47,9 @@ class Plan:
         training = Merged(task) if config.paradigm == "centralized" else task
         return cls(config, task, training, algorithm, training_clients(training), make_topology(config, num_ranks))
 
-    @property
+    @cached_property
     def settings(self) -> set[ClientConfig]:
-        """Every distinct setting that a client trains with; not one look-up and hash per client."""
+        """Every distinct setting that a client trains with; one pass over the clients, which may be very many."""
         special = {client.name for client in self.clients if client.name in self.config.per_client}
         rest = [self.config.client] if len(special) < len(self.clients) else []
         return {*map(self.config.client_for, special), *rest}

@@ -37,7 +37,7 @@ def test_all_ranks_get_the_same_stop_answer_and_old_keys_are_deleted() -> None:
 def train_long() -> None:
     with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S) as comm:
         if comm.rank == 1:
-            for step in range(30):  # longer than the timeout, with signs of life
+            for step in range(40):  # twice the timeout, with signs of life
                 comm.heartbeat(phase="train", round=1, client="a", step=step)
                 time.sleep(0.1)
         comm.barrier("reports", round=1)
