@@ -7,6 +7,7 @@ import logging
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -146,13 +147,18 @@ def _name_idle_clients(plan: Plan) -> None:
 
 def code_digest(*classes: type) -> str:
     """sha256 of the package's source files and of the files that define `classes` (a user's algorithm)."""
-    package = Path(fedtorch.__file__).parent
-    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    files = dict(_package_files())
     for cls in classes:
         module = __import__(cls.__module__, fromlist=["_"])
         if path := getattr(module, "__file__", None):
-            files.setdefault(f"{cls.__module__}:{cls.__qualname__}", Path(path))
+            files.setdefault(f"{cls.__module__}:{cls.__qualname__}", Path(path).read_bytes())
     hasher = hashlib.sha256()
     for name in sorted(files):
-        hasher.update(name.encode() + b"\0" + files[name].read_bytes())
+        hasher.update(name.encode() + b"\0" + files[name])
     return hasher.hexdigest()[:16]
+
+
+@cache
+def _package_files() -> dict[str, bytes]:
+    package = Path(fedtorch.__file__).parent
+    return {path.relative_to(package).as_posix(): path.read_bytes() for path in package.rglob("*.py")}
