@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from types import FrameType
 
 import torch.distributed as dist
 
+from fedtorch.comm.signing import VARIABLE
+from fedtorch.comm.store import host_store
 from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import (
     CheckpointError,
@@ -104,7 +107,7 @@ class Job:
                 signal.signal(number, handler)
 
     def _attempt(self, attempt: int, max_restarts: int, lock: int) -> tuple[int, bool]:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = host_store("127.0.0.1", 0)
         shared = {
             "WORLD_SIZE": str(self._size),
             "LOCAL_WORLD_SIZE": str(self._size),
@@ -116,6 +119,7 @@ class Job:
             "TORCHELASTIC_RUN_ID": "local",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "FEDTORCH_COMMAND": self._command,  # for status.json
+            VARIABLE: secrets.token_hex(32),
         }
         self._processes = [self._start(rank, shared, lock) for rank in range(self._size)]
         for number in self._signals:  # it came between two attempts

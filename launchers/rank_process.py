@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedtorch.core.errors import Interrupted
@@ -32,6 +32,8 @@ class RankProcess:
     arguments: tuple[str, ...]
     command: str = ""
     """the one that continues the run, for status.json"""
+    secret: str = field(default="", repr=False)
+    """of the job, with which its ranks sign what they leave each other in the store"""
 
     def __call__(self) -> None:
         """Run; returns when done, and on ranks other than 0 also when the job will be requeued.
@@ -43,6 +45,7 @@ class RankProcess:
 
         requeue = _join_as_rank()
         os.environ["FEDTORCH_COMMAND"] = self.command
+        os.environ.setdefault("FEDTORCH_JOB_SECRET", self.secret)
         handler = signal.getsignal(requeue)
         stop = StopFlag()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -71,7 +72,10 @@ def submit(requests: Sequence[Request], resources: Resources, folder: Path, *, n
     from .rank_process import RankProcess
 
     start = [*start_words("slurm"), *options_of(resources)]
-    ranks = [RankProcess(words := request.arguments(), shlex.join([*start, *words])) for request in requests]
+    ranks = [
+        RankProcess(words := request.arguments(), shlex.join([*start, *words]), secrets.token_hex(32))
+        for request in requests
+    ]
     try:
         with _clean_environment(resources), _ignoring_sigint():
             return executor.submit_array(ranks)

@@ -7,6 +7,7 @@ that answers with that word; an answer to somebody else's hello is an old one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -15,7 +16,8 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from fedtorch.core.errors import PreflightError
+from fedtorch.comm.signing import Signature
+from fedtorch.core.errors import ForgedNoteError, PreflightError
 
 _PAUSE_S = 0.05
 
@@ -26,6 +28,7 @@ class _Store(Protocol):
     timeout_s: float
     where: str
     inner: dist.Store
+    signature: Signature
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -43,7 +46,8 @@ def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
     word = uuid.uuid4().hex
     if rank == 0:
         connection = store.inner.clone()  # type: ignore[attr-defined]
-        threading.Thread(target=_welcome, args=(connection, word, size), name="fedtorch-welcome", daemon=True).start()
+        arguments = (connection, store.signature, word, size)
+        threading.Thread(target=_welcome, args=arguments, name="fedtorch-welcome", daemon=True).start()
         return word
     store.set(f"hello/{rank}", word)
     give_up_at = time.monotonic() + store.timeout_s
@@ -60,17 +64,23 @@ def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
     )
 
 
-def _welcome(connection: dist.Store, attempt: str, size: int) -> None:
+def _welcome(connection: dist.Store, signature: Signature, attempt: str, size: int) -> None:
     """Answer every hello until all ranks have joined; a rank that is replaced meanwhile says hello again."""
     answered: dict[int, bytes] = {}
     try:
         while not connection.check([f"joined/{attempt}/{rank}" for rank in range(1, size)]):
             for rank in range(1, size):
                 if connection.check([f"hello/{rank}"]):
-                    word = connection.get(f"hello/{rank}")
-                    if answered.get(rank) != word:
-                        connection.set(f"welcome/{rank}", f"{word.decode()} {attempt}")
-                        answered[rank] = word
+                    hello = connection.get(f"hello/{rank}")
+                    if answered.get(rank) != hello:
+                        _answer(connection, signature, rank, hello.decode("utf-8", "replace"), attempt)
+                        answered[rank] = hello
             time.sleep(_PAUSE_S)
     except Exception:
         return  # the store is gone, which the main thread finds out as well
+
+
+def _answer(connection: dist.Store, signature: Signature, rank: int, hello: str, attempt: str) -> None:
+    with contextlib.suppress(ForgedNoteError):  # which is no hello of a rank
+        word = signature.check(f"hello/{rank}", hello)
+        connection.set(f"welcome/{rank}", signature.sign(f"welcome/{rank}", f"{word} {attempt}"))

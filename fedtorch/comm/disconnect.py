@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import selectors
 import socket
@@ -13,6 +14,7 @@ from fedtorch.comm.store import Store
 from fedtorch.core.errors import PreflightError
 
 _TOKEN_BYTES, _RANK_BYTES = 16, 4
+_TOLD = re.compile(rf"([0-9]{{1,5}}) ([0-9a-f]{{{2 * _TOKEN_BYTES}}})")
 _HELLO_BYTES = _TOKEN_BYTES + _RANK_BYTES
 
 
@@ -54,10 +56,13 @@ class DisconnectMonitor:
         store.wait(["lifeline"], store.timeout_s)
         if not store.has(["lifeline"]):
             raise PreflightError(f"rank 0 (the server) did not come within {store.timeout_s:g} s")
-        port, code = store.get("lifeline").split()
+        told = _TOLD.fullmatch(store.get("lifeline"))
+        if told is None:
+            raise PreflightError("what rank 0 (the server) left under `lifeline` is no port and token")
+        port, code = told.groups()
         try:
             sock = socket.create_connection((host, int(port)), timeout=store.timeout_s)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the latter: of a port above 65535
             raise PreflightError(
                 f"rank {rank} cannot reach rank 0 at {host}:{port} ({error}); clients.on_loss: continue needs rank 0 "
                 "on the machine that MASTER_ADDR names, and its ports open to the others"

@@ -78,18 +78,19 @@ class DistributedCommunicator(Communicator):
         recovers: bool = False,
         backend: Choice = "auto",
         device: torch.device | None = None,
+        secret: str = "",
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
-        backend: of payloads. device: this rank's own; None: the CPU.
+        backend: of payloads. device: this rank's own; None: the CPU. secret: of the job, see `signing.job_secret`.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
         """
-        member = Store.join(os.environ, timeout_s)
+        member = Store.join(os.environ, timeout_s, secret)
         disconnects = None
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])

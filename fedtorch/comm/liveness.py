@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from fedtorch.comm.disconnect import DisconnectMonitor
+from fedtorch.comm.notes import name, read_heartbeat
 from fedtorch.comm.process import process_state, this_process
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError
@@ -122,7 +123,7 @@ class Liveness:
         for other, seen in self._seen.items():
             key = f"heartbeat/{other}"
             if self._store.has([key]):
-                beat = json.loads(self._store.get(key))
+                beat = read_heartbeat(self._store.get(key), other)
                 if beat != seen.beat:
                     self._seen[other] = _Seen(beat, time.monotonic())
 
@@ -140,7 +141,7 @@ class Liveness:
         """One line on the rank: for how long it is silent and what it was doing then."""
         seen = self._seen[other]
         beat, silence = seen.beat, time.monotonic() - seen.since
-        role = f"rank {other}" + (" (the server)" if other == 0 else "")
+        role = name(other)
         if not beat:
             return f"{role} was never there in {silence:.0f} s; look for its log or its machine"
         doing = f"round {beat['round']}, phase {beat['phase']}, step {beat['step']}"

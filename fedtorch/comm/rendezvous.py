@@ -9,9 +9,15 @@ from typing import Any
 
 from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
+from fedtorch.comm.notes import read_note, read_verdict
 from fedtorch.comm.store import Store
-from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
+from fedtorch.core.errors import DeadlineError, FedtorchError, ForgedNoteError, PreflightError
 
+_KINDS: dict[str, type[FedtorchError]] = {
+    "deadline": DeadlineError,
+    "forged": ForgedNoteError,
+    "preflight": PreflightError,
+}
 Notes = dict[int, dict[str, Any]]  # by rank
 Decide = Callable[[Notes], dict[str, Any]]
 
@@ -93,7 +99,7 @@ class Rendezvous:
         if self._rank:
             self._store.set(f"{name}/{self._rank}", json.dumps(note))
             self.wait({0: f"{name}/verdict"})
-            return _raise_or_return(json.loads(self._store.get(f"{name}/verdict")), self._rank)
+            return _raise_or_return(read_verdict(self._store.get(f"{name}/verdict")), self._rank)
         others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
         lost: list[int] = []
         try:
@@ -101,21 +107,21 @@ class Rendezvous:
                 lost = self._wait_for_alive(others)
             else:
                 self.wait(others)
-            notes = {r: json.loads(self._store.get(key)) for r, key in others.items() if r not in lost}
+            notes = {r: read_note(self._store.get(key), r) for r, key in others.items() if r not in lost}
             self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
             verdict = decide({0: note, **notes})
             if lost:
                 verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
-        except DeadlineError as error:
-            verdict = {"error": str(error), "kind": "deadline"}
+        except (DeadlineError, ForgedNoteError, PreflightError) as error:
+            kind = next(kind for kind, cls in _KINDS.items() if isinstance(error, cls))
+            verdict = {"error": str(error), "kind": kind}
         self._store.set(f"{name}/verdict", json.dumps(verdict))
         return _raise_or_return(json.loads(json.dumps(verdict)), 0)
 
 
 def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
     if "error" in verdict:
-        kind: type[FedtorchError] = DeadlineError if verdict["kind"] == "deadline" else PreflightError
-        raise kind(verdict["error"])
+        raise _KINDS.get(verdict["kind"], PreflightError)(verdict["error"])
     lost = {int(other): why for other, why in verdict.get("lost", {}).items()}
     if rank in lost:
         raise DeadlineError(f"the others go on without this rank, which was taken for lost: {lost[rank]}")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from fedtorch.comm.attempt import agree_on_attempt
+from fedtorch.comm.signing import UNSIGNED, Signature
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 _Answer = tuple[Any, str]  # value, or what went wrong
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 
 
@@ -68,9 +71,13 @@ class Store:
     """Host and port, for messages."""
     inner: dist.Store
     """torch's store, under the keys of this attempt of the job."""
+    signature: Signature
+    """Of every value, so that nobody but the job's ranks can write one; not of what torch itself keeps here."""
 
-    def __init__(self, connect: Callable[[], dist.Store], timeout_s: float, where: str) -> None:
-        self.timeout_s, self.where = timeout_s, where
+    def __init__(
+        self, connect: Callable[[], dist.Store], timeout_s: float, where: str, signature: Signature = UNSIGNED
+    ) -> None:
+        self.timeout_s, self.where, self.signature = timeout_s, where, signature
         self._is_dead = False
         self._calls = _CallThread("fedtorch-store")
         self._waiter: tuple[_CallThread, dist.Store] | None = None
@@ -78,8 +85,10 @@ class Store:
         self.inner = self._call(connect)
 
     @classmethod
-    def join(cls, environ: Mapping[str, str], timeout_s: float) -> JobMember:
+    def join(cls, environ: Mapping[str, str], timeout_s: float, secret: str = "") -> JobMember:
         """Find or host the store that the environment of torchrun or srun describes.
+
+        secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
@@ -93,22 +102,27 @@ class Store:
         if not host or not 0 <= rank < size:
             raise PreflightError(f"MASTER_ADDR={host!r} RANK={rank} WORLD_SIZE={size}; start with torchrun or srun")
         hosts = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        job = environ.get("TORCHELASTIC_RUN_ID", "none")
         limit = timedelta(seconds=timeout_s)
 
         def connect() -> dist.Store:
-            store = dist.TCPStore(host, port, is_master=hosts, timeout=limit, wait_for_workers=False)
-            return dist.PrefixStore(f"fedtorch/{environ.get('TORCHELASTIC_RUN_ID', 'none')}", store)
+            if hosts:
+                store = host_store(host, port, limit)
+            else:
+                store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)
+            return dist.PrefixStore(f"fedtorch/{job}", store)
 
         try:
-            store = cls(connect, timeout_s, f"{host}:{port}")
+            store = cls(connect, timeout_s, f"{host}:{port}", Signature(secret, job))
             attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             if int(environ.get("GROUP_WORLD_SIZE", 1)) > 1:
                 attempt = agree_on_attempt(store, rank, size)
             store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
+            store.signature = replace(store.signature, scope=f"{job}/{attempt}")
             return JobMember(store, rank, size, hosts)
         except DeadlineError as error:
             text = str(error)
-        if "EADDRINUSE" in text:
+        if "EADDRINUSE" in text or "Address already in use" in text:
             raise PreflightError(
                 f"port {port} of {host} is taken by another program; set MASTER_PORT (torchrun: --master-port) to a "
                 f"free one"
@@ -120,11 +134,16 @@ class Store:
 
     def set(self, key: str, value: str) -> None:
         """Write."""
-        self._call(lambda: self.inner.set(key, value))
+        signed = self.signature.sign(key, value)
+        self._call(lambda: self.inner.set(key, signed))
 
     def get(self, key: str) -> str:
-        """Read; the key must exist."""
-        return self._call(lambda: self.inner.get(key)).decode("utf-8", "replace")
+        """Read; the key must exist.
+
+        Raises:
+            ForgedNoteError: no rank of this job has written it.
+        """
+        return self.signature.check(key, self._call(lambda: self.inner.get(key)).decode("utf-8", "replace"))
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether every key exists."""
@@ -173,6 +192,23 @@ class Store:
         if problem:
             self._is_dead = True
             raise DeadlineError(f"the store at {self.where} is gone, and rank 0 or the launcher with it: {problem}")
+
+
+def host_store(host: str, port: int, limit: timedelta = timedelta(seconds=300)) -> dist.TCPStore:
+    """A new store; of a job whose ranks are all on this machine only this machine reaches it. port: 0: any free one.
+
+    torch's own server listens on every interface, whatever its address is (*measured*, torch 2.13).
+
+    Raises:
+        OSError: the port is taken.
+    """
+    if host not in _LOOPBACK:
+        return dist.TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
+    family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=1024) as listener:
+        port = listener.getsockname()[1]
+        descriptor = listener.detach()  # the store closes it
+    return dist.TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def _number(environ: Mapping[str, str], key: str) -> int:

@@ -60,6 +60,12 @@ class DeadlineError(LostRankError):
     exit_code = 7
 
 
+class ForgedNoteError(LostRankError):
+    """Somebody who is no rank of this job writes into its store; every rank ends, and the run can be resumed."""
+
+    exit_code = 7
+
+
 class CollectiveFailed(DeadlineError):
     """A collective failed on this rank, of a run that can go on without a lost one. Names no rank: `ranks` is empty.
 

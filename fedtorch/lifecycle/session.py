@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from fedtorch.comm.backend import log_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
 from fedtorch.config.load import companion
 from fedtorch.config.schema import Config
 from fedtorch.lifecycle.exit import last_words
@@ -26,6 +29,8 @@ from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import device, share_engine
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.tracking.tracker import Tracker
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,15 +76,35 @@ class Session:
         system = config.system
         own = device(system.device)
         log_if_shared(own)
-        recovers = config.clients.on_loss == "continue"
         return DistributedCommunicator.join(
-            names, system.timeout, system.exchange, self.stacks, recovers=recovers, backend=system.backend, device=own
+            names,
+            system.timeout,
+            system.exchange,
+            self.stacks,
+            recovers=config.clients.on_loss == "continue",
+            backend=system.backend,
+            device=own,
+            secret=self._secret(config),
         )
+
+    def _secret(self, config: Config) -> str:
+        secret = job_secret(os.environ, config.folder)
+        if not secret and self.rank == 0:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            log.warning(
+                "the job has no secret: whoever reaches %s may write into its store, and end or mislead the run; "
+                "set %s to the same on all ranks (openssl rand -hex 32), see docs/safety.md",
+                where,
+                VARIABLE,
+            )
+        return secret
 
     def _run_all(self, runs: Sequence[BuiltRun], comm: Communicator) -> None:
         """One run after the other; the table of the first, with the others beside it, comes last."""
         for built in runs:
             comm.preflight(built.facts())
+        if comm.is_server:
+            forget_secret(runs[0].config.folder)  # every rank has it
         trackers = [self._run(built, comm, runs[0]) for built in runs]
         if trackers[0] is not None:
             trackers[0].show()

@@ -76,6 +76,6 @@ def test_a_stranger_is_not_let_in(store: Store, hello: bytes) -> None:
 def test_a_server_that_is_not_at_the_address_is_an_error_with_advice(store: Store) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        store.set("lifeline", f"{sock.getsockname()[1]} 00")
+        store.set("lifeline", f"{sock.getsockname()[1]} {'00' * 16}")
         with pytest.raises(PreflightError, match="needs rank 0 on the machine that MASTER_ADDR names"):
             DisconnectMonitor.open(store, 1, "127.0.0.1")

@@ -113,6 +113,7 @@ def supervise(
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            "FEDTORCH_JOB_SECRET": "known to all ranks of the test",
             "FEDTORCH_TESTING": "1",
             "FEDTORCH_FAULTS": faults,
         }

@@ -1,0 +1,101 @@
+"""What ranks leave each other in the store, read as what anybody may have written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedtorch.core.errors import PreflightError
+
+MAX_CHARACTERS = 1 << 20
+"""Of a note; facts and GPUs take a few hundred, a verdict as many for every rank that was lost."""
+Field = type | Callable[[Any], bool]
+
+_BARRIER: Mapping[str, Field] = {"phase": str, "round": int, "stop": bool, "ok": bool}
+_PREFLIGHT: Mapping[str, Field] = {
+    "facts": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+    "gpu": str,
+    "gpu_problem": str,
+}
+_HEARTBEAT: Mapping[str, Field] = {
+    "phase": str,
+    "round": int,
+    "client": str,
+    "step": int,
+    "count": int,
+    "left": str,
+    "failed": bool,
+}
+_PROCESS: Mapping[str, Field] = {"machine": str, "pid": int, "started": str}
+_LOST: Mapping[str, Field] = {
+    "lost": lambda value: isinstance(value, dict) and all(r.isdecimal() and isinstance(value[r], str) for r in value)
+}
+_ERROR: Mapping[str, Field] = {"error": str, "kind": str}
+_AGREED: Mapping[str, Field] = {"stop": bool, "ok": bool}
+_BACKEND: Mapping[str, Field] = {
+    "backend": lambda value: value in ("gloo", "nccl"),
+    "shared": lambda value: isinstance(value, list) and all(type(rank) is int for rank in value),
+}
+
+
+def read_note(text: str, rank: int) -> dict[str, Any]:
+    """What a rank came for: to compare facts, or to end a phase.
+
+    Raises:
+        PreflightError: names the rank, and what is wrong with its note.
+    """
+    note = _mapping(text, f"the note of {name(rank)}")
+    return _checked(note, _PREFLIGHT if "facts" in note else _BARRIER, f"the note of {name(rank)}")
+
+
+def read_verdict(text: str) -> dict[str, Any]:
+    """The server's answer to all notes.
+
+    Raises:
+        PreflightError: it is not such an answer.
+    """
+    sender = f"the verdict of {name(0)}"
+    verdict = _mapping(text, sender)
+    if "lost" in verdict:
+        _checked(verdict, _LOST, sender)
+    fields = _ERROR if "error" in verdict else _BACKEND if "backend" in verdict else _AGREED
+    return _checked(verdict, fields, sender)
+
+
+def read_heartbeat(text: str, rank: int) -> dict[str, Any]:
+    """What a rank is doing; `machine`, `pid` and `started` where they are known.
+
+    Raises:
+        PreflightError: names the rank, and what is wrong with its heartbeat.
+    """
+    sender = f"the heartbeat of {name(rank)}"
+    beat = _checked(_mapping(text, sender), _HEARTBEAT, sender)
+    return _checked(beat, _PROCESS, sender) if "machine" in beat else beat
+
+
+def name(rank: int) -> str:
+    """As messages call it."""
+    return f"rank {rank}" + (" (the server)" if rank == 0 else "")
+
+
+def _mapping(text: str, sender: str) -> dict[str, Any]:
+    if len(text) > MAX_CHARACTERS:
+        raise PreflightError(f"{sender} has {len(text)} characters, at most {MAX_CHARACTERS} are expected")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PreflightError(f"{sender} cannot be read ({type(error).__name__}): {text[:80]!r}") from None
+    if not isinstance(found, dict):
+        raise PreflightError(f"{sender} is {text[:80]!r}, expected a mapping")
+    return found
+
+
+def _checked(found: dict[str, Any], fields: Mapping[str, Field], sender: str) -> dict[str, Any]:
+    for field, kind in fields.items():
+        if field not in found:
+            raise PreflightError(f"{sender} has no `{field}`")
+        value = found[field]
+        if not (type(value) is kind if isinstance(kind, type) else kind(value)):
+            raise PreflightError(f"{sender} has `{field}` = {json.dumps(value)[:80]}, which cannot be")
+    return found

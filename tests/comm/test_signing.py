@@ -1,0 +1,166 @@
+"""What a stranger can do who reaches the store of a job: nothing that a rank would believe."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Outcome, free_port, run_ranks, start_ranks
+
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.notes import MAX_CHARACTERS, read_heartbeat, read_note, read_verdict
+from fedtorch.comm.signing import VARIABLE, Signature, forget_secret, job_secret
+from fedtorch.comm.store import host_store
+from fedtorch.core.errors import ForgedNoteError, PreflightError
+
+SECRET = "0123456789abcdef0123456789abcdef"
+BARRIER = {"phase": "train", "round": 1, "stop": False, "ok": True}
+BEAT = {"phase": "train", "round": 1, "client": "", "step": 0, "count": 3, "left": "", "failed": False}
+
+
+def test_what_was_signed_is_read_under_its_key_in_its_attempt_only() -> None:
+    ours = Signature(SECRET, "job/0")
+    text = ours.sign("meeting0/1", '{"ok": true}')
+    assert ours.check("meeting0/1", text) == '{"ok": true}'
+    strangers = [Signature(SECRET, "job/1"), Signature("another secret of a job", "job/0")]
+    for other, key, value in [
+        (ours, "meeting1/1", text),
+        (ours, "meeting0/1", text.replace("true", "false")),
+        (ours, "meeting0/1", '{"ok": true}'),
+        (ours, "meeting0/1", ""),
+        *((stranger, "meeting0/1", text) for stranger in strangers),
+    ]:
+        with pytest.raises(ForgedNoteError, match=f"`{key}` was not written by a rank of this job"):
+            other.check(key, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "cannot be read"),
+        ('{"phase": "train"', "cannot be read"),
+        ("[]", "expected a mapping"),
+        (json.dumps({**BARRIER, "stop": 1}), "`stop` = 1"),
+        (json.dumps({**BARRIER, "round": True}), "`round` = true"),
+        *((json.dumps({k: v for k, v in BARRIER.items() if k != field}), f"no `{field}`") for field in BARRIER),
+        (json.dumps({"facts": {"seed": 1}, "gpu": "", "gpu_problem": ""}), "`facts`"),
+        (json.dumps({**BARRIER, "more": "x" * MAX_CHARACTERS}), "characters"),
+    ],
+)
+def test_a_malformed_note_is_an_error_that_names_its_sender(text: str, said: str) -> None:
+    with pytest.raises(PreflightError, match="the note of rank 3 ") as caught:
+        read_note(text, 3)
+    assert said in str(caught.value)
+
+
+def test_verdicts_and_heartbeats_are_read_as_carefully() -> None:
+    assert read_verdict('{"stop": false, "ok": true, "lost": {"2": "gone"}}')["lost"] == {"2": "gone"}
+    for text in ('{"stop": false}', '{"error": 1, "kind": "x"}', '{"backend": "mpi", "shared": []}', "[[[[", "{}"):
+        with pytest.raises(PreflightError, match=r"the verdict of rank 0 \(the server\)"):
+            read_verdict(text)
+    assert read_heartbeat(json.dumps(BEAT), 2) == BEAT
+    for change in ({"count": "3"}, {"left": None}, {"machine": "m", "pid": "../1", "started": "1"}, {"machine": "m"}):
+        with pytest.raises(PreflightError, match="the heartbeat of rank 2"):
+            read_heartbeat(json.dumps(BEAT | change), 2)
+
+
+def meet_with_a_stranger() -> str:
+    """Between two meetings somebody writes what the environment says; rank 2 comes late to the next one."""
+    with DistributedCommunicator.join(["a"], timeout_s=10, secret=os.environ.get(VARIABLE, "")) as comm:
+        comm.barrier("train", round=0)
+        if comm.rank == 1:
+            stranger = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
+            stranger.set(os.environ["FORGED_KEY"], os.environ["FORGED"])
+        time.sleep(0.5 * (comm.rank == 2))
+        comm.barrier("train", round=1)
+        comm.barrier("train", round=2)
+    return "went on"
+
+
+def forge(key: str, value: str, secret: str) -> list[Outcome]:
+    environ = {"FORGED_KEY": f"fedtorch/none/attempt0/{key}", "FORGED": value, VARIABLE: secret}
+    return start_ranks(meet_with_a_stranger, 3, environ=environ).join(timeout=30)
+
+
+def test_a_forged_verdict_ends_the_job_so_that_it_is_started_again() -> None:
+    """Unsigned, it was believed, and ended the job with a code after which no launcher starts it again."""
+    outcomes = forge("meeting1/verdict", json.dumps({"error": "made up", "kind": "preflight"}), SECRET)
+    assert "`meeting1/verdict` was not written by a rank of this job" in outcomes[1].error
+    assert [outcome.exit_code for outcome in outcomes] == [ForgedNoteError.exit_code] * 3
+    assert not any("made up" in outcome.error for outcome in outcomes)
+
+
+def test_without_a_secret_what_cannot_be_read_is_an_error_that_names_its_place() -> None:
+    outcomes = forge("meeting1/verdict", "[" * 50_000, "")
+    assert "the verdict of rank 0 (the server) cannot be read (RecursionError)" in outcomes[1].error
+    assert outcomes[1].exit_code == PreflightError.exit_code
+
+
+def sum_up() -> Any:
+    with DistributedCommunicator.join(["a"], timeout_s=10, secret=os.environ[VARIABLE]) as comm:
+        comm.preflight({"job": "the same"})
+        flat = torch.full((3,), float(comm.rank))
+        comm.broadcast(flat)
+        return flat.tolist(), comm.barrier("train", round=1)
+
+
+def test_ranks_that_share_a_secret_meet() -> None:
+    for nodes in ("1", "2"):  # of two they agree on the attempt first
+        environ = {VARIABLE: SECRET, "GROUP_WORLD_SIZE": nodes}
+        assert run_ranks(sum_up, 2, environ=environ) == [([0.0] * 3, False)] * 2
+
+
+def differ() -> Any:
+    os.environ[VARIABLE] += os.environ["RANK"]
+    return sum_up()
+
+
+def test_ranks_with_different_secrets_do_not_meet() -> None:
+    outcomes = start_ranks(differ, 2, environ={VARIABLE: SECRET}).join(timeout=30)
+    assert all(outcome.exit_code == ForgedNoteError.exit_code for outcome in outcomes)
+    assert f"the ranks differ in {VARIABLE}" in outcomes[0].error
+
+
+def test_a_store_of_local_ranks_listens_on_loopback_alone() -> None:
+    store = host_store("127.0.0.1", 0)
+    addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    for outside in addresses - {"127.0.0.1"} or {"127.0.0.2"}:
+        with pytest.raises(OSError):
+            socket.create_connection((outside, store.port), timeout=2).close()
+    store.set("key", "value")
+    assert dist.TCPStore("127.0.0.1", store.port, wait_for_workers=False).get("key") == b"value"
+
+
+def test_a_taken_port_is_an_error_with_loopback_too() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(OSError, match="in use"):
+        host_store("127.0.0.1", port)
+
+
+def test_one_agents_ranks_share_a_secret_through_the_run_folder(tmp_path: Path) -> None:
+    environ = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1"}
+    secrets = {job_secret(environ, tmp_path / "run") for _ in range(3)}
+    assert len(secrets) == 1 and len(secrets.pop()) == 64
+    files = list((tmp_path / "run").iterdir())
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600]
+    forget_secret(tmp_path / "run")
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_where_nothing_is_known_there_is_no_secret_and_a_short_one_is_refused(tmp_path: Path) -> None:
+    assert job_secret({"WORLD_SIZE": "3"}, tmp_path) == ""
+    assert job_secret({"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"}, tmp_path) == ""
+    assert job_secret({VARIABLE: SECRET}, tmp_path) == SECRET
+    with pytest.raises(PreflightError, match=f"{VARIABLE} has 3 characters"):
+        job_secret({VARIABLE: "abc"}, tmp_path)
+    (tmp_path / "job.secret").write_text("open to all")
+    (tmp_path / "job.secret").chmod(0o644)
+    with pytest.raises(PreflightError, match="remove it"):
+        job_secret({"TORCHELASTIC_RUN_ID": "none"}, tmp_path)
