@@ -19,12 +19,13 @@ import torch
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import FedtorchError, Interrupted, LostRankError
-from fedtorch.lifecycle.exit import end, last_words, of_last_attempt
+from fedtorch.core.errors import Interrupted, LostRankError
+from fedtorch.lifecycle.exit import end, explained, last_words, of_last_attempt
 from fedtorch.lifecycle.log_files import start_logging
 from fedtorch.lifecycle.session import Session, build_all
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import resume_command, write_status
+from fedtorch.lifecycle.streams import flush_streams, keep_standard_streams
 from fedtorch.setup.dry_run import describe
 
 log = logging.getLogger("fedtorch")
@@ -39,10 +40,13 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     args = parser.parse_args(arguments)
     if args.ranks and not args.dry_run:
         parser.error("--ranks goes with --dry-run; to train on several ranks use torchrun or `fedtorch local`")
+    keep_standard_streams()
     stop = stop or StopFlag()
     # from before data are read, which may take minutes; the ranks agree to stop when they meet
     with nullcontext() if args.dry_run else stop.listening():
-        return _main(args, stop)
+        code = _main(args, stop)
+    flush_streams()
+    return code
 
 
 def _main(args: argparse.Namespace, stop: StopFlag) -> int:
@@ -62,17 +66,17 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         session = Session(rank, num_ranks, args.resume, command, stop, stacks)
         session.train(config)
         return 0
-    except FedtorchError as error:
-        log.debug("the run ends", exc_info=error)
+    except Exception as raised:
+        log.debug("the run ends", exc_info=raised)  # to this rank's file; what it quotes may be a client's
+        error = explained(raised)
+        if error is None:
+            if rank == 0 and told is not None:
+                reason = f"{type(raised).__name__}; see log.rank0.txt"
+                write_status(told.folder, code=1, reason=reason, command=command)
+            raise
         if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
             error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
         return end(told, of_last_attempt(error), rank, command)
-    except Exception as error:
-        log.debug("the run ends", exc_info=error)  # to this rank's file; what it quotes may be a client's
-        if rank == 0 and told is not None:
-            reason = f"{type(error).__name__}; see log.rank0.txt"
-            write_status(told.folder, code=1, reason=reason, command=command)
-        raise
 
 
 def _describe(config: Config, *, num_ranks: int, rank: int) -> None:

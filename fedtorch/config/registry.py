@@ -36,6 +36,8 @@ def named_class(section: str, name: str, at: str) -> type:
         cls = importlib.import_module(module)
         for part in cls_name.split("."):
             cls = getattr(cls, part)
+    except MemoryError:  # which is not the config's
+        raise
     except Exception as error:  # whatever the module does on import is the user's to see
         raise ConfigError(
             f"{section}.name is `{name}`{at} but importing `{target}` failed: "

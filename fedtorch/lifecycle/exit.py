@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import DeadlineError, FedtorchError, Interrupted, LostRankError, RestartsError
+from fedtorch.core.errors import (
+    CheckpointError,
+    DeadlineError,
+    FedtorchError,
+    Interrupted,
+    LostRankError,
+    RestartsError,
+)
 from fedtorch.lifecycle.status import ended_with, write_status
+from fedtorch.lifecycle.streams import print_error
 from fedtorch.rounds.runner import Runner
 
 log = logging.getLogger("fedtorch")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def explained(error: Exception) -> FedtorchError | None:
+    """The error that a user can do something about; None for one that only its traceback explains."""
+    if isinstance(error, FedtorchError):
+        return error
+    if isinstance(error, MemoryError):
+        return FedtorchError(f"out of memory ({error}): give the process more, or start fewer ranks")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return CheckpointError(f"the disk refuses ({error}); free some space, or set `run.dir` to another disk")
+    return None
 
 
 def of_last_attempt(error: FedtorchError) -> FedtorchError:
@@ -47,7 +67,7 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
 def end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
     """Say why the run ends, in status.json too where this rank speaks for it; returns the exit code."""
     if rank == 0 or not isinstance(error, Interrupted):
-        print(f"fedtorch: {error}", file=sys.stderr)
+        print_error(f"fedtorch: {error}")
     if config is None:
         return error.exit_code
     speaks = rank == 0 or (

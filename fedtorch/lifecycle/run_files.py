@@ -6,6 +6,8 @@ import json
 import logging
 
 from fedtorch.config.load import to_yaml
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.files import replace_file
 from fedtorch.lifecycle.status import write_status
 from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.tracker import Tracker
@@ -14,11 +16,20 @@ log = logging.getLogger(__name__)
 
 
 def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -> Tracker:
-    """Write what the run is, and start tracking it. start: the round that it is resumed from."""
+    """Write what the run is, and start tracking it. start: the round that it is resumed from.
+
+    Raises:
+        CheckpointError: the disk refuses; a run that cannot even begin to be written would be lost.
+    """
     config = built.config
-    config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (config.folder / "config.yaml").write_text(to_yaml(config))
-    (config.folder / "env.json").write_text(json.dumps(built.facts() | {"ranks": num_ranks}, indent=1) + "\n")
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_file(config.folder / "config.yaml", to_yaml(config))
+        replace_file(config.folder / "env.json", json.dumps(built.facts() | {"ranks": num_ranks}, indent=1) + "\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"the run folder {config.folder} cannot be written ({error}); free some space, or set `run.dir`"
+        ) from error
     write_status(config.folder, code=None, reason="running", command=command, round=start)
     return Tracker(
         config.folder,

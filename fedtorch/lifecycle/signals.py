@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fedtorch.core.errors import Interrupted
+from fedtorch.lifecycle.streams import pipe_above_streams
 
 GRACE_S = 20.0  # torchrun and SLURM send SIGKILL 30 s after SIGTERM
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -42,7 +43,7 @@ class StopFlag:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Install the handlers and listen; main thread only. Afterwards the signals have no effect."""
-        reader, writer = os.pipe()
+        reader, writer = pipe_above_streams()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in _STOPPING:

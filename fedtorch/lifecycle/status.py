@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import Interrupted
+from fedtorch.core.files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,9 @@ def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, 
         "command": command,
     }
     path = run_dir / NAME
-    partial = path.with_name(f"{NAME}.partial")
     try:
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-        os.replace(partial, path)
+        replace_file(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
         logger.warning("could not write %s: %s", path, error)
 

@@ -154,6 +154,7 @@ def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -
 def _write(context: RoundContext, gathered: Sequence[Message], is_last: bool) -> str:
     """`ok`, `retry` or `failed`; on the server."""
     numbers, components = context.server.numbers, context.components
+    failures = int(numbers.pop(FAILED_SAVES, 0))  # no part of what is saved
     try:
         if any(message.status != "ok" for message in gathered):
             raise CheckpointError("a worker could not write a client's state; see its log")
@@ -164,14 +165,13 @@ def _write(context: RoundContext, gathered: Sequence[Message], is_last: bool) ->
             )
             for message in gathered
         }
-        failures = numbers.pop(FAILED_SAVES, 0)
         context.comm.heartbeat(phase="checkpoint", round=context.round, step=1)
         components.checkpoints.write(
             context.round, context.server, entries, config=components.config_record, facts=components.facts
         )
         return "ok"
     except CheckpointError as error:
-        failures = int(numbers.get(FAILED_SAVES, 0)) + 1
+        failures += 1
         numbers[FAILED_SAVES] = failures
         log.error("round %d is not saved: %s", context.round, error)
         return "failed" if is_last or failures > context.config.checkpoint.save_retries else "retry"

@@ -191,10 +191,9 @@ class Runner:
         context, result = self.context, self.result
         result.rounds, result.digest, result.lost = context.round, digest(context), context.members.lost
         if context.round > self.saved:
-            save(
-                context
-            )  # once more, if the disk refused: the best weights are about to take the place of the last ones
-            self.saved = context.round  # and must not be saved as these when a signal comes
+            # once more, if the disk refused: the best weights are about to take the place of the last ones
+            save(context, is_last=True)
+            self.saved = context.round
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if context.comm.is_server else {}
         result.best_round = self.evaluation.best.round

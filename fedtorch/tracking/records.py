@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from fedtorch.core.files import replace_file
 from fedtorch.core.scores import means
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,7 @@ def trim(path: Path, last_round: int) -> list[Record]:
     if not path.exists():
         return []
     kept = [r for r in read(path) if r["kind"] != "result" and r.get("round", 0) <= last_round]
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in kept))
-    os.replace(partial, path)
+    replace_file(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in kept))
     return kept
 
 

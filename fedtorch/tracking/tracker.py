@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.files import replace_file
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.console import Console, Progress
@@ -194,29 +195,26 @@ class Tracker:
                 self._console = None
                 self._warn("the console is off", error)
 
-    def result(self, table: Mapping[str, Any], *, show: bool = False) -> None:
+    def result(self, table: Mapping[str, Any]) -> None:
         """Record the final table and write it to results.json in one step; also works after `close`.
 
-        show: print the table of clients and the two commands that show more (see `summary.show_results`).
+        Raises:
+            CheckpointError: the disk refuses results.json, which is what the run was made for.
         """
         self._record({"kind": "result", **table})
         path = self.run_dir / RESULTS
-        partial = path.with_name(f"{RESULTS}.partial")
         try:
-            partial.write_text(json.dumps(records.plain(table), indent=1) + "\n")
-            os.replace(partial, path)
-            if show:
-                if self._console is not None:
-                    self._console.close()
-                show_results(self.run_dir, metric=self.metric)
-        except REFUSALS as error:
-            self._warn(f"could not write or show {path}", error)
+            replace_file(path, json.dumps(records.plain(table), indent=1) + "\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"could not write {path} ({error}); the last round is saved: free some space, and start the run again"
+            ) from error
 
     def show(self) -> None:
         """Print the final table of the run, and of those inside its folder beside it."""
         try:
             show_results(self.run_dir, metric=self.metric)
-        except OSError as error:
+        except (Exception, SystemExit) as error:  # rich leaves the program when nobody reads what it prints
             self._warn("the table could not be shown", error)
 
     def close(self) -> None:
@@ -263,7 +261,7 @@ class Tracker:
                 self._curves = None
                 self._warn("TensorBoard is off from here on", error)
 
-    def _warn(self, what: str, error: Exception) -> None:
+    def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
 
 

@@ -15,6 +15,8 @@ from tests.checkpoint.test_checkpoint import damage_delete, damage_flip, damage_
 WIDE = ("task.width=1000", "rounds=5", "checkpoint.save_retries=1")
 FULL = "diskfull:phase=checkpoint,round=2,attempt=0,bytes=12000"  # 12 kB: a state has more, logs and records less
 
+STATELESS = ("task.width=1000", "client.optimizer_state=reset")  # the server is the only one that writes
+
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -35,6 +37,14 @@ def test_a_full_disk_ends_the_run_after_the_retries_and_the_last_checkpoint_is_w
     assert [f"round {n} is not saved" in ended.log(0) for n in (2, 3, 4)] == [True, True, False]
     assert "resuming after round 1 " in ended.log(0)
     assert ended.digest == wide
+
+
+@pytest.mark.parametrize(("last", "tries"), [(9, 3), (3, 3)], ids=["the retries", "the last save"])
+def test_a_server_that_cannot_write_its_own_state_ends_the_run(last: int, tries: int, tmp_path: Path) -> None:
+    sets = (*STATELESS, f"rounds={last}", f"checkpoint.save_retries={2 if last == 9 else 9}")
+    ended = supervise(toy_config(tmp_path), 1, faults=FULL, sets=sets)
+    assert ended.codes == [[8], [0]]
+    assert ended.log(0).count("is not saved") == tries
 
 
 def test_a_disk_that_has_room_again_costs_nothing(wide: str, tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fedtorch.core.errors import CheckpointError
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.console import Console, duration
@@ -205,7 +207,8 @@ def test_neither_a_full_disk_nor_tensorboard_stops_a_run(tmp_path: Path, caplog:
     with small_disk(2000):
         for round in range(20):
             track.round(round, [report(client, round) for client in CLIENTS], {}, SECONDS, TRAFFIC)
-        track.result({"digest": "x" * 4000})
+        with pytest.raises(CheckpointError, match=r"results\.json \(.*File too large"):
+            track.result({"digest": "x" * 4000})
         track.close()
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert 2 <= len(warnings) <= 5  # each output complains once
@@ -222,6 +225,22 @@ def test_a_closed_terminal_does_not_stop_a_run(tmp_path: Path, monkeypatch: pyte
         track.say("ünicode")
     monkeypatch.setattr(sys, "stdout", out)  # closed now
     play(track, range(2))
+    track.show()
+    assert len(read(tmp_path, "round")) == 2
+
+
+def test_a_reader_that_has_gone_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    track = tracker(tmp_path, progress="lines")
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = os.fdopen(writer, "w")
+    monkeypatch.setattr(sys, "stdout", out)
+    try:
+        play(track, range(2))
+        track.show()  # rich would leave the program with 1
+    finally:
+        with suppress(OSError):
+            out.close()
     assert len(read(tmp_path, "round")) == 2
 
 
