@@ -16,8 +16,8 @@ run: .venv/installed ## the default job: eight clients on a server and four work
 test: lint ## linters, types, tests
 	$(PYTEST)
 
-unit: .venv/installed ## the tests that start no process
-	$(PYTEST) -m 'not slow and not processes'
+unit: .venv/installed ## the tests that start no process and train no whole run
+	$(PYTEST) -m 'not slow and not processes and not federation'
 
 slow: .venv/installed ## the slow tests
 	$(BIN)/python -m pytest -q -m slow

@@ -21,7 +21,7 @@ import hypothesis
 import pytest
 import torch
 from processes import Guard, starts_processes
-from schedule import unit_of
+from schedule import trains_federations, unit_of
 
 hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
@@ -35,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if starts_processes(item):
             item.add_marker(pytest.mark.processes)
+        if trains_federations(item.nodeid):
+            item.add_marker(pytest.mark.federation)
     first = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: item.path not in first)
 
@@ -84,6 +86,14 @@ def _no_sync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_linear() -> Iterator[None]:
+    """DeepSpeed's stage 3 leaves an `F.linear` of its own behind, which has no forward-mode derivative."""
+    linear = torch.nn.functional.linear
+    yield
+    torch.nn.functional.linear = linear
 
 
 @pytest.fixture(scope="session")

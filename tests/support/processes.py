@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from multiprocessing.process import BaseProcess
@@ -36,22 +37,39 @@ def _functions(found: Iterable[Any]) -> list[FunctionType]:
     return functions
 
 
+_harmless: set[FunctionType] = set()
+
+
 @cache
 def _starts(function: FunctionType) -> bool:
     seen, waiting = {function}, [function]
     while waiting:
-        function = waiting.pop()
-        words = set(_words(function.__code__))
-        if words & STARTERS:
+        named = _named(waiting.pop())
+        if named is None:
             return True
-        named = [function.__globals__[word] for word in words if word in function.__globals__]
-        for module in [each for each in named if isinstance(each, ModuleType)]:
-            named += [getattr(module, word) for word in words if hasattr(module, word)]
-        for other in _functions(named):
-            if other not in seen and other.__code__.co_filename.startswith(OURS):
-                seen.add(other)
-                waiting.append(other)
+        new = [other for other in named if other not in seen and other not in _harmless]
+        seen.update(new)
+        waiting += new
+    _harmless.update(seen)  # whatever it leads to has been looked at too
     return False
+
+
+@cache
+def _named(function: FunctionType) -> tuple[FunctionType, ...] | None:
+    """Functions of this repository that this one names; None: it starts a process itself."""
+    words = set(_words(function.__code__))
+    if words & STARTERS:
+        return None
+    named = [function.__globals__[word] for word in words if word in function.__globals__]
+    for module in [each for each in named if isinstance(each, ModuleType)]:
+        named += [getattr(module, word) for word in words if hasattr(module, word)]
+    ours = [each for each in named if not isinstance(each, type) or _is_ours(each)]
+    return tuple(dict.fromkeys(other for other in _functions(ours) if other.__code__.co_filename.startswith(OURS)))
+
+
+@cache
+def _is_ours(cls: type) -> bool:
+    return str(getattr(sys.modules.get(cls.__module__), "__file__", "")).startswith(OURS)
 
 
 def _words(code: CodeType) -> Iterator[str]:

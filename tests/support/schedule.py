@@ -13,3 +13,23 @@ def unit_of(nodeid: str) -> str:
     """The unit of a test: its file, unless that stands in TOGETHER."""
     path = nodeid.partition("::")[0]
     return next((unit for start, unit in TOGETHER.items() if path.startswith(start)), path)
+
+
+# Whole runs in the tests' own process, or engines that take seconds to build: not what is run after every change.
+FEDERATIONS = (
+    "tests/configs/test_fewfedweight_configs",
+    "tests/configs/test_smoke_configs",
+    "tests/invariance/",
+    "tests/lifecycle/test_traffic",
+    "tests/papers/test_fedassistant_rounds",
+    "tests/papers/test_fedassistant_task",
+    "tests/papers/test_fewfedweight",
+    "tests/tasks/test_qa",
+    "tests/test_main",
+    "tests/train/test_deepspeed",
+)
+
+
+def trains_federations(nodeid: str) -> bool:
+    """Does this test belong to those that train whole runs?"""
+    return nodeid.startswith(FEDERATIONS)
