@@ -56,7 +56,12 @@ class DistributedCommunicator(Communicator):
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._shutdown = Shutdown(
-            store, self._liveness, self._rendezvous, hosts_store=member.hosts_store, drop=self._drop
+            store,
+            self._liveness,
+            self._rendezvous,
+            hosts_store=member.hosts_store,
+            grace_s=options.grace_s,
+            drop=self._drop,
         )
         self._group = Group(store, self._liveness, self._raise_lost)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
@@ -79,6 +84,7 @@ class DistributedCommunicator(Communicator):
         backend: Choice = "auto",
         device: torch.device | None = None,
         secret: str = "",
+        grace_s: float = Options.grace_s,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
@@ -86,6 +92,7 @@ class DistributedCommunicator(Communicator):
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU. secret: of the job, see `signing.job_secret`.
+        grace_s: see Options.
 
         Raises:
             PreflightError: the environment is incomplete, the port is taken, or there is no store.
@@ -94,8 +101,8 @@ class DistributedCommunicator(Communicator):
         disconnects = None
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
-        options = Options(exchange, stacks, disconnects, "gloo" if recovers else backend, device or torch.device("cpu"))
-        return cls(names, member, options)
+        backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
+        return cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists.

@@ -26,3 +26,5 @@ class Options:
     """Of payloads."""
     device: torch.device = torch.device("cpu")
     """This rank's own."""
+    grace_s: float = 3.0
+    """After a failed collective: for those that are alive to say so, whose sockets close within 0.1 s."""

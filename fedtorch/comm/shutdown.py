@@ -11,7 +11,6 @@ from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError, FedtorchError
 
-_GRACE_S = 3.0  # after a failed collective: for those that are alive to say so; their sockets close within 0.1 s
 _CLOSE_WAIT_S = 10.0  # to wait for the others before the last sockets close
 
 
@@ -25,10 +24,11 @@ class Shutdown:
         rendezvous: Rendezvous,
         *,
         hosts_store: bool,
+        grace_s: float,
         drop: Callable[[], None],
     ) -> None:
         self._store, self._liveness, self._rendezvous = store, liveness, rendezvous
-        self._rank, self._hosts_store, self._drop = liveness.rank, hosts_store, drop
+        self._rank, self._hosts_store, self._grace_s, self._drop = liveness.rank, hosts_store, grace_s, drop
 
     def leave_together(self, *, is_broken: bool) -> None:
         """Leave in good order; waits at most 10 s for the others before the sockets close."""
@@ -56,7 +56,7 @@ class Shutdown:
             self._liveness.beat(left=error)
             self._liveness.stop()
             if self._hosts_store:  # so that the others can read why
-                self._rendezvous.wait_regardless({r: f"gone/{r}" for r in self._liveness.others}, _GRACE_S)
+                self._rendezvous.wait_regardless({r: f"gone/{r}" for r in self._liveness.others}, self._grace_s)
             else:
                 self._store.set(f"gone/{self._rank}", "")
         except FedtorchError:
@@ -69,7 +69,7 @@ class Shutdown:
         Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
         dead, stopped, or still somewhere else.
         """
-        give_up_at = time.monotonic() + _GRACE_S
+        give_up_at = time.monotonic() + self._grace_s
         self._drop()
 
         def of_these(ranks: Sequence[int]) -> list[int]:

@@ -186,7 +186,7 @@ def test_the_transport_in_which_the_busiest_rank_moves_least(
 
 def small_round(exchange: Exchange, folder: str) -> Any:
     """What an aggregation with no clients, a refused one and one weighted by hand give."""
-    with DistributedCommunicator.join(["a", "b"], timeout_s=20, exchange=exchange) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=20, exchange=exchange, grace_s=0.5) as comm:
         local = UpdateBuffer(3, torch.float32, Path(folder), 1 << 20)
         reports = []
         if comm.rank:
@@ -207,7 +207,7 @@ def test_sums_a_reader_can_redo(exchange: Exchange, tmp_path: Path) -> None:
 
 
 def send_down() -> Any:
-    with DistributedCommunicator.join(["a", "b"], timeout_s=20) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=20, grace_s=0.5) as comm:
         flats = [torch.arange(5.0) + comm.rank, torch.arange(3) + comm.rank, torch.zeros(0)]
         for flat in flats:
             comm.broadcast(flat, clients=2)
@@ -225,7 +225,7 @@ def test_broadcast_copies_the_servers_vector_and_counts_it() -> None:
 
 def mismatched(case: str, folder: str) -> None:
     """Rank 2 does something else than the others."""
-    with DistributedCommunicator.join(["a", "b"], timeout_s=10) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=10, grace_s=0.5) as comm:
         odd = comm.rank == 2
         if case in ("length", "dtype"):
             flat = torch.zeros(10 + (odd and case == "length"), dtype=torch.float64 if odd else torch.float32)
@@ -280,7 +280,7 @@ def test_two_ranks_that_host_the_same_client_are_refused(tmp_path: Path) -> None
 
 
 def failing_combine(folder: str) -> None:
-    with DistributedCommunicator.join(["a", "b"], timeout_s=10) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=10, grace_s=0.5) as comm:
         local = UpdateBuffer(4, torch.float32, Path(folder), 1 << 20)
         reports = []
         if comm.rank:

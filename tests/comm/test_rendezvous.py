@@ -18,7 +18,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.core.errors import DeadlineError, PreflightError
 
-TIMEOUT_S = 2.0
+TIMEOUT_S, GRACE_S = 2.0, 0.5
 
 
 def meet_often() -> Any:
@@ -35,7 +35,7 @@ def test_all_ranks_get_the_same_stop_answer_and_old_keys_are_deleted() -> None:
 
 
 def train_long() -> None:
-    with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S) as comm:
+    with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S) as comm:
         if comm.rank == 1:
             for step in range(40):  # twice the timeout, with signs of life
                 comm.heartbeat(phase="train", round=1, client="a", step=step)
@@ -48,7 +48,7 @@ def test_a_slow_rank_that_gives_signs_of_life_is_waited_for() -> None:
 
 
 def get_stuck(culprit: int) -> None:
-    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S, grace_s=GRACE_S) as comm:
         comm.preflight({})
         comm.barrier("train", round=7)
         comm.heartbeat(phase="train", round=7, client="a", step=12)
@@ -130,7 +130,7 @@ def wait_until_busy(folder: Path) -> None:
 
 
 def meet_for_ever(folder: str) -> None:
-    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S, grace_s=GRACE_S) as comm:
         for k in range(1_000_000):
             comm.barrier("train", round=k)
             (Path(folder) / f"busy{comm.rank}").touch()
@@ -138,7 +138,7 @@ def meet_for_ever(folder: str) -> None:
 
 
 def broadcast_for_ever(folder: str) -> None:
-    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S, grace_s=GRACE_S) as comm:
         flat = torch.zeros(100_000)
         while True:
             comm.broadcast(flat)
@@ -159,7 +159,7 @@ def test_a_rank_lost_in_a_collective_is_named_on_all_others(sent: signal.Signals
 
 
 def leave_with_an_error() -> None:
-    with DistributedCommunicator.join(["a", "b"], timeout_s=20) as comm:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=20, grace_s=GRACE_S) as comm:
         comm.heartbeat(phase="train", round=4, client="b", step=2)
         if comm.rank == 2:
             raise KeyError("the secret text of a client")
@@ -209,7 +209,7 @@ def test_ranks_at_different_phases_are_told() -> None:
 
 def stay_away() -> None:
     if os.environ["RANK"] != "2":
-        with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S) as comm:
+        with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S) as comm:
             comm.preflight({})
 
 
@@ -219,7 +219,7 @@ def test_a_rank_that_never_came_is_named() -> None:
 
 
 def join_only() -> None:
-    DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S)
+    DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S)
 
 
 def test_a_taken_port_is_named_with_the_variable_that_sets_it() -> None:

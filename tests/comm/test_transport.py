@@ -27,7 +27,7 @@ ON_CPU = Staging("gloo", torch.device("cpu"), pin=False)
 
 
 def join(names: Any, *, staged: bool = True, timeout_s: float = 30, exchange: Exchange = "auto") -> Any:
-    comm = DistributedCommunicator.join(names, timeout_s=timeout_s, exchange=exchange)
+    comm = DistributedCommunicator.join(names, timeout_s=timeout_s, exchange=exchange, grace_s=0.5)
     comm.preflight({"config": "same"})
     if staged:
         comm.stage(ON_CPU)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 # By file: SLURM and GPUs are there once; a clock that is watched by two tests at once on two cores is watched badly.
 TOGETHER = {
+    "tests/comm/test_rendezvous": "clocks",
+    "tests/faults/test_combining": "clocks",
+    "tests/faults/test_hang": "clocks",
+    "tests/faults/test_signals": "clocks",
     "tests/gpu/": "gpus",
     "tests/launchers/test_real_slurm": "slurm",
 }
