@@ -41,7 +41,7 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
         "split": built.config.eval.final_split,
         "clients": clients,
         "averages": means,
-        "traffic": _traffic(run.of_kind("round")),
+        "traffic": _traffic([*run.of_kind("round"), *run.of_kind("end")]),
         "summary": built.task.summary(result.scores),
         "digest": result.digest,
         "lost": result.lost,
@@ -49,9 +49,9 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
     }
 
 
-def _traffic(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Bytes and messages of all rounds together; see `Meter` for what is counted."""
+def _traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes and messages of the whole run; see `Meter` for what is counted."""
     total: Counter[str] = Counter()
-    for record in rounds:
+    for record in records:
         total.update(counted(record))
     return dict(total)

@@ -39,6 +39,11 @@ def _scores(groups: Sequence[Sequence[NamedRun]]) -> str:
         name, run = group[0]
         name += f" (n={len(group)})" if len(group) > 1 else ""
         found = [summary for _, each in group if (summary := _summary(each))]
+        if found and (idle := [client for client in run.clients if not run.last.get(client, {}).get("steps")]):
+            notes.append(
+                f"- {name}: All and the averages count {len(idle)} of {len(run.clients)} clients that never trained: "
+                + ", ".join(idle[:10])
+            )
         if not found:
             notes.append(f"- {name}: not finished: {run.last_round} of {run.rounds} rounds")
         published = row_of(run.name) if set(_columns(run)) & set(DOMAINS) else None
@@ -53,7 +58,7 @@ def _scores(groups: Sequence[Sequence[NamedRun]]) -> str:
 
 
 def _traffic(groups: Sequence[Sequence[NamedRun]]) -> str:
-    """Bytes of all rounds of the group's first run, and of a round; see `Meter` for what is counted."""
+    """Bytes of the group's first run, all of them and those of a round; see `Meter` for what is counted."""
     heads = ("rounds", "up MB", "down MB", "keys and values MB", "their masks and headers MB", "sum MB", "MB per round")
     moved_heads = ("sent to the server MB", "sent by the server MB")
     lines = [
@@ -65,8 +70,11 @@ def _traffic(groups: Sequence[Sequence[NamedRun]]) -> str:
     for group in groups:
         name, run = group[0]
         rounds = run.of_kind("round")
-        sums, moved = ([sum(record.get(key) or 0 for record in rounds) for key in keys] for keys in (_BYTES, _PHYSICAL))
-        each = sum(sums) / len(rounds) if rounds else 0.0
+        everything = [*rounds, *run.of_kind("end")]
+        sums, moved = (
+            [sum(record.get(key) or 0 for record in everything) for key in keys] for keys in (_BYTES, _PHYSICAL)
+        )
+        each = sum(record.get(key) or 0 for record in rounds for key in _BYTES) / len(rounds) if rounds else 0.0
         cells = [f"{amount / 1e6:.3f}" for amount in (*sums, sum(sums), each, *moved)]
         lines.append(f"| {name} | {len(rounds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

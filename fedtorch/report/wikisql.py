@@ -26,6 +26,11 @@ def measures_markdown(runs: Sequence[NamedRun]) -> str:
         for split in ("test", "dev"):
             found = [evaluation for _, run in group if (evaluation := _evaluation(run, split)) is not None]
             lines.append(_row(name, split, found))
+        note = (
+            f"- examples: questions whose values lie within task.max_length = {group[0][1].setting('task.max_length')}"
+        )
+        note += " tokens; the others of a split are left out, so runs with another length count others"
+        notes += [note] if note not in notes else []
         lines += _published(group[0][1], notes)
     return "\n".join(["measures, percent", "", *lines, *([""] if notes else []), *notes]) + "\n"
 

@@ -198,8 +198,10 @@ class Runner:
         result.each = self.evaluation.each if context.comm.is_server else {}
         result.best_round = self.evaluation.best.round
         self._track_scores(result.scores, final=True)
-        if self.components.tracker is not None and result.each:
-            self.components.tracker.examples(context.round - 1, self.components.config.eval.final_split, result.each)
+        if (tracker := self.components.tracker) is not None:
+            if result.each:
+                tracker.examples(context.round - 1, self.components.config.eval.final_split, result.each)
+            tracker.end(context.round - 1, context.comm.meter.take())
         self.components.engine.load(context.shared)
         return result
 

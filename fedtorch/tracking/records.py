@@ -33,7 +33,7 @@ _COUNTED = ("bytes", "physical", "messages")
 
 
 def counted(record: Mapping[str, Any]) -> dict[str, int]:
-    """The bytes and messages of a `round` record; see `Meter` for what they are."""
+    """The bytes and messages of a `round` or `end` record; see `Meter` for what they are."""
     names = [name for name in record if name.split("_")[0] in _COUNTED and "_" in name or name.endswith("_bytes")]
     return {name: record[name] for name in names}
 
@@ -83,10 +83,10 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def trim(path: Path, last_round: int) -> list[Record]:
-    """Drop what is later than `last_round`, results and torn lines from the file; what is kept is returned."""
+    """Drop what is later than `last_round`, the end and torn lines from the file; what is kept is returned."""
     if not path.exists():
         return []
-    kept = [r for r in read(path) if r["kind"] != "result" and r.get("round", 0) <= last_round]
+    kept = [r for r in read(path) if r["kind"] not in ("end", "result") and r.get("round", 0) <= last_round]
     replace_file(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in kept))
     return kept
 

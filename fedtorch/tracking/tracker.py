@@ -99,8 +99,7 @@ class Tracker:
         """
         for report in reports:
             self._client(round, report, weights.get(report.client))
-        sums = {"bytes_up": 0, "bytes_down": 0, **{name: n for name, n in traffic.items() if "/" not in name}}
-        self._total.update(records.counted(sums))
+        sums = self._add_up(traffic)
         record = self._record(
             {
                 "kind": "round",
@@ -109,7 +108,7 @@ class Tracker:
                 "seconds": dict(seconds),
                 **sums,
                 "total": dict(self._total),
-                "traffic": {name: value for name, value in traffic.items() if "/" in name},
+                "traffic": _by_phase(traffic),
                 **_norms(reports),
                 "extra": dict(extra or {}),
             }
@@ -117,6 +116,17 @@ class Tracker:
         self._flush()
         self._shown_round = round + 1
         self._show_round(record)
+
+    def end(self, round: int, traffic: Mapping[str, float]) -> None:
+        """What was exchanged after the last round (0-based): the last checkpoint, the best model, its evaluation."""
+        sums = self._add_up(traffic)
+        record = {"kind": "end", "round": round + 1, **sums, "total": dict(self._total), "traffic": _by_phase(traffic)}
+        self._record(record)
+
+    def _add_up(self, traffic: Mapping[str, float]) -> dict[str, float]:
+        sums = {"bytes_up": 0, "bytes_down": 0, **{name: n for name, n in traffic.items() if "/" not in name}}
+        self._total.update(records.counted(sums))
+        return sums
 
     def _client(self, round: int, report: Report, weight: float | None) -> None:
         """A client's numbers of the round, and its losses step by step."""
@@ -263,6 +273,10 @@ class Tracker:
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
+
+
+def _by_phase(traffic: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in traffic.items() if "/" in name}
 
 
 def _cohort(reports: Sequence[Report]) -> Record:

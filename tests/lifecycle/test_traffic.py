@@ -28,12 +28,15 @@ def test_totals_are_the_sums_over_rounds_and_payloads_have_the_formulas_size(
     run = tmp_path / "runs" / "feda_top50"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rounds = [record for record in records if record["kind"] == "round"]
+    (end,) = [record for record in records if record["kind"] == "end"]
     totals = json.loads((run / "results.json").read_text())["traffic"]
     for name in ("bytes_up", "bytes_down", "kv_bytes", "kv_overhead_bytes", "physical_up", "messages_up"):
-        assert totals[name] == sum(record[name] for record in rounds)
+        assert totals[name] == sum(record.get(name, 0) for record in (*rounds, end)) == end["total"][name]
     assert totals["physical_up"] == 0 < totals["kv_bytes"]
     task = load(CONFIG).task
     weights = {n: p for n, p in task.build_model(0).named_parameters() if n.startswith("assistant.")}
+    dense = sum(parameter.numel() for parameter in weights.values())
+    assert end["traffic"]["broadcast/bytes_down"] == 6 * 4 * dense  # the best model, to each of six clients
     message = TopK(ratio=0.02).message_bytes(Layout.of(weights)) + HEADER_BYTES
     assert all(record["traffic"]["aggregate/bytes_up"] == 6 * message for record in rounds)
     down = "broadcast/bytes_down" if exchange == "star" else "aggregate/bytes_down"

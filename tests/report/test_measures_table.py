@@ -17,7 +17,13 @@ def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:
     folder.mkdir(parents=True)
     config = {
         "run": {"name": name, "seed": seed},
-        "task": {"name": "wikisql", "server_labelled": 500, "num_clients": 200, "encoder": {"name": "random"}},
+        "task": {
+            "name": "wikisql",
+            "server_labelled": 500,
+            "num_clients": 200,
+            "encoder": {"name": "random"},
+            "max_length": 96,
+        },
         "algorithm": {"group": "fedparsing_ema"},
         "clients": {"per_round": 10},
         "client": {"epochs": 3},
@@ -45,6 +51,7 @@ def test_ours_stand_above_the_papers_and_seeds_share_a_row(tmp_path: Path, capsy
     assert "| mine (n=2) | test | 20 | 35.0 ± 7.1 | 70.0 ± 14.1 |" in out
     assert "| mine (n=2) | dev | 20 | 20.0 ± 0.0 | 40.0 ± 0.0 |" in out  # of the better round
     assert "| published: FedParsing+EMA, S = 500 | test | - | 70.7 | 88.7 | 95.9 |" in out
+    assert out.count("- examples: questions whose values lie within task.max_length = 96 tokens; the others") == 1
     assert "mine differs from the paper: encoder random (paper: RoBERTa), task.num_clients 200 (paper: 1000)" in out
     assert (folders[0] / "report" / "measures.md").read_text() == out
 

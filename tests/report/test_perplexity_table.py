@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedtorch.core.update import Report
 from fedtorch.report.command_line import main
 from fedtorch.report.published.fedassistant import DOMAINS, TABLE, row_of
 from fedtorch.tracking.tracker import Tracker
@@ -17,16 +18,22 @@ SIX = {name: 10.0 + place for place, name in enumerate(DOMAINS)}
 OTHERS = {"flights": 20.0, "events": 30.0}
 
 
-def make_run(folder: Path, name: str, columns: dict[str, float], *, seed: int = 0, task: str = "dialog") -> Path:
-    """Two rounds of 1 MB up and 0.5 MB down, 2 MB of keys and values; the assistant's perplexity is the half."""
+def make_run(
+    folder: Path, name: str, columns: dict[str, float], *, seed: int = 0, task: str = "dialog", idle: int = 0
+) -> Path:
+    """Two rounds of 1 MB up and 0.5 MB down, 2 MB of keys and values; the assistant's perplexity is the half.
+
+    idle: how many clients, the last ones, never train.
+    """
     folder.mkdir(parents=True)
     config: dict[str, Any] = {"run": {"name": name, "seed": seed}, "task": {"name": task, "model": {"name": "small"}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     track = Tracker(folder, clients=list(columns), rounds=2, tensorboard=False, progress="off")
     for round in range(2):
+        reports = [Report(client, examples=4, steps=2) for client in list(columns)[: len(columns) - idle]]
         traffic = {"bytes_up": 1e6, "bytes_down": 5e5, "kv_bytes": 2e6, "kv_overhead_bytes": 1000, "broadcast/x": 9}
         traffic |= {"physical_up": 3e5, "physical_down": 4e5}
-        track.round(round, [], {}, {}, traffic)
+        track.round(round, reports, {}, {}, traffic)
     row = {**columns, "All": fmean(columns.values()), "union": 1.0}
     summary = {"perplexity": row, "perplexity_assistant": {key: value / 2 for key, value in row.items()}}
     track.result({"summary": summary, "task": {"data": {"options": {"source": "sgd"}}}})
@@ -59,6 +66,22 @@ def test_seeds_share_a_row_and_other_domains_have_no_published_one(
     out = capsys.readouterr().out
     assert "| feda (n=2) | 20.00 ± 0.00 | 30.00 ± 0.00 | 25.00 ± 0.00 |" in out
     assert "| run | flights | events | All | union |" in out and "published" not in out
+
+
+def test_what_follows_the_last_round_is_in_the_sum_and_clients_that_never_trained_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "a", "feda", SIX, idle=2)
+    track = Tracker(folder, clients=list(SIX), rounds=2, tensorboard=False, progress="off", resume_round=2)
+    track.end(1, {"bytes_down": 3e6, "broadcast/bytes_down": 3e6})
+    track.result({"summary": {"perplexity": {**SIX, "All": 1.0}}})
+    assert main(["perplexity", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "| feda | 2 | 2.000 | 4.000 | 4.000 | 0.002 | 10.002 | 3.501 |" in out  # a round's share is as it was
+    idle = ", ".join(list(SIX)[-2:])
+    assert f"- feda: All and the averages count 2 of 6 clients that never trained: {idle}\n" in out
+    main(["perplexity", str(make_run(tmp_path / "b", "feda", SIX))])
+    assert "never trained" not in capsys.readouterr().out
 
 
 def test_a_run_that_is_not_finished_shows_its_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
