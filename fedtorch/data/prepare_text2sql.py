@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.extras import require
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
+
+if TYPE_CHECKING:
+    from fedtorch.data.text2sql import QuestionSet
 
 MAX_TARGET_TOKENS = 512
 PAPER = "paper"
@@ -113,12 +116,9 @@ def _write(
             notes["rows_with_values"][client] = _add_values(found.splits, schema, databases[client])
         clients[client] = write_client(folder, client, found.splits, facts=facts)
         golds[client] = {split: [row["sql"] for row in rows] for split, rows in found.splits.items()}
-        texts += [row["question"] for row in found.splits["train"]]
-        texts += [text2sql.target_text(row["sql"]) for row in found.splits["train"]]
-        texts += [text2sql.source_text("", facts["schema"])] * _SCHEMA_COPIES
+        texts += _vocabulary_texts(found.splits["train"], facts["schema"])
         notes["excluded"][client], notes["unfilled"][client] = found.excluded, found.unfilled
-        total = found.excluded + sum(map(len, found.splits.values()))
-        notes[OMITTED].append(LeftOut(client, found.excluded, total, "questions (the publisher marked them `exclude`)"))
+        notes[OMITTED].append(_excluded(client, found))
     train_vocabulary(texts, folder / "tokenizer", size=options["vocab_size"])
     tokenizer = load_tokenizer(folder / "tokenizer")  # without added tokens: this vocabulary has `<`
     record = {
@@ -128,10 +128,22 @@ def _write(
         "vocabulary": len(tokenizer),
         **notes,
         "round_trip": _round_trips(tokenizer, golds),
+        **({"parsed": _parsed(golds)} if parse_sql else {}),
     }
-    if parse_sql:
-        record["parsed"] = _parsed(golds)
     write_manifest(folder, "text2sql", clients=clients, record=record)
+
+
+def _vocabulary_texts(rows: Sequence[Mapping[str, str]], schema: str) -> list[str]:
+    """What the vocabulary is trained on, of one client."""
+    from fedtorch.data.text2sql import source_text, target_text
+
+    questions, targets = [row["question"] for row in rows], [target_text(row["sql"]) for row in rows]
+    return [*questions, *targets, *[source_text("", schema)] * _SCHEMA_COPIES]
+
+
+def _excluded(client: str, found: QuestionSet) -> LeftOut:
+    total = found.excluded + sum(map(len, found.splits.values()))
+    return LeftOut(client, found.excluded, total, "questions (the publisher marked them `exclude`)")
 
 
 def _databases(folder: Path | None, stems: Mapping[str, str]) -> dict[str, Path]:
