@@ -1,8 +1,9 @@
 """From YAML files and `--set` to a checked `Config`, and back.
 
 Layers, each over the one before: the files under `base` (later ones over earlier ones), the file itself, every
-`--set`. Mappings merge key by key; lists and null replace. `task` and `algorithm` are validated against the dataclass
-their `name` stands for; where a layer changes that name, fields of lower layers that the new class lacks are dropped.
+`--set`. Mappings merge key by key; lists and null replace; null clears a mapping of names. `task` and
+`algorithm` are validated against the dataclass their `name` stands for; where a layer changes that name, fields of
+lower layers that the new class lacks are dropped.
 """
 
 from __future__ import annotations

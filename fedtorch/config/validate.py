@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,12 @@ from fedtorch.core.errors import ConfigError
 
 
 def validate(cls: Any, values: dict[str, Any], prefix: Key, tree: Tree) -> tuple[Any, list[str]]:
-    """An instance of `cls`, or None with one line for each thing that is wrong."""
+    """An instance of `cls`, or None with one line for each thing that is wrong.
+
+    null in place of a mapping of names clears it, and in place of an entry drops that one, unless the field has a use
+    for null: so a layer can take back what a lower one has.
+    """
+    values = _cleared(cls, values)
     try:
         # As JSON: in pydantic's strict mode that is where mappings become dataclasses and lists become tuples.
         return _adapter(cls).validate_json(json.dumps([values]))[0], []
@@ -38,6 +43,43 @@ def validate(cls: Any, values: dict[str, Any], prefix: Key, tree: Tree) -> tuple
     for key, details in found:
         grouped.setdefault(key, []).append(details)
     return None, [_explain(cls, prefix, key, group, tree) for key, group in grouped.items()]
+
+
+def _cleared(kind: Any, value: Any) -> Any:
+    """`value` of annotation `kind` without the nulls that clear mappings or drop their entries."""
+    options = _options(kind)
+    if value is None:
+        return None if type(None) in options or not any(map(_is_mapping, options)) else {}
+    if not isinstance(value, dict):
+        return value
+    if sections := _dataclasses_in(kind):
+        hints = [_hints(section) for section in sections]
+        return {key: _cleared(next((h[key] for h in hints if key in h), None), item) for key, item in value.items()}
+    if args := next((typing.get_args(option) for option in options if _is_mapping(option)), ()):
+        nullable = any(option in (type(None), Any) for option in _options(args[1]))
+        return {key: _cleared(args[1], item) for key, item in value.items() if item is not None or nullable}
+    return value
+
+
+@lru_cache
+def _hints(cls: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except NameError:  # reported where the adapter is made
+        return {}
+
+
+def _options(kind: Any) -> list[Any]:
+    """`kind`, or the members of a union, without annotations around them."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _options(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [option for member in typing.get_args(kind) for option in _options(member)]
+    return [kind]
+
+
+def _is_mapping(kind: Any) -> bool:
+    return kind is dict or typing.get_origin(kind) in (dict, Mapping)
 
 
 @lru_cache

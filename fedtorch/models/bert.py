@@ -31,8 +31,8 @@ class BertEncoder:
     """Which BERT. With `name: bert-random` the fields from `hidden` to `positions` give its size."""
 
     name: str = RANDOM
-    """a folder written by `save_pretrained`, `package:NAME/PATH` (a folder in an installed package), a hub name such
-    as bert-base-uncased, or `bert-random`"""
+    """a folder written by `save_pretrained`, `package:NAME/PATH` (a folder in an installed package), a name in the
+    local hub cache such as bert-base-uncased, `hub:NAME` to download it, or `bert-random`"""
     hidden: Count = 128
     """width"""
     layers: Count = 2
@@ -62,7 +62,9 @@ class BertEncoder:
         Raises:
             ConfigError: there is none, or it is not a usable one.
         """
-        return load_wordpieces(folder / "tokenizer" if self.name == RANDOM else self.name)
+        is_random = self.name == RANDOM
+        key = "task.data" if is_random else "task.model.name"
+        return load_wordpieces(folder / "tokenizer" if is_random else self.name, key=key)
 
     def build(self, seed: int, vocabulary: PreTrainedTokenizerBase) -> Ranker:
         """The model in fp32. The backbone's weights do not depend on patch and head.

@@ -25,8 +25,8 @@ class EncoderModel:
     """Which encoder. With `name: random` the sizes are used; else they are the loaded model's."""
 
     name: str = RANDOM
-    """a folder written by `save_pretrained`, `package:NAME/FOLDER` (a folder of an installed package), a hub name such
-    as roberta-base, or `random`"""
+    """a folder written by `save_pretrained`, `package:NAME/FOLDER` (a folder of an installed package), a name in the
+    local hub cache such as roberta-base, `hub:NAME` to download it, or `random`"""
     kind: Literal["bert", "roberta"] = "roberta"
     """of a random one: bert tells column and question apart by segment, roberta does not"""
     width: Count = 128
@@ -51,7 +51,7 @@ class EncoderModel:
 
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The pretrained encoder's own tokenizer."""
-        return load_subwords(self.name)
+        return load_subwords(self.name, key="task.encoder.name")
 
     def build(self, seed: int, *, vocab_size: int, max_length: int, pad_id: int) -> nn.Module:
         """The encoder in fp32, with a pooler; its embedding has `vocab_size` rows or more.

@@ -28,8 +28,8 @@ class EncoderDecoder:
     """Which encoder-decoder. With a folder, only `dropout` of the other fields counts."""
 
     name: str = BART_RANDOM
-    """a folder written by `save_pretrained` (with its tokenizer), a hub name such as facebook/bart-base, `bart-random`
-    or `t5-random`"""
+    """a folder written by `save_pretrained` (with its tokenizer), a name in the local hub cache such as
+    facebook/bart-base, `hub:NAME` to download it, `bart-random` or `t5-random`"""
     d_model: Count = 64
     """width"""
     d_ff: Count = 256

@@ -20,7 +20,8 @@ class GPT2Model:
     """Which GPT-2. With `name: gpt2-random` the other fields give its size; else they are ignored but `dropout`."""
 
     name: str = RANDOM
-    """a folder written by `save_pretrained`, a hub name such as microsoft/DialoGPT-small, or `gpt2-random`"""
+    """a folder written by `save_pretrained`, a name in the local hub cache such as microsoft/DialoGPT-small,
+    `hub:NAME` to download it, or `gpt2-random`"""
     width: Count = 128
     """width of the embeddings (768 in GPT-2 small)"""
     layers: Count = 2

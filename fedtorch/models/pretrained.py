@@ -16,7 +16,7 @@ from fedtorch.text.pretrained import first_line, located
 
 def load_config(kind: str, name: str, *, key: str, instead: str) -> Any:
     """The configuration of the model `name`; arguments and errors as in `load_pretrained`."""
-    place = located(name)
+    place = located(name, key=key)
     try:
         return AutoConfig.from_pretrained(place)
     except (OSError, ValueError, RuntimeError) as error:
@@ -34,14 +34,14 @@ def load_pretrained(
     Args:
         kind: of the model, for messages: `T5`. key: the config key that names it. instead: the name of a random one.
         loader: a class of transformers with `from_pretrained`. options: passed on to it.
-        name: a folder, `package:NAME/FOLDER` or a hub name: see `located`.
+        name: a folder, `package:NAME/FOLDER`, a name in the hub cache or `hub:NAME`: see `located`.
         may_lack: beginnings of names of tensors that may be absent. transformers draws absent ones and says so in a
             log only.
 
     Raises:
         ConfigError: nothing usable under that name, or a tensor is absent.
     """
-    place = located(name)
+    place = located(name, key=key)
     hf_logging.disable_progress_bar()  # its bar would run into ours
     try:
         model, info = loader.from_pretrained(
@@ -80,6 +80,6 @@ def _unusable(kind: str, name: str, key: str, instead: str, error: Exception) ->
     article = "an" if kind[0] in "aeiou" else "a"
     return ConfigError(
         f"{key} is {name!r}, from which no {kind} could be loaded ({first_line(error)}); give the folder of {article} "
-        f"{kind} that save_pretrained wrote (with model.safetensors), the name of one in the local hub cache, or "
-        f"{instead}"
+        f"{kind} that save_pretrained wrote (with model.safetensors), the name of one in the local hub cache, "
+        f"`hub:NAME`, or {instead}"
     )

@@ -23,7 +23,8 @@ class T5Model:
     """Which T5. With `name: t5-random` the other fields give its size; else they are ignored but `dropout`."""
 
     name: str = RANDOM
-    """a folder written by `save_pretrained`, a hub name such as t5-base, or `t5-random`"""
+    """a folder written by `save_pretrained`, a name in the local hub cache such as t5-base, `hub:NAME` to download it,
+    or `t5-random`"""
     d_model: Count = 128
     """width"""
     d_ff: Count = 512

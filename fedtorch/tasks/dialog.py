@@ -69,7 +69,7 @@ class Dialog(Prepared):
     max_length: Count = 1024
     """most tokens of a dialog, separators included; longer ones are cut at the last whole turn"""
     tokenizer: str | None = None
-    """folder or hub name; null: the model's own, or for `gpt2-random` the one beside the data"""
+    """folder, hub name or `hub:NAME`; null: the model's own, or for `gpt2-random` the one beside the data"""
 
     def __post_init__(self) -> None:
         if self.sides == "one" and self.passing != Passing():
@@ -96,8 +96,8 @@ class Dialog(Prepared):
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The tokenizer, checked to be a working one."""
-        own = str(self.folder / "tokenizer") if self.model.name == RANDOM else self.model.name
-        return load_bpe(self.tokenizer or own)
+        key, name = self.tokenizer_named(self.tokenizer, None if self.model.name == RANDOM else self.model.name)
+        return load_bpe(name, key=key)
 
     @property
     def separator(self) -> int:

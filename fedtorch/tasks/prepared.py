@@ -66,6 +66,12 @@ class Prepared(Task):
         """The folder's manifest."""
         return read_manifest(self.folder)
 
+    def tokenizer_named(self, given: str | None, pretrained: str | None) -> tuple[str, str | Path]:
+        """(the key that names it, its name) of the given tokenizer, the pretrained model's or the one of the data."""
+        if given:
+            return "task.tokenizer", given
+        return ("task.model.name", pretrained) if pretrained else ("task.data", self.folder / "tokenizer")
+
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split after sub-sampling."""
         return {

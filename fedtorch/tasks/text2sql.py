@@ -42,7 +42,7 @@ class Text2SQL(Prepared):
     model: T5Model = field(default_factory=T5Model)
     """which T5"""
     tokenizer: str | None = None
-    """folder or hub name; null: the model's own, or for `t5-random` the one beside the data"""
+    """folder, hub name or `hub:NAME`; null: the model's own, or for `t5-random` the one beside the data"""
     add_tokens: tuple[str, ...] = ()
     """tokens that the vocabulary lacks; T5's own has no `<`"""
     input_max_length: Count = 1024
@@ -61,8 +61,8 @@ class Text2SQL(Prepared):
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The tokenizer, checked to be a working one."""
-        own = str(self.folder / "tokenizer") if self.model.name == RANDOM else self.model.name
-        return load_tokenizer(self.tokenizer or own, self.add_tokens)
+        key, name = self.tokenizer_named(self.tokenizer, None if self.model.name == RANDOM else self.model.name)
+        return load_tokenizer(name, self.add_tokens, key=key)
 
     def check(self, client: str) -> str | None:
         """Parse all rows, and see which gold queries survive encoding, cutting and decoding: a ceiling on exact match.

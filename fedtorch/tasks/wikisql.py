@@ -98,7 +98,9 @@ class WikiSQL(Task):
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The encoder's own, or for a random one that of the data."""
-        return load_subwords(self.folder / "tokenizer") if self.encoder.is_random else self.encoder.vocabulary()
+        if not self.encoder.is_random:
+            return self.encoder.vocabulary()
+        return load_subwords(self.folder / "tokenizer", key="task.data")
 
     @cached_property
     def rows(self) -> Rows:

@@ -208,7 +208,10 @@ def test_an_atomic_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None
     ]
 
 
-def test_of_several_writers_one_wins_and_the_others_leave_nothing(tmp_path: Path) -> None:
+def test_of_several_writers_one_wins_and_the_others_leave_and_say_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     barrier = threading.Barrier(4)
 
     def write(number: int) -> None:
@@ -224,3 +227,4 @@ def test_of_several_writers_one_wins_and_the_others_leave_nothing(tmp_path: Path
         thread.join()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "a").read_text() == (tmp_path / "out" / "b").read_text()
+    assert not caplog.messages
