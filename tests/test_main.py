@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from prepared_files import seal
 from ranks import expect_exit, run_ranks, start_ranks
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -211,10 +212,17 @@ def test_no_training_examples_at_all_is_an_error(
 
 
 def empty(root: Path, client: str) -> None:
-    manifest = json.loads((root / "manifest.json").read_text())
-    manifest["clients"][client]["splits"]["train"].update(examples=0, characters=0)
-    (root / "manifest.json").write_text(json.dumps(manifest))
     (root / client / "train.jsonl").write_text("")
+    seal(root)
+
+
+def test_a_test_file_that_is_not_the_prepared_one_ends_the_run_before_training(
+    copied: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied / "south" / "test.jsonl"
+    path.write_text("")
+    assert run(config) == 3
+    assert f"{path} is not the file that" in capsys.readouterr().err
 
 
 def test_two_clients_of_one_name_are_refused(copied: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:

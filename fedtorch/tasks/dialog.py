@@ -267,7 +267,7 @@ class Dialog(Prepared):
         rows = [row["turns"] for row in read_rows(self.folder, client, split, fields={"turns": list})]
         for place, turns in enumerate(rows, start=1):
             is_whole = all(
-                isinstance(turn, list) and len(turn) == 2 and turn[0] in SIDES and isinstance(turn[1], str)
+                isinstance(turn, list) and len(turn) == 2 and turn[0] in [*SIDES] and isinstance(turn[1], str)
                 for turn in turns
             )
             if not is_whole or len({turn[0] for turn in turns}) < 2:

@@ -80,9 +80,9 @@ class Prepared(Task):
         }
 
     def cost(self, client: str) -> float:
-        """Characters per training example."""
-        facts = self.prepared["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
-        return float(facts["characters"] / max(1, facts["examples"]))
+        """Characters per training example; 1 where the manifest does not count them."""
+        facts = self.prepared["clients"][client]["splits"].get("train", {"examples": 1})
+        return float(facts.get("characters", facts["examples"]) / max(1, facts["examples"]))
 
     def own_entry(self, client: str) -> Entry:
         """A client's entry in this folder's manifest, its files being there.
@@ -130,6 +130,6 @@ class Prepared(Task):
         if words := sorted((self.folder / "tokenizer").glob("*")):
             hasher = hashlib.sha256()
             for path in words:
-                hasher.update(path.read_bytes())
+                hasher.update(path.read_bytes() if path.is_file() else b"")
             facts["vocabulary"] = hasher.hexdigest()[:16]
         return facts

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from prepared_files import seal
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.crossfit import SEEDS, FewShot, find_tasks, known_tasks, read_task, read_tsv
@@ -191,7 +192,7 @@ def broken(prepared: Path, tmp_path: Path, old: str, new: str, file: str = "mani
     text = (folder / file).read_text()
     assert old in text
     (folder / file).write_text(text.replace(old, new))
-    return PreparedGym(folder)
+    return PreparedGym(seal(folder))
 
 
 @pytest.mark.parametrize(

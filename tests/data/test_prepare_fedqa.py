@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fedqa_files import TOPICS, put, write_collections, write_released
+from prepared_files import seal
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.fedqa import CLIENTS, Question
@@ -266,6 +267,7 @@ def test_a_bad_row_is_neither_written_nor_read(tmp_path: Path, case: str) -> Non
     write_qa(root, "x", {"c": {"train": [GOOD, GOOD]}}, pool=[], vocab_size=150, record={}, min_frequency=1)
     lines = [json.dumps(row.__dict__) + "\n" for row in (GOOD, bad)]
     put(root / "c" / "train.jsonl", "".join(lines))
+    seal(root)
     with pytest.raises(DataError, match=f"client c, train question 2: {message}"):
         read_qa_rows(root, "c", "train")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness import make_config, make_runner
+from prepared_files import seal
 from ranks import run_ranks
 from safetensors.torch import load_file
 
@@ -63,6 +64,7 @@ def test_a_clients_rows_do_not_depend_on_its_queries(task: WikiSQL, tmp_path: Pa
         hidden = json.dumps({k: v for k, v in row.items() if k not in ("agg", "sel", "conds")}, ensure_ascii=False)
         lines.append(hidden.encode().ljust(len(line)) if line else b"")  # as long as before, so the index fits
     path.write_bytes(b"\n".join(lines))
+    seal(tmp_path / "data")
     hidden_task = replace(task, data=str(tmp_path / "data"))
     assert hidden_task.load("client3", "train") == task.load("client3", "train")
 
@@ -244,7 +246,7 @@ def test_settings_of_the_task_that_cannot_work_are_refused(task: WikiSQL, tmp_pa
             make_runner(config_for(task, tmp_path, FedParsing(), per_client={}, paradigm=paradigm))
     with pytest.raises(ConfigError, match="width is 10 but heads is 4, which does not divide it"):
         EncoderModel(width=10)
-    with pytest.raises(ConfigError, match="task.encoder.name is 'no-such/model', from which no encoder could"):
+    with pytest.raises(ConfigError, match="task.encoder.name: 'no-such/model' is not a folder"):
         replace(SMALL, name="no-such/model")._load()
 
 
