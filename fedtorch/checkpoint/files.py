@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from errno import EINVAL
@@ -71,6 +71,11 @@ class Manifest:
     def locate(self, path: str) -> Path:
         """Where the file that the manifest calls `path` lies."""
         return (self.folder.parent if path.startswith("clients/") else self.folder) / path
+
+    def paths(self, only: Collection[str] | None = None) -> list[str]:
+        """All files, or of those of clients the files of the clients in `only`."""
+        others = set() if only is None else {p for name in self.clients if name not in only for p in self.clients[name]}
+        return [path for path in self.files if path not in others]
 
     def fault(self, path: str) -> str | None:
         """What is wrong with the file `path`, or None; reads all of it."""

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,10 @@ class Checkpoints:
             logger.warning("old checkpoints in %s could not be deleted: %s", self.folder, error)
         return target
 
-    def latest(self) -> Manifest | None:
+    def latest(self, only: Collection[str] | None = None) -> Manifest | None:
         """The newest checkpoint whose files all have the right size and digest; None if there never was one.
 
-        Server only (it reads every file); the others then use `at` with the round it found.
+        Server only (it reads every file); the others then use `at` with the round it found. only: see `open`.
 
         Raises:
             CheckpointError: there are checkpoints, but every one of them is damaged.
@@ -139,7 +139,7 @@ class Checkpoints:
             if not (folder / MANIFEST).exists():
                 continue
             try:
-                return self.open(folder)
+                return self.open(folder, only)
             except CheckpointError as error:
                 faults.append(str(error))
                 logger.warning("THE CHECKPOINT OF ROUND %d IS DAMAGED AND WILL BE SKIPPED: %s", round, error)
@@ -150,14 +150,16 @@ class Checkpoints:
             )
         return None
 
-    def open(self, folder: Path) -> Manifest:
+    def open(self, folder: Path, only: Collection[str] | None = None) -> Manifest:
         """The checkpoint in `folder` (of this run or another), every file of it checked; server only.
+
+        only: of clients' files those of these clients; None: of all.
 
         Raises:
             CheckpointError: it is none, or damaged; the message names the file.
         """
         found = read_manifest(folder)
-        for path in found.files:
+        for path in found.paths(only):
             if fault := found.fault(path):
                 raise CheckpointError(fault)
         return found

@@ -30,6 +30,7 @@ DEFAULT = Path(__file__).with_name("default.yaml")
 NO_EFFECT = (
     "run.name",  # where the results are kept and what they are called
     "run.dir",
+    "run.export",
     "run.published",
     "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
     "track",  # logging takes no part in training

@@ -14,10 +14,11 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, Roberta
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.models.networks.patched_bert import Ranker
+from fedtorch.models.networks.scoring import Head
 from fedtorch.models.patch import Patch
 from fedtorch.models.pretrained import load_config, load_pretrained
-from fedtorch.models.ranker import Ranker, save_ranker
-from fedtorch.models.scorer import Head
+from fedtorch.models.ranker import initialise, save_ranker
 from fedtorch.text.wordpieces import Pair, encode, frame, load_wordpieces
 
 RANDOM = "bert-random"
@@ -75,7 +76,7 @@ class BertEncoder:
         torch.manual_seed(seed)
         bert = BertModel(self._random_config(vocabulary)) if self.name == RANDOM else self._load(vocabulary)
         ranker = Ranker(bert, patch=self.patch, head=self.head, head_dropout=self.head_dropout)
-        ranker.initialise(seed)
+        initialise(ranker, seed)
         return ranker
 
     def encode(self, vocabulary: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
 from fedtorch.core.errors import ConfigError
@@ -106,11 +106,3 @@ class EncoderModel:
         if drawn:
             log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
         return model
-
-
-def encode(encoder: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(token vectors (rows, tokens, width), pooled vectors (rows, width)); segments go to encoders that have two."""
-    config: Any = encoder.config
-    segments = batch["token_type_ids"] if config.type_vocab_size > 1 else None
-    output = encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], token_type_ids=segments)
-    return output.last_hidden_state, output.pooler_output

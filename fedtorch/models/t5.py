@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
-from transformers.utils import logging as hf_logging
 
 from fedtorch.core.ranges import BelowOne, Count
-from fedtorch.models.pretrained import fit_vocabulary, in_own_memory, load_pretrained
+from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, save_model, save_tokenizer
 
 RANDOM = "t5-random"
 
@@ -110,9 +109,8 @@ def favour_copying(model: Any) -> None:
 
 def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write model and tokenizer for `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer`."""
-    hf_logging.disable_progress_bar()  # its bar would run into ours
-    model.save_pretrained(folder, state_dict=in_own_memory(model.state_dict()))
-    tokenizer.save_pretrained(folder)
+    save_model(model, folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -50,8 +50,11 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
         return answered.status == "ok"
 
 
-def restore(context: RoundContext, round: int) -> None:
-    """Take the state after `round` rounds from the run's checkpoint: the server's, and each client's at its home."""
+def restore(context: RoundContext, round: int, only: Collection[str] | None = None) -> None:
+    """Take the state after `round` rounds from the run's checkpoint: the server's, and each client's at its home.
+
+    only: of these clients; None: of all.
+    """
     checkpoints, placement = context.components.checkpoints, context.components.placement
     found = checkpoints.at(round)
     if context.comm.is_server:
@@ -65,7 +68,7 @@ def restore(context: RoundContext, round: int) -> None:
             plane.copy_(saved.tensors.pop(name))
         context.server.tensors.update(saved.tensors)
         context.server.numbers = saved.numbers
-    for name in sorted(found.clients):
+    for name in sorted(found.clients if only is None else found.clients.keys() & set(only)):
         home = placement.homes.get(name, placement.evaluators.get(name))
         if home is not None and context.role.hosts(home):
             context.comm.heartbeat(phase="restore", round=round, client=name)

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedtorch.core.errors import Interrupted
 from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
@@ -19,6 +20,7 @@ from fedtorch.rounds.checkpointing import digest, restore, save
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
+from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.server_training import ServerTraining
@@ -93,6 +95,27 @@ class Runner:
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
             ) from None
+
+    def export(self, folder: Path) -> None:
+        """After `run`: write the models that clients were judged with into `folder`; all ranks call it alike.
+
+        That one cannot be written is a warning, and no reason to lose the run's result.
+
+        Raises:
+            Interrupted: a signal came; the run, resumed, is evaluated and written again.
+        """
+        try:
+            failed = ModelWriter(self.context, self.evaluation.scorer, folder).write_all()
+        except Stopped:
+            raise Interrupted(
+                f"stopped by a signal; all {self.context.round} rounds are saved, not all models are written"
+            ) from None
+        if failed:
+            (name, error), *more = failed.items()
+            what = f"the model of {name}" if name else "the model"
+            others = f", nor those of {len(more)} other clients" if more else ""
+            kind = type(error).__name__
+            log.warning("%s could not be saved in %s: %s: %s%s", what, folder, kind, error, others)
 
     def _one_round(self) -> None:
         context, config = self.context, self.components.config

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -23,8 +22,8 @@ from fedtorch.data.hydranet import Gold, Question, Row, Rows, row_labels
 from fedtorch.data.question_pool import QuestionPool
 from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, masked_word_loss, squared_distance
 from fedtorch.models.encoder import EncoderModel
-from fedtorch.models.hydranet import HydraNet, Outputs, Query, decode, row_losses
-from fedtorch.models.pretrained import in_own_memory
+from fedtorch.models.hydranet import save_hydranet
+from fedtorch.models.networks.hydranet import HydraNet, Outputs, Query, decode, row_losses
 from fedtorch.tasks.base import SERVER, Scores, Task
 from fedtorch.tasks.prepared import SYNTHETIC, data_folder
 from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
@@ -246,12 +245,9 @@ class WikiSQL(Task):
         return (*MEASURES, LOGICAL_FORM)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """The encoder's config, the vocabulary, and all weights in `hydranet.safetensors`."""
+        """Encoder and vocabulary by `save_pretrained`, the heads beside them."""
         assert isinstance(model, HydraNet)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.vocabulary.save_pretrained(folder)
-        model.encoder.config.save_pretrained(folder)
-        save_file(in_own_memory(dict(model.named_parameters())), folder / "hydranet.safetensors")
+        save_hydranet(model, self.vocabulary, folder)
 
     def facts(self) -> dict[str, str]:
         """Digest of the data manifest and of who holds what."""
