@@ -16,6 +16,7 @@ from fedtorch.comm.wire import report_problem
 from fedtorch.comm.worker import Verdict
 from fedtorch.core.client import Client
 from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
+from fedtorch.core.norms import norm_and_max
 from fedtorch.core.sampling import cohort
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import Report
@@ -222,9 +223,8 @@ class ClientTrainer:
         self.context.comm.faults("update", round=self.context.round, client=job.client.name, update=update)
         if self.context.has_messages:
             return report
-        # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
-        norm, (low, high) = torch.linalg.vector_norm(update).item(), torch.aminmax(update)
-        return replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
+        norm, max_abs = norm_and_max(update)
+        return replace(report, norm=norm, max_abs=max_abs)
 
     def _stage(self, job: ClientJob, report: Report) -> None:
         """Hold the new state back until the server has decided."""
