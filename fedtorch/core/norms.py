@@ -33,6 +33,11 @@ def norm_and_max(vector: Tensor) -> tuple[float, float]:
     return math.sqrt(squares), largest
 
 
+def is_finite(vector: Tensor) -> bool:
+    """Is every element? One pass without a mask, unless something is wrong or the sum is beyond the dtype."""
+    return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())
+
+
 def _squares_and_max(values: npt.NDArray[Any]) -> tuple[float, float]:
     """(sum of squares, largest absolute value)."""
     chunks = range(0, len(values), CHUNK)

@@ -80,9 +80,9 @@ class ClientTrainer:
         )
         reports = []
         try:
-            for client, draws in self.drawn:
+            for client, _ in self.drawn:
                 if context.role.hosts(placed[client.name]):
-                    reports.append(self._train_or_retry(client, draws))
+                    reports.append(self._train_or_retry(client))
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
@@ -102,17 +102,17 @@ class ClientTrainer:
             f"{longest - second:.1f} s longer than for any other"
         )
 
-    def _train_or_retry(self, client: Client, draws: int) -> Report:
+    def _train_or_retry(self, client: Client) -> Report:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
         context = self.context
-        report = self._train(client, draws)
+        report = self._train(client)
         can_retry = context.config.system.oom_retry and context.config.client_for(client.name).batch_size > 1
         if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
         log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
-        return self._train(client, draws, parts=2)
+        return self._train(client, parts=2)
 
-    def _train(self, client: Client, draws: int, parts: int = 1) -> Report:
+    def _train(self, client: Client, parts: int = 1) -> Report:
         """One client's round: its report; its update and new state wait for the server's decision.
 
         All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError, and only where
@@ -131,7 +131,7 @@ class ClientTrainer:
         if failure:
             self.context.components.engine.free()
             return Report(client.name, status=failure, seconds=time.monotonic() - started)
-        return replace(report, draws=draws, seconds=time.monotonic() - started)
+        return replace(report, seconds=time.monotonic() - started)
 
     def _failure(self, client: Client, error: Exception) -> str:
         """The status of a client whose training raised `error`, which is logged."""
