@@ -29,7 +29,7 @@ from fedtorch.comm.store import JobMember, Store
 from fedtorch.comm.transport import Staging
 from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError
+from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
@@ -229,9 +229,9 @@ class DistributedCommunicator(Communicator):
         updates = DistributedUpdates(aggregation, accepted, self._places, self._options.exchange)
         try:
             result = combine(updates)
-        except BaseException:
+        except BaseException as error:
             if not self._group.is_broken:
-                updates.finish(Op.ABORT)
+                updates.finish(Op.REFUSED if isinstance(error, RefusedUpdatesError) else Op.ABORT)
             raise
         updates.finish(Op.DONE)
         return result

@@ -23,6 +23,7 @@ from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Stopped
+from fedtorch.rounds.report_checks import of_cohort
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
 
@@ -143,7 +144,8 @@ class Runner:
             own = self.trainer.train_cohort()
             members.barrier("gather")
         with context.timed("aggregate"):
-            reports = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
+            gathered = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
+            reports = of_cohort(gathered, self.trainer.drawn)
             if context.comm.is_server and (waited := self.trainer.waited_for(reports)):
                 log.debug("round %d: %s", context.round + 1, waited)
             decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
@@ -239,7 +241,8 @@ class Runner:
         self.result.reports.update({report.client: report for report in shown})
         traffic = Counter(context.comm.meter.take())
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
-            traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
+            if report.is_ok:
+                traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
         tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
