@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.scorer import Scorer
 from fedtorch.models.word_model import WordModel, align, max_over_words, word_table
 from fedtorch.text.words import Words
@@ -25,9 +25,9 @@ class Re2(WordModel):
     """re2"""
     hidden: Count = 150
     """width of encoders and blocks; 200 in the network that FedMatch's release prints"""
-    blocks: Count = 2
+    blocks: Layers = 2
     """blocks of encoder, alignment and fusion"""
-    layers: Count = 2
+    layers: Layers = 2
     """convolutions in each encoder; 3 in the network that FedMatch's release prints"""
     kernel: Count = 3
     """words under a convolution, an odd number"""

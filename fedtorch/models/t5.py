@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging as hf_logging
 
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import fit_vocabulary, in_own_memory, load_pretrained
 
 RANDOM = "t5-random"
@@ -33,9 +33,9 @@ class T5Model:
     """width of an attention head"""
     num_heads: Count = 4
     """attention heads"""
-    num_layers: Count = 2
+    num_layers: Layers = 2
     """layers of the encoder"""
-    num_decoder_layers: Count | None = None
+    num_decoder_layers: Layers | None = None
     """layers of the decoder; null: as many as the encoder's"""
     feed_forward: Literal["relu", "gated-gelu"] = "relu"
     """kind of feed-forward layer"""
