@@ -14,7 +14,6 @@ from safetensors import safe_open
 
 from fedtorch.checkpoint.files import (
     CLIENT_FILE,
-    FOLDER,
     MANIFEST,
     FileEntry,
     Manifest,
@@ -23,6 +22,7 @@ from fedtorch.checkpoint.files import (
     client_path,
     digest_file,
     load_tensors,
+    parsing,
     put_in_place,
     read_manifest,
     remove_files,
@@ -33,6 +33,7 @@ from fedtorch.checkpoint.files import (
     write_folder,
     writing,
 )
+from fedtorch.checkpoint.form import FOLDER
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
@@ -207,10 +208,12 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is damaged.
         """
-        state = json.loads(checked(found, "server.json").read_bytes())
-        tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
-        self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
-        return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
+        path = checked(found, "server.json")
+        with parsing(path):
+            state = json.loads(path.read_bytes())
+            tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
+            self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
+            return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
 
     def load_client(
         self, found: Manifest, client: str, is_wanted: Callable[[str], bool] = lambda _: True
@@ -225,10 +228,11 @@ class Checkpoints:
         whole = ClientState()
         for name in found.clients.get(client, ()):
             path = checked(found, name)
-            with safe_open(path, "pt") as file:
-                state = json.loads(file.metadata()["state"])
-            whole.tensors |= load_tensors(path, [name for name in state["names"] if is_wanted(name)])
-            whole.numbers |= {name: value for name, value in state["numbers"].items() if is_wanted(name)}
+            with parsing(path):
+                with safe_open(path, "pt") as file:
+                    state = json.loads(file.metadata()["state"])
+                whole.tensors |= load_tensors(path, [name for name in state["names"] if is_wanted(name)])
+                whole.numbers |= {name: value for name, value in state["numbers"].items() if is_wanted(name)}
         return whole
 
     def check_fits(

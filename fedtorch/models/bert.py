@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.networks.patched_bert import Ranker
 from fedtorch.models.networks.scoring import Head
 from fedtorch.models.patch import Patch
@@ -36,7 +36,7 @@ class BertEncoder:
     local hub cache such as bert-base-uncased, `hub:NAME` to download it, or `bert-random`"""
     hidden: Count = 128
     """width"""
-    layers: Count = 2
+    layers: Layers = 2
     """layers"""
     heads: Count = 2
     """attention heads, of which `hidden` must be a multiple"""

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import load_config, load_pretrained
 from fedtorch.text.byte_bpe import load_subwords
 
@@ -31,7 +31,7 @@ class EncoderModel:
     """of a random one: bert tells column and question apart by segment, roberta does not"""
     width: Count = 128
     """hidden size of a random one"""
-    layers: Count = 2
+    layers: Layers = 2
     """layers of a random one"""
     heads: Count = 4
     """attention heads of a random one"""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.networks.re2 import Re2Network
 from fedtorch.models.networks.scoring import Scorer
 from fedtorch.models.word_model import WordModel, word_table
@@ -21,9 +21,9 @@ class Re2(WordModel):
     """re2"""
     hidden: Count = 150
     """width of encoders and blocks; 200 in the network that FedMatch's release prints"""
-    blocks: Count = 2
+    blocks: Layers = 2
     """blocks of encoder, alignment and fusion"""
-    layers: Count = 2
+    layers: Layers = 2
     """convolutions in each encoder; 3 in the network that FedMatch's release prints"""
     kernel: Count = 3
     """words under a convolution, an odd number"""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, save_model, save_tokenizer
 
 RANDOM = "t5-random"
@@ -32,9 +32,9 @@ class T5Model:
     """width of an attention head"""
     num_heads: Count = 4
     """attention heads"""
-    num_layers: Count = 2
+    num_layers: Layers = 2
     """layers of the encoder"""
-    num_decoder_layers: Count | None = None
+    num_decoder_layers: Layers | None = None
     """layers of the decoder; null: as many as the encoder's"""
     feed_forward: Literal["relu", "gated-gelu"] = "relu"
     """kind of feed-forward layer"""

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -59,7 +60,7 @@ class WikiSQL(Task):
     """build the head for masked words, which `algorithm.group: hydranet_mlm` trains"""
     server_labelled: Count = 1000
     """S, labelled training questions on the server"""
-    num_clients: Count = 1000
+    num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     """clients with unlabelled questions"""
     client_size: tuple[Count, Count] = (20, 40)
     """smallest and largest number of questions of a client, drawn uniformly"""
@@ -71,7 +72,7 @@ class WikiSQL(Task):
     """what `batch_size` counts: rows (a question with one of its columns), or questions with all their columns"""
     client_input: Literal["pair", "question_only"] = "pair"
     """rows of clients: with a column each, or one per question without (only heads that need no column then count)"""
-    parts: Count = 16
+    parts: Annotated[int, Field(ge=1, le=10_000)] = 16
     """into how many parts dev and test are divided, for the workers to evaluate"""
     max_dev: Count | None = None
     """at most so many dev questions, the same ones in every run; null: all"""
