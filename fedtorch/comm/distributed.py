@@ -56,12 +56,7 @@ class DistributedCommunicator(Communicator):
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._shutdown = Shutdown(
-            store,
-            self._liveness,
-            self._rendezvous,
-            hosts_store=member.hosts_store,
-            grace_s=options.grace_s,
-            drop=self._drop,
+            store, self._liveness, self._rendezvous, member.hosts_store, options.grace_s, self._drop
         )
         self._group = Group(store, self._liveness, self._raise_lost)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
