@@ -74,6 +74,9 @@ class Watch:
         self.phases.append(dict(seconds))
         self.moved.append(dict(traffic))
 
+    def end(self, round: int, traffic: Mapping[str, float]) -> None:
+        """What follows the last round is not timed."""
+
     def working(self, text: str) -> None:
         """Called in every step."""
 
