@@ -94,7 +94,7 @@ def _expected(kind: Any) -> str:
         found = [f"{words[n]} {getattr(m, n):g}" for m in limits for n in words if getattr(m, n, None) is not None]
         return _expected(args[0]) + (f" {' and '.join(found)}" if found else "")
     if origin is typing.Literal:
-        return " or ".join(str(value) for value in args)
+        return " or ".join(str(value) or "empty" for value in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(arg) for arg in args)
     if origin in (tuple, list, frozenset, set) or kind in (tuple, list):

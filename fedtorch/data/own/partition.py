@@ -132,6 +132,8 @@ def _by_owner(column: str, owners: Sequence[str] | None) -> dict[str, Ints]:
     if owners is None:
         what = "the files' names" if column == "file" else f"the column `{column}`"
         raise ConfigError(f"{SECTION}.by is {column}, but the rows come without {what}; name a column that they have")
+    if not len(owners):
+        raise DataError("there are no rows to deal; see that the files are not empty")
     for number, owner in enumerate(owners, start=1):
         if not isinstance(owner, str) or not owner:
             found = "an empty text" if owner == "" else f"a {type(owner).__name__}"

@@ -58,8 +58,9 @@ def read_partition(folder: Path) -> dict[str, list[str]]:
             raise DataError(f"{path}: the client {ascii(client)} stands in another file too; delete one of them")
         parts[client] = record["rows"]
         for place, row in enumerate(record["rows"], start=1):
-            if owner.setdefault(row, client) != client:
+            if row in owner:
                 raise DataError(f"{path}: row {place} belongs to the client {ascii(owner[row])} too; write it again")
+            owner[row] = client
     if not parts:
         raise DataError(f"{folder} holds no partition: there is no JSON file in it; write one with `write_partition`")
     if expected != {len(parts)}:
