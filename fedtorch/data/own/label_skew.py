@@ -26,8 +26,7 @@ def largest_remainder(weights: NDArray[np.float64], total: int) -> Ints:
     Of equal remainders the first goes first. Every part differs from the exact one by less than 1.
     """
     exact = weights / weights.sum() * total
-    # less a little: a share that rounding has lifted onto a whole number must not make the sum too large
-    sizes = np.maximum(np.floor(exact - 1e-9), 0).astype(np.int64)
+    sizes = np.floor(exact).astype(np.int64)
     lost = np.argsort(sizes - exact, kind="stable")
     sizes[lost[: total - int(sizes.sum())]] += 1
     return sizes

@@ -52,7 +52,8 @@ def deal(
     """Which rows each client has; every row belongs to exactly one client.
 
     Args:
-        ids: one per row, all different, see `row_ids`. Not looked at for `by`, which may pass an empty list.
+        ids: one per row, all different, see `row_ids`. Only counted with `parity: flwr`, and ignored with `by`, for
+            which the list may be empty.
         labels: the class of each row, for the rules with `rule.label_column`; else ignored.
         owners: the name of each row's client, for `by`; else ignored.
         seed: of the run; `parity: flwr` seeds its generator with it as flwr-datasets does (there 42 by default).
@@ -73,20 +74,13 @@ def deal(
     """
     if rule.by is not None:
         return _by_owner(rule.by, owners)
-    name, number, num_rows = rule.rule, rule.num_clients, len(ids)
-    assert number is not None
-    key = (
-        f"{SECTION}.{name}" if name == "iid" else f"{SECTION}.number" if name == "sizes" else f"{SECTION}.{name}.number"
-    )
-    if not num_rows:
-        raise DataError(f"there are no rows to deal to {number} clients; see that the files are not empty")
-    if num_rows < number:
-        raise ConfigError(f"{key} is {number} but there are {num_rows} rows; set it to at most {num_rows}")
+    num_rows = len(ids)
+    number = _number(rule, num_rows)
     codes, counts = _classes(rule, labels, num_rows)
     if rule.dirichlet is not None and rule.dirichlet.parity == "flwr":
         return _parity(rule.dirichlet, codes, counts, seed)
     rows = _by_digest(ids)
-    generator = np.random.Generator(np.random.PCG64(seed_for(seed, "partition", name)))
+    generator = np.random.Generator(np.random.PCG64(seed_for(seed, "partition", rule.rule)))
     shuffled = generator.permutation(num_rows)
     places = shuffled[np.argsort(codes[rows[shuffled]], kind="stable")]  # class after class, in each a random order
     owner = np.empty(num_rows, dtype=np.int64)
@@ -98,6 +92,17 @@ def client_names(number: int) -> list[str]:
     """Names of simulated clients: `client_000`, ...; wider for more than 1000, so that they sort as numbers do."""
     width = max(3, len(str(number - 1)))  # at least 3: a client keeps its name when 8 become 20
     return [f"client_{k:0{width}d}" for k in range(number)]
+
+
+def _number(rule: ClientRule, num_rows: int) -> int:
+    number = rule.num_clients
+    assert number is not None
+    key = {"iid": "iid", "sizes": "number"}.get(rule.rule, f"{rule.rule}.number")
+    if not num_rows:
+        raise DataError(f"there are no rows to deal to {number} clients; see that the files are not empty")
+    if num_rows < number:
+        raise ConfigError(f"{SECTION}.{key} is {number} but there are {num_rows} rows; set it to at most {num_rows}")
+    return number
 
 
 def _owners(rule: ClientRule, number: int, counts: Ints, seed: int, generator: np.random.Generator) -> Ints:

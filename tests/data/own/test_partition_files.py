@@ -48,9 +48,10 @@ def test_a_folder_in_use_is_left_alone(folder: Path) -> None:
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_name_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is refused"):
-        write_partition(tmp_path / "parts", {"../x": np.array([0])}, IDS)
+@pytest.mark.parametrize(("names", "said"), [(["../x"], "is refused"), (["West", "west"], "look alike")])
+def test_a_name_that_is_refused_leaves_nothing(tmp_path: Path, names: list[str], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        write_partition(tmp_path / "parts", {name: np.array([i]) for i, name in enumerate(names)}, IDS)
     assert list(tmp_path.iterdir()) == []
 
 
