@@ -167,7 +167,7 @@ def _expected(kind: Any) -> str:
         found = [f"{words[name]} {limit:g}" for name, limit in pairs if limit != LARGEST]
         return _expected(args[0]) + (f" {' and '.join(found)}" if found else "")
     if origin is typing.Literal:
-        return " or ".join(str(value) for value in args)
+        return " or ".join(str(value) or "empty" for value in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(arg) for arg in args)
     if origin in (tuple, list, frozenset, set) or kind in (tuple, list):
