@@ -7,5 +7,6 @@ TASKS = {
     "qa_re2": "fedtorch.tasks.qa:QARe2",
     "qa_esim": "fedtorch.tasks.qa:QAEsim",
     "wikisql": "fedtorch.tasks.wikisql:WikiSQL",
+    "text_classification": "fedtorch.tasks.text_classification:TextClassification",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }
