@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import json
 import tempfile
@@ -127,7 +128,7 @@ def _of_hub(source: Hub, cache: str) -> list[Table]:
 
 
 def _read(file: Path, root: Path | None, cache: str) -> Table:
-    from datasets import Dataset, disable_progress_bars
+    from datasets import Dataset, Features, Value, disable_progress_bars
     from datasets.utils.logging import set_verbosity_error
 
     disable_progress_bars()
@@ -141,7 +142,8 @@ def _read(file: Path, root: Path | None, cache: str) -> Table:
             rows = Dataset.from_json(path, cache_dir=cache)
         elif kind == "csv":  # every cell is a string: pandas would take "NA" and "null" for missing ones
             separator = "\t" if suffix == ".tsv" else ","
-            rows = Dataset.from_csv(path, cache_dir=cache, sep=separator, dtype=str, keep_default_na=False)
+            cells = Features({name: Value("string") for name in _header(file, separator)})
+            rows = Dataset.from_csv(path, features=cells, cache_dir=cache, sep=separator, keep_default_na=False)
         elif kind == "text":
             rows = Dataset.from_text(path, cache_dir=cache)
         elif kind == "arrow":
@@ -154,6 +156,19 @@ def _read(file: Path, root: Path | None, cache: str) -> Table:
     owner = file.stem if root is None or file.parent == root else file.relative_to(root).parts[0]
     is_lines = suffix in (".jsonl", ".txt", ".csv", ".tsv")
     return Table(rows, str(file), owner, "", file if is_lines else None, int(kind == "csv"))
+
+
+def _header(file: Path, separator: str) -> list[str]:
+    """The names of a table's columns.
+
+    Raises:
+        ValueError: one stands twice.
+    """
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        names = next(csv.reader(lines, delimiter=separator), [])
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the column `{twice[0]}` stands twice in its first line")
+    return names
 
 
 def _split(name: str) -> str:
