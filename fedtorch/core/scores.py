@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+COUNT = "count/"
+"""Scores whose names begin so are sums from which a task makes figures that are no means; nobody draws them."""
+
 
 class Means(NamedTuple):
     """A score over several clients."""

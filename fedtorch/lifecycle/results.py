@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtorch.core.scores import COUNT
 from fedtorch.rounds.runner import Result
 from fedtorch.rounds.scoring import averages
 from fedtorch.setup.build import BuiltRun
@@ -30,7 +31,7 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
             "weight": record.get("weight"),
             "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
         }
-    metrics = sorted({metric for scores in result.scores.values() for metric in scores})
+    metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})
     means = {}
     for metric in metrics:
         macro, micro, count = averages(result.scores, metric)

@@ -7,5 +7,8 @@ TASKS = {
     "qa_re2": "fedtorch.tasks.qa:QARe2",
     "qa_esim": "fedtorch.tasks.qa:QAEsim",
     "wikisql": "fedtorch.tasks.wikisql:WikiSQL",
+    "text_classification": "fedtorch.tasks.text_classification:TextClassification",
+    "seq2seq": "fedtorch.tasks.seq2seq:Seq2Seq",
+    "causal_lm": "fedtorch.tasks.causal_lm:CausalLM",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }

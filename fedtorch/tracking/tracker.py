@@ -14,6 +14,7 @@ from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
+from fedtorch.core.scores import COUNT
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.console import Console, Progress
@@ -162,13 +163,13 @@ class Tracker:
         (both drawn under the same tags), `personal`, `final`. Called before `round` of the same round, the score is
         part of that round's line; otherwise it gets its own.
 
-        Returns metric -> {macro, micro, count}.
+        Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
         base = {"round": round + 1, "split": split, "label": label}
         for client, metrics in scores.items():
-            pairs = {name: list(pair) for name, pair in metrics.items()}
+            pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
             self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
-        result = totals(scores)
+        result = {name: found for name, found in totals(scores).items() if not name.startswith(COUNT)}
         self._record({"kind": "eval_total", **base, "metrics": result})
         self._flush()
         name = self.metric if self.metric in result else next(iter(result), None)

@@ -1,0 +1,147 @@
+"""What a task wants of a row, and the rows of a source as it wants them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.data.own.settings import OwnData
+from fedtorch.data.own.source import Table, column_names, rows_of
+
+OWNER, ID, SPLIT = "client", "id", "split"
+"""Roles of columns that no task has."""
+
+log = logging.getLogger(__name__)
+
+
+class Form(Protocol):
+    """What a task wants of a row."""
+
+    required: Sequence[str]
+    """roles of columns that every row has"""
+    optional: Sequence[str]
+    """roles of columns that are used where the source has them"""
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The row as the task reads it, plain JSON; values: role -> what the column holds.
+
+        Raises:
+            ValueError: what is wrong with it and what was expected, without quoting a text.
+        """
+        ...
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """All texts of a converted row, for a vocabulary and for finding rows that are the same."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row that was taken, with all that is said of it beside its content."""
+
+    table: int
+    index: int
+    row: dict[str, Any]
+    owner: str
+    id: Any
+    split: str
+
+
+def columns_of(tables: Sequence[Table], data: OwnData, form: Form) -> dict[str, str]:
+    """Role -> column, of all roles that the source has.
+
+    Raises:
+        ConfigError: a role that no task knows, or a column that the source lacks, with the nearest name.
+    """
+    there, owner = column_names(tables), data.clients.by
+    roles = [*form.required, *form.optional]
+    if strange := [role for role in data.columns if role not in roles]:
+        near = get_close_matches(strange[0], roles, 1)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose among {', '.join(roles)}"
+        raise ConfigError(f"task.data.columns has `{strange[0]}`, of which this task knows nothing; {hint}")
+    wanted = {role: data.columns.get(role, role) for role in roles if role in data.columns or role in form.required}
+    wanted |= {role: role for role in form.optional if role not in wanted and role in there}
+    keys = {role: f"task.data.columns.{role}" for role in wanted}
+    for role, column, key in (
+        (OWNER, owner if owner not in (None, "file") else None, "task.data.clients.by"),
+        (ID, data.id, "task.data.id"),
+        (SPLIT, data.splits.column, "task.data.splits.column"),
+    ):
+        if column is not None:
+            wanted[role], keys[role] = column, key
+    for role, column in wanted.items():
+        if column not in there:
+            near = get_close_matches(column, there, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(there) or 'no columns'}"
+            raise ConfigError(f"{keys[role]}: {tables[0].name} has no column `{column}`; {hint}")
+    return wanted
+
+
+def read_rows(tables: Sequence[Table], data: OwnData, form: Form) -> tuple[list[Place], list[str]]:
+    """All usable rows of a source in its order, and what is wrong with the others (at most `skip_bad_rows`).
+
+    Raises:
+        DataError: more rows are unusable; names the first ones with file and line.
+    """
+    columns, places, problems = columns_of(tables, data, form), list[Place](), list[str]()
+    for number, table in enumerate(tables):
+        for index, values in rows_of(table, columns):
+            try:
+                place = _place(number, index, values, table, data, form)
+            except ValueError as error:
+                problems.append(f"{table.where(index)}: {error}")
+                if len(problems) > data.skip_bad_rows + 20:
+                    break
+                continue
+            places.append(place)
+    if len(problems) > data.skip_bad_rows:
+        more = "" if len(problems) <= 20 else ", and more"
+        raise DataError(
+            "\n  ".join(["rows that cannot be used" + more + ":", *problems[:20]])
+            + "\ncorrect them, or let task.data.skip_bad_rows leave out so many"
+        )
+    for problem in problems:
+        log.warning("left out: %s", problem)
+    return places, problems
+
+
+def _place(number: int, index: int, values: dict[str, Any], table: Table, data: OwnData, form: Form) -> Place:
+    owner = table.owner
+    if OWNER in values:
+        given = values.pop(OWNER)
+        if given is None or not str(given).strip():
+            raise ValueError(f"the column `{data.clients.by}` is empty, so the row has no client")
+        owner = str(given)
+    split = table.split
+    if SPLIT in values:
+        split = _split_name(values.pop(SPLIT), data)
+    identity = values.pop(ID, None)
+    if data.id is not None and (identity is None or not str(identity).strip()):
+        raise ValueError(f"the column `{data.id}` is empty, so the row has no id")
+    for role in form.required:
+        value = values[role]
+        if value is None or value == "" or value == []:
+            raise ValueError(f"`{data.columns.get(role, role)}` is missing or empty")
+    return Place(number, index, form.convert(values), owner, identity, split)
+
+
+def _split_name(value: Any, data: OwnData) -> str:
+    name = {"validation": "dev", "valid": "dev", "val": "dev"}.get(str(value), str(value))
+    if name not in ("train", "dev", "test"):
+        raise ValueError(f"the column `{data.splits.column}` has another value than train, dev (validation) and test")
+    return name
+
+
+def content_digest(texts: Iterable[str]) -> bytes:
+    """16 bytes that are equal for texts that differ in case, spaces or Unicode forms alone."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        hasher.update(" ".join(unicodedata.normalize("NFKC", text).casefold().split()).encode("utf-8", "replace"))
+        hasher.update(b"\0")
+    return hasher.digest()

@@ -1,0 +1,67 @@
+"""The keys below `task.data` of a config over data of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedtorch.core.ranges import BelowOne, Whole
+from fedtorch.data.own.client_rule import ClientRule
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A data set of the hub; the only source that asks the network."""
+
+    hub: str
+    """its name"""
+    config: str | None = None
+    """its configuration, where it has several"""
+    revision: str | None = None
+    """commit, tag or branch"""
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """Which rows are for training, for choosing (dev) and for the final figures (test)."""
+
+    dev: BelowOne | str = 0.1
+    """a share of every client's rows, stratified by label where there is one; or the file, glob or split that has it"""
+    test: BelowOne | str = 0.1
+    """the same"""
+    column: str | None = None
+    """a column whose values are train, dev (or validation) and test; then `dev` and `test` are not used"""
+    held_out: tuple[str, ...] = ()
+    """clients that are evaluated and never trained: all their rows are test"""
+
+    def __post_init__(self) -> None:
+        shares = [share for share in (self.dev, self.test) if isinstance(share, float | int)]
+        if sum(shares) >= 1:
+            raise ValueError(f"dev and test take {sum(shares):g} of every client's rows, so that none is left to train")
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Where the rows are, what their columns mean and whose they are."""
+
+    source: str | tuple[str, ...] | Hub
+    """a file, a glob, a folder (of one file or sub-folder per client, or as `save_to_disk` wrote it), several of these,
+    or `{hub: NAME}`"""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """what the task needs -> the column that has it; where nothing is said the column has the same name"""
+    clients: ClientRule = field(default_factory=lambda: ClientRule(by="file"))
+    """who owns a row"""
+    splits: SplitRule = field(default_factory=SplitRule)
+    """which rows are for training"""
+    labels: tuple[str, ...] = ()
+    """all labels there are, in the order of their numbers; empty: those of the rows, sorted"""
+    id: str | None = None
+    """a column that tells rows apart; null: their content does"""
+    seed: Whole = 42
+    """of whatever is drawn of partition and splits; not the run's, so that runs differ in the seed alone"""
+    skip_bad_rows: Whole = 0
+    """so many unusable rows are left out, each with a warning; more are an error"""
+    tokenizer_size: Whole = 2000
+    """entries of the vocabulary that is trained where the model is a random one and `task.tokenizer` names none"""

@@ -1,0 +1,194 @@
+"""Any model of transformers with the head that a task needs: from a folder, or random weights of a configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.models.pretrained import fit_vocabulary
+from fedtorch.text.pretrained import first_line, located
+
+Head = Literal["SequenceClassification", "TokenClassification", "Seq2SeqLM", "CausalLM"]
+PATH, RANDOM, ALLOW_CODE = "path", "random", "allow_code"
+NEW_HEADS: tuple[Head, ...] = ("SequenceClassification", "TokenClassification")
+"""Heads that a pretrained model need not have: they are drawn from the run's seed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AnyModel:
+    """What `task.model` says: `{path: FOLDER_OR_NAME}`, or `{random: gpt2, n_layer: 4, ...}`."""
+
+    path: str | None = None
+    """a folder written by `save_pretrained`, a name in the local hub cache, `package:…` or `hub:NAME`"""
+    random: str | None = None
+    """the `model_type` of a configuration of transformers, such as bert, t5, gpt2, llama"""
+    allow_code: bool = False
+    """run Python files of the folder, where its architecture is not one of transformers'"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """fields of that configuration that are not as by default; of a pretrained model too (dropout rates, say)"""
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> AnyModel:
+        """From the keys below `task.model`.
+
+        Raises:
+            ConfigError: neither or both of `path` and `random`, a kind that does not exist, or a field it lacks.
+        """
+        options = {key: value for key, value in keys.items() if key not in (PATH, RANDOM, ALLOW_CODE)}
+        given = [key for key in (PATH, RANDOM) if keys.get(key)]
+        if len(given) != 1:
+            raise ConfigError(
+                f"task.model has {' and '.join(given) or 'neither path nor random'}; give {{path: FOLDER}} or "
+                "{random: KIND, ...}, where KIND is a model of transformers such as bert, t5, gpt2 or llama"
+            )
+        value = keys[given[0]]
+        if not isinstance(value, str):
+            raise ConfigError(f"task.model.{given[0]} is {value!r} but should be a string")
+        if not isinstance(keys.get(ALLOW_CODE, False), bool):
+            raise ConfigError(f"task.model.allow_code is {keys[ALLOW_CODE]!r} but should be true or false")
+        model = cls(keys.get(PATH), keys.get(RANDOM), keys.get(ALLOW_CODE, False), options)
+        model._check_options()
+        return model
+
+    @property
+    def named(self) -> str:
+        """For messages and records."""
+        return self.path or f"random {self.random}"
+
+    def build(self, head: Head, seed: int, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> nn.Module:
+        """The model in fp32 with this head; whatever is drawn is drawn from `seed`.
+
+        settings: of the configuration, from the task: `num_labels` and so on.
+
+        Raises:
+            ConfigError: there is no such model with this head, or weights are missing.
+        """
+        loader = getattr(transformers, f"AutoModelFor{head}")
+        hf_logging.disable_progress_bar()  # its bar would run into ours
+        verbosity = hf_logging.get_verbosity()
+        hf_logging.set_verbosity_error()  # its table of what is new and what is missing; we say what counts
+        torch.manual_seed(seed)
+        try:
+            if self.random:
+                model = self._random(loader, tokenizer, settings)
+            else:
+                model = self._pretrained(loader, head, tokenizer, settings)
+        finally:
+            hf_logging.set_verbosity(verbosity)
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = tokenizer.pad_token_id
+        built: nn.Module = model.float()
+        return built
+
+    def _random(self, loader: Any, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> Any:
+        special = {
+            "pad_token_id": tokenizer.pad_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "bos_token_id": tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id,
+        }
+        sizes = {"vocab_size": len(tokenizer), **special, **self.options, **settings}
+        try:
+            config = AutoConfig.for_model(self.random, **sizes)
+            if config.is_encoder_decoder and "decoder_start_token_id" not in self.options:
+                config.decoder_start_token_id = tokenizer.pad_token_id
+            return loader.from_config(config)
+        except Exception as error:  # a size that fits no other one, an architecture without this head
+            raise ConfigError(
+                f"task.model is a random {self.random}, of which {loader.__name__} makes nothing ({first_line(error)}"
+                "); change its sizes, or choose another kind"
+            ) from error
+
+    def _pretrained(
+        self, loader: Any, head: Head, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]
+    ) -> Any:
+        assert self.path is not None
+        place = located(self.path, key="task.model.path")
+        self._refuse_code(place)
+        try:
+            model, info = loader.from_pretrained(
+                place,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                trust_remote_code=self.allow_code,
+                ignore_mismatched_sizes=head in NEW_HEADS,
+                **self.options,
+                **settings,
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"task.model.path is {self.path!r}, from which {loader.__name__} makes nothing ({first_line(error)}); "
+                "give the folder of a model with this head that save_pretrained wrote (with model.safetensors)"
+            ) from error
+        drawn = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+        prefix = f"{model.base_model_prefix}."
+        allowed = head in NEW_HEADS
+        if absent := [name for name in drawn if not allowed or name.startswith(prefix)]:
+            raise ConfigError(
+                f"task.model.path is {self.path!r}, which lacks {len(absent)} tensors of a {type(model).__name__}, "
+                f"such as `{absent[0]}`; give a folder with all weights, or a model with this head"
+            )
+        if drawn:
+            log.info("%s has no %s; it is drawn from run.seed", self.path, " and ".join(drawn[:4]))
+        fit_vocabulary(model, len(tokenizer))
+        return model
+
+    def _refuse_code(self, place: str) -> None:
+        if self.allow_code:
+            return
+        found = transformers.PretrainedConfig.get_config_dict(place)[0]
+        if code := found.get("auto_map"):
+            files = sorted({str(value).partition(".")[0] + ".py" for value in code.values()})
+            raise ConfigError(
+                f"task.model.path is {self.path!r}, whose {', '.join(files)} would be run; read it, and set "
+                "task.model.allow_code to true if you trust it"
+            )
+
+    def _check_options(self) -> None:
+        if self.random is None:
+            return
+        try:
+            default = AutoConfig.for_model(self.random)
+        except (ValueError, KeyError):
+            near = get_close_matches(self.random, list(transformers.CONFIG_MAPPING), 3)
+            raise ConfigError(
+                f"task.model.random is {self.random!r}, which transformers {transformers.__version__} does not know; "
+                f"{'did you mean ' + ', '.join(near) + '?' if near else 'write the model_type of a configuration'}"
+            ) from None
+        known = {*default.to_dict(), *getattr(default, "attribute_map", {}), *vars(default)}
+        for key, value in self.options.items():
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                hint = f"; did you mean `{near[0]}`?" if near else ""
+                raise ConfigError(f"task.model.{key}: the configuration of {self.random} has no such field{hint}")
+            if isinstance(value, int) and abs(value) > 10**7:
+                raise ConfigError(f"task.model.{key} is {value}, which is beyond any model")
+
+
+def longest_input(model: Any) -> int | None:
+    """Positions that the model has, None if it has no table of them."""
+    config = model.config
+    for name in ("max_position_embeddings", "n_positions"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def padded(rows: Sequence[Sequence[int]], value: int, *, left: bool = False) -> torch.Tensor:
+    """int64 (rows, longest row), filled up with `value` on the right, or on the left."""
+    longest = max(map(len, rows))
+    fill = [[value] * (longest - len(row)) for row in rows]
+    return torch.tensor([[*more, *row] if left else [*row, *more] for row, more in zip(rows, fill, strict=True)])

@@ -1,0 +1,153 @@
+"""What tasks over data of one's own have in common: rows of any source, a tokenizer, and any model of transformers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.ranges import Count
+from fedtorch.data.folder import read_rows
+from fedtorch.data.own.prepare import folder_of, prepare
+from fedtorch.data.own.rows import Form
+from fedtorch.data.own.settings import OwnData
+from fedtorch.models.auto import AnyModel, Head, longest_input
+from fedtorch.models.pretrained import save_model, save_tokenizer
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.prepared import Prepared
+from fedtorch.text.byte_bpe import train_subwords
+from fedtorch.text.pretrained import load_tokenizer_as
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTask(Prepared):
+    """A task over rows of any source and any model of transformers; a subclass says what a row is and how it counts."""
+
+    head: ClassVar[Head]
+    """of the model"""
+    kind: ClassVar[str]
+    """its name in a config"""
+
+    data: OwnData  # type: ignore[assignment]  # a folder in tasks whose data are prepared by a command
+    """where the rows are, what their columns mean and whose they are"""
+    model: Mapping[str, Any]
+    """`{path: FOLDER_OR_NAME}`, or `{random: KIND, ...}` with fields of its configuration"""
+    tokenizer: str | None = None
+    """folder or name of the tokenizer; null: the model's, of a random model one trained on the training texts"""
+    max_length: Count = 512
+    """tokens of the longest input"""
+    truncate: Literal["right", "left", "refuse"] = "right"
+    """where a longer text is cut, or that it is an error"""
+
+    def __post_init__(self) -> None:
+        AnyModel.of(self.model)
+
+    def form(self) -> Form:
+        """What a row has to have."""
+        raise NotImplementedError
+
+    def label_of(self, row: Mapping[str, Any]) -> Any:
+        """The label of a converted row, for rules that look at labels; None where there is none."""
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """What beside `data` decides about the prepared rows."""
+        return {"task": self.kind, "labels": list(self.data.labels)}
+
+    @cached_property
+    def source_model(self) -> AnyModel:
+        """What `model` says."""
+        return AnyModel.of(self.model)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
+        folder = folder_of(self.data, self.kind, self.settings())
+        if not (folder / "manifest.json").is_file():
+            log.info("preparing %s in %s", self.data.source, folder)
+            trains = self.source_model.random is not None and self.tokenizer is None
+            prepare(
+                folder, self.kind, self.data, self.form(), label_of=self.label_of, train=self._train if trains else None
+            )
+        return folder
+
+    @cached_property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        """The tokenizer; one without a padding token pads with its end token, which attention masks tell apart."""
+        model = self.source_model
+        key, name = ("task.tokenizer", self.tokenizer) if self.tokenizer else ("task.model.path", model.path)
+        tokenizer = load_tokenizer_as("model's", name or self.folder / "tokenizer", _problem, key=key)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The model with its head, in fp32."""
+        model = self.source_model.build(self.head, seed, self.vocabulary, **self.head_settings())
+        positions = longest_input(model)
+        if positions is not None and positions < self.max_length:
+            raise ConfigError(
+                f"task.max_length is {self.max_length} but {self.source_model.named} has {positions} positions; "
+                "lower task.max_length"
+            )
+        return model
+
+    def head_settings(self) -> dict[str, Any]:
+        """Fields of the model's configuration that the data decide."""
+        return {}
+
+    def save_model(self, model: nn.Module, folder: Path) -> None:
+        """`save_pretrained` of model and tokenizer."""
+        save_model(model, folder)
+        save_tokenizer(self.vocabulary, folder)
+
+    def record(self) -> dict[str, Any]:
+        """How the data were made."""
+        return {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
+
+    def rows(self, client: str, split: str) -> list[dict[str, Any]]:
+        """The rows that are used of a client's split."""
+        rows = read_rows(self.folder, client, split, fields=())
+        return [rows[i] for i in self.picked(client, split, len(rows))]
+
+    def cut(self, ids: Sequence[int], most: int, where: str) -> list[int]:
+        """At most `most` ids, as `truncate` says.
+
+        Raises:
+            DataError: there are more, and `truncate` is `refuse`.
+        """
+        if len(ids) <= most:
+            return list(ids)
+        if self.truncate == "refuse":
+            raise DataError(
+                f"{where} has a row of {len(ids)} tokens, task.max_length leaves {most}; raise it, or set task.truncate"
+            )
+        return list(ids[:most] if self.truncate == "right" else ids[-most:])
+
+    def _train(self, texts: Iterable[str], folder: Path) -> None:
+        train_subwords(texts, folder, size=self.data.tokenizer_size)
+
+
+def pooled(scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Metric -> sum over all clients."""
+    totals: dict[str, float] = {}
+    for metrics in scores.values():
+        for name, (total, _) in metrics.items():
+            totals[name] = totals.get(name, 0.0) + total
+    return totals
+
+
+def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        return "it has neither a padding nor an end token"
+    ids = tokenizer("a b", add_special_tokens=False).input_ids
+    return "it makes no token of `a b`" if not ids else None

@@ -1,0 +1,333 @@
+"""Texts, or pairs of texts, that get a label, several labels or a number, by any model with a classification head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.scores import COUNT
+from fedtorch.metrics.confusion import Counts, count_labels, f1_macro, f1_micro, matthews
+from fedtorch.models.auto import padded
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.own import OwnTask, pooled
+
+Problem = Literal["single_label", "multi_label", "regression"]
+_PROBLEMS = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A tokenised text."""
+
+    ids: list[int]
+    types: list[int] | None
+    """which of two texts a token belongs to, for models that are told"""
+    target: Any
+    """number of the label, numbers of the labels, or the value"""
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """What a row has to have."""
+
+    problem: Problem
+    known: tuple[str, ...]
+    """labels that are declared; empty: any"""
+    required: Sequence[str] = ("text", "label")
+    optional: Sequence[str] = ("text_pair",)
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """text, text_pair if there is one, and label: a string, a list of strings, or a number."""
+        row: dict[str, Any] = {"text": _text(values["text"], "text")}
+        if values.get("text_pair") is not None:
+            row["text_pair"] = _text(values["text_pair"], "text_pair")
+        label = values["label"]
+        if self.problem == "regression":
+            row["label"] = _number(label)
+        elif self.problem == "multi_label":
+            if not isinstance(label, list):
+                raise ValueError(f"the label is a {type(label).__name__}, expected a list of labels")
+            row["label"] = sorted({self._label(one) for one in label})
+        else:
+            if isinstance(label, list):
+                raise ValueError("the label is a list; set task.problem to multi_label")
+            row["label"] = self._label(label)
+        return row
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """The text, and the second one."""
+        return [row["text"], *([row["text_pair"]] if "text_pair" in row else [])]
+
+    def _label(self, value: Any) -> str:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ValueError(f"the label is a {type(value).__name__}, expected a string or a whole number")
+        label = str(value)
+        if self.known and label not in self.known:
+            raise ValueError(f"the label {label[:40]!r} is none of task.data.labels: {', '.join(self.known)[:200]}")
+        return label
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassification(OwnTask):
+    """Cross entropy over labels, binary cross entropy over each of several, or squared error of a number."""
+
+    main_metric: ClassVar[str] = "accuracy"
+    head: ClassVar[Any] = "SequenceClassification"
+    kind: ClassVar[str] = "text_classification"
+
+    problem: Problem = "single_label"
+    """what a label is: a word, a list of words, or a number (`regression`; no labels are declared then)"""
+    class_weights: Literal["balanced"] | Mapping[str, float] | None = None
+    """weight of each label's rows in the loss; balanced: rows / (labels · rows of the label), over all clients"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_weights is not None and self.problem != "single_label":
+            raise ConfigError(f"task.class_weights is for task.problem single_label, not {self.problem}")
+
+    def form(self) -> LabelledTexts:
+        """A text and its label."""
+        return LabelledTexts(self.problem, self.data.labels if self.problem != "regression" else ())
+
+    def label_of(self, row: Mapping[str, Any]) -> Any:
+        """The label, or the labels."""
+        return None if self.problem == "regression" else row["label"]
+
+    def settings(self) -> dict[str, Any]:
+        """Also what a label is."""
+        return {**super().settings(), "problem": self.problem}
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """All labels in the order of their numbers."""
+        if self.problem == "regression":
+            return ()
+        if self.data.labels:
+            return self.data.labels
+        found = {str(label) for entry in self.prepared["clients"].values() for label in entry.get("labels", {})}
+        return tuple(sorted(found))
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Label -> its number."""
+        return {label: number for number, label in enumerate(self.labels)}
+
+    def head_settings(self) -> dict[str, Any]:
+        """Labels by number, for whoever loads the model later."""
+        if self.problem == "regression":
+            return {"num_labels": 1, "problem_type": "regression"}
+        return {
+            "num_labels": len(self.labels),
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": self.numbers,
+            "problem_type": _PROBLEMS[self.problem],
+        }
+
+    def load(self, client: str, split: str) -> list[Example]:
+        """Tokenised rows of one client."""
+        rows = self.rows(client, split)
+        if not rows:
+            return []
+        where, vocabulary = f"{split} of client {client}", self.vocabulary
+        sides = [[row["text"] for row in rows]]
+        if any("text_pair" in row for row in rows):
+            sides.append([row.get("text_pair", "") for row in rows])
+        side: Any = "left" if self.truncate == "left" else "right"
+        vocabulary.truncation_side = side
+        limit = {} if self.truncate == "refuse" else {"truncation": True, "max_length": self.max_length}
+        found = vocabulary(*sides, **limit)
+        types = found.get("token_type_ids") or [None] * len(rows)
+        for ids in found["input_ids"]:
+            self.cut(ids, self.max_length, where)
+        return [
+            Example(ids, kind, self._target(row["label"], where))
+            for ids, kind, row in zip(found["input_ids"], types, rows, strict=True)
+        ]
+
+    def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
+        """input_ids, attention_mask (batch, longest), int64; targets: (batch,) numbers, or (batch, labels) 0 or 1."""
+        ids = [example.ids for example in examples]
+        batch = {
+            "input_ids": padded(ids, self.vocabulary.pad_token_id or 0),
+            "attention_mask": padded([[1] * len(row) for row in ids], 0),
+        }
+        if all(example.types is not None for example in examples):
+            batch["token_type_ids"] = padded([example.types or [] for example in examples], 0)
+        targets = [example.target for example in examples]
+        if self.problem == "multi_label":
+            batch["targets"] = torch.zeros(len(targets), len(self.labels))
+            for row, labels in enumerate(targets):
+                batch["targets"][row, labels] = 1.0
+        else:
+            batch["targets"] = torch.tensor(targets, dtype=torch.float32 if self.problem == "regression" else None)
+        return batch
+
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor | int]:
+        """(sum, number of terms): one a row, or a row and label where a row has several."""
+        logits, targets = self.logits(model, batch).float(), batch["targets"]
+        if self.problem == "regression":
+            return nn.functional.mse_loss(logits[:, 0], targets, reduction="sum"), len(targets)
+        if self.problem == "multi_label":
+            total = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+            return total, targets.numel()
+        weights = self.label_weights
+        if weights is None:
+            return nn.functional.cross_entropy(logits, targets, reduction="sum"), len(targets)
+        weights = weights.to(logits.device)
+        return nn.functional.cross_entropy(logits, targets, weights, reduction="sum"), weights[targets].sum()
+
+    @cached_property
+    def label_weights(self) -> Tensor | None:
+        """(labels,) fp32, None where all are 1."""
+        if self.class_weights is None:
+            return None
+        if self.class_weights != "balanced":
+            if unknown := [label for label in self.class_weights if label not in self.numbers]:
+                raise ConfigError(f"task.class_weights has {unknown[0]!r}, which is no label: {', '.join(self.labels)}")
+            return torch.tensor([float(self.class_weights.get(label, 1.0)) for label in self.labels])
+        counts = dict.fromkeys(self.labels, 0)
+        for entry in self.prepared["clients"].values():
+            for label, count in entry["labels"].items():
+                counts[label] += count
+        rows = sum(counts.values())
+        return torch.tensor([rows / (len(counts) * count) if count else 0.0 for count in counts.values()])
+
+    def logits(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
+        """(batch, labels). Of a decoder those at a text's last token, which the attention mask shows.
+
+        transformers looks for the last token that is not the padding token: the wrong one where padding is the end
+        token and a text ends with that.
+        """
+        inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
+        if not hasattr(model, "score"):
+            found: Tensor = model(**inputs).logits
+            return found
+        inputs.pop("token_type_ids", None)
+        states = model.base_model(**inputs, use_cache=False).last_hidden_state
+        last = batch["attention_mask"].sum(1) - 1
+        scored: Tensor = model.score(states[torch.arange(len(last), device=last.device), last])
+        return scored
+
+    def predict(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[Any]:
+        """Number of the likeliest label; numbers of all labels above a half; or the value."""
+        device = next(model.parameters()).device
+        order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
+        found: list[Any] = [None] * len(examples)
+        for start in range(0, len(order), batch_size):
+            picked = order[start : start + batch_size]
+            batch = self.collate([examples[i] for i in picked], False)
+            logits = self.logits(model, {key: value.to(device) for key, value in batch.items()}).float().cpu()
+            for i, row in zip(picked, logits, strict=True):
+                found[i] = self._prediction(row)
+        return found
+
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
+        """accuracy and the counts from which F1 and Matthews correlation are made; or sums of the values' moments."""
+        count = len(examples)
+        targets = [example.target for example in examples]
+        if self.problem == "regression":
+            return _moments(targets, predictions)
+        listed = [(t, p) if isinstance(t, list) else ([t], [p]) for t, p in zip(targets, predictions, strict=True)]
+        hits = sum(set(true) == set(found) for true, found in listed)
+        scores: Scores = {"accuracy": (float(hits), count)}
+        counts = count_labels([true for true, _ in listed], [found for _, found in listed], len(self.labels))
+        for label, number in enumerate(counts):
+            for name in ("hits", "predicted", "true"):
+                if value := getattr(number, name):
+                    scores[f"{COUNT}{label}/{name}"] = (float(value), count)
+        return scores
+
+    def metrics(self) -> tuple[str, ...]:
+        """What a best model can be chosen by."""
+        return ("negative_squared_error",) if self.problem == "regression" else ("accuracy",)
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """The same."""
+        return self.metrics()
+
+    def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
+        """Figures of all rows together, and of each client's, that are no means over rows."""
+        if self.problem == "regression":
+            return {"pooled": _correlation(pooled(scores))}
+        each = {client: self._figures(pooled({client: found})) for client, found in scores.items()}
+        return {"pooled": self._figures(pooled(scores)), "clients": each}
+
+    def _figures(self, totals: Mapping[str, float]) -> dict[str, float]:
+        counts = [
+            Counts(*(totals.get(f"{COUNT}{label}/{name}", 0.0) for name in ("hits", "predicted", "true")))
+            for label in range(len(self.labels))
+        ]
+        figures = {"f1_macro": f1_macro(counts), "f1_micro": f1_micro(counts)}
+        if self.problem == "single_label":
+            figures["matthews"] = matthews(counts, sum(count.true for count in counts))
+        return figures
+
+    def _target(self, label: Any, where: str) -> Any:
+        if self.problem == "regression":
+            return float(label)
+        try:
+            return [self.numbers[one] for one in label] if isinstance(label, list) else self.numbers[label]
+        except KeyError as error:
+            raise DataError(f"{where} has the label {error}, which is not among {', '.join(self.labels)}") from None
+
+    def _prediction(self, logits: Tensor) -> Any:
+        if self.problem == "regression":
+            return float(logits[0])
+        return (logits > 0).nonzero()[:, 0].tolist() if self.problem == "multi_label" else int(logits.argmax())
+
+
+_MOMENTS = ("x", "y", "xx", "yy", "xy")
+
+
+def _moments(true: Sequence[float], predicted: Sequence[float]) -> Scores:
+    count = len(true)
+    pairs = list(zip(true, predicted, strict=True))
+    sums = {
+        "x": sum(true),
+        "y": sum(predicted),
+        "xx": sum(x * x for x in true),
+        "yy": sum(y * y for y in predicted),
+        "xy": sum(x * y for x, y in pairs),
+    }
+    error = -sum((x - y) ** 2 for x, y in pairs)
+    return {"negative_squared_error": (error, count), **{f"{COUNT}{n}": (float(v), count) for n, v in sums.items()},
+            f"{COUNT}n": (float(count), count)}  # fmt: skip
+
+
+def _correlation(totals: Mapping[str, float]) -> dict[str, float]:
+    """Pearson's, from sums."""
+    n = totals.get(f"{COUNT}n", 0.0)
+    if not n:
+        return {"pearson": 0.0}
+    x, y, xx, yy, xy = (totals[f"{COUNT}{name}"] / n for name in _MOMENTS)
+    spread = (xx - x * x) * (yy - y * y)
+    return {"pearson": (xy - x * y) / math.sqrt(spread) if spread > 0 else 0.0}
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"the {name} is a {type(value).__name__}, expected a string")
+    return value
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the label is {type(value).__name__} and no number, as task.problem regression needs"
+        ) from None
+    if not math.isfinite(number):
+        raise ValueError("the label is not finite")
+    return number
