@@ -104,7 +104,7 @@ def test_one_client_has_the_bits_of_a_bare_loop(task: dict[str, Any], auto: Any,
             optimiser.step()
     saved = auto.from_pretrained(place / "runs" / "own" / "model")
     for name, parameter in model.state_dict().items():
-        # what a server adds to its weights is rounded once more, and AdamW takes steps along gradients of 1e-9, as of key biases
+        # what a server adds to its weights is rounded once more; AdamW follows gradients of 1e-9, as of key biases
         torch.testing.assert_close(
             saved.state_dict()[name], parameter, rtol=2e-4, atol=1e-4 if optimizer == "adamw" else 2e-6
         )
