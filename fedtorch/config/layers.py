@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedtorch.config.find import find
 from fedtorch.config.registry import NAMED, named_class
-from fedtorch.config.validate import at, field_names
+from fedtorch.config.validate import at, check_text, field_names
 from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value
 from fedtorch.core.errors import ConfigError
 
@@ -26,6 +26,7 @@ def read_file(path: Path, parents: tuple[Path, ...], known: dict[Path, Tree]) ->
     if len(parents) > _DEEPEST:
         raise ConfigError(f"base file {path} is number {_DEEPEST + 1} in a chain of `base` lines; make it shorter")
     own = read(_text_of(path, "base" if parents else "config"), str(path))
+    check_text(own)
     bases = own.data.pop("base", None)
     bases = [bases] if isinstance(bases, str) else bases or []
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
@@ -55,7 +56,7 @@ def _text_of(path: Path, kind: str) -> str:
 def read_override(override: str) -> Tree:
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
-    source = f"--set {override}"
+    source = f"--set {override.encode(errors='backslashreplace').decode()}"  # as messages and logs can take it
     if not equals or not all(keys):
         raise ConfigError(f"`{source}` should have the form `--set section.key=value`")
     if keys[0] == "base":

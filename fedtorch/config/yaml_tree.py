@@ -16,6 +16,7 @@ from fedtorch.core.errors import ConfigError
 
 Key = tuple[str | int, ...]
 
+_DEEPEST = 100
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {
     "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
@@ -39,6 +40,11 @@ class _Loader(yaml.SafeLoader):
             line = self.peek_event().start_mark.line + 1
             raise _Refused(line, "an alias (`*name`) is not supported; write the value out or use a base file")
         return super().compose_node(parent, index)
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= _DEEPEST:  # the scanner takes the square of that, and looks ahead without an end
+            raise _Refused(self.line + 1, "it is nested too deeply")
+        super().fetch_flow_collection_start(token)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ def test_what_another_command_writes_can_be_a_config() -> None:
         os.close(reading)
 
 
+@pytest.mark.parametrize("text", ["a: " + "[" * 500_000, "{a: " * 100_000, "- " * 300_000, "? " * 300_000])
+def test_nesting_costs_no_time(text: str) -> None:
+    Path("x.yaml").write_text(text)
+    begun = time.process_time()
+    assert "nested too deeply" in message()
+    assert time.process_time() - begun < 4
+
+
 def test_a_large_file_is_refused_before_it_is_parsed() -> None:
     Path("x.yaml").write_bytes(b"a: '" + b"x" * 10_000_000 + b"'\n")
     assert message() == "config file x.yaml has more than 1048576 bytes; is it a config?"
@@ -68,12 +77,18 @@ def test_bases_that_double_at_every_step_are_each_read_once_and_a_long_chain_is_
         ('task: {add_tokens: [a, "\\ud800"]}', "task.add_tokens.1 has half of a surrogate pair in it in x.yaml:1"),
         ('per_client: {"a\\0": {lr: 1}}', "per_client.a\\x00 has NUL in it in x.yaml:1"),
         ('"\\udc00": 1', "\\udc00 has half of a surrogate pair in it in x.yaml:1"),
-        ('base: "a\\0b.yaml"', "does not exist"),
+        ('base: "a\\0b.yaml"', "base has NUL in it in x.yaml:1"),
+        ('base: "\\ud800.yaml"', "base has half of a surrogate pair in it in x.yaml:1"),
     ],
 )
 def test_characters_that_no_file_or_log_can_take_are_refused_with_their_key(text: str, problem: str) -> None:
     Path("x.yaml").write_text(text)
     assert problem in message()
+
+
+def test_a_half_of_a_surrogate_pair_on_the_command_line_is_shown_escaped() -> None:
+    Path("x.yaml").write_text("")
+    assert message("task.data=\ud800").startswith("`--set task.data=\\ud800` is not valid YAML: unacceptable character")
 
 
 @pytest.mark.parametrize(
