@@ -24,6 +24,16 @@ class Counts:
         """2·hits / (predicted + true); 0 where the label neither occurs nor is predicted, as scikit-learn has it."""
         return 2 * self.hits / both if (both := self.predicted + self.true) else 0.0
 
+    @property
+    def precision(self) -> float:
+        """hits / predicted; 0 where nothing is predicted."""
+        return self.hits / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """hits / true; 0 where there is nothing to be found."""
+        return self.hits / self.true if self.true else 0.0
+
 
 def count_labels(true: Sequence[Iterable[int]], predicted: Sequence[Iterable[int]], size: int) -> list[Counts]:
     """Counts of labels 0 to size − 1, of rows that have any number of labels each."""

@@ -8,5 +8,6 @@ TASKS = {
     "qa_esim": "fedtorch.tasks.qa:QAEsim",
     "wikisql": "fedtorch.tasks.wikisql:WikiSQL",
     "text_classification": "fedtorch.tasks.text_classification:TextClassification",
+    "token_classification": "fedtorch.tasks.token_classification:TokenClassification",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import Counts, count_labels, f1_macro, f1_micro, matthews
+from fedtorch.metrics.correlation import moments, pearson
 from fedtorch.models.auto import padded
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
 from fedtorch.tasks.own import OwnTask, pooled
 
-Problem = Literal["single_label", "multi_label", "regression"]
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
@@ -35,47 +35,6 @@ class Example:
     """which of two texts a token belongs to, for models that are told"""
     target: Any
     """number of the label, numbers of the labels, or the value"""
-
-
-@dataclass(frozen=True)
-class LabelledTexts:
-    """What a row has to have."""
-
-    problem: Problem
-    known: tuple[str, ...]
-    """labels that are declared; empty: any"""
-    required: Sequence[str] = ("text", "label")
-    optional: Sequence[str] = ("text_pair",)
-
-    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """text, text_pair if there is one, and label: a string, a list of strings, or a number."""
-        row: dict[str, Any] = {"text": _text(values["text"], "text")}
-        if values.get("text_pair") is not None:
-            row["text_pair"] = _text(values["text_pair"], "text_pair")
-        label = values["label"]
-        if self.problem == "regression":
-            row["label"] = _number(label)
-        elif self.problem == "multi_label":
-            if not isinstance(label, list):
-                raise ValueError(f"the label is a {type(label).__name__}, expected a list of labels")
-            row["label"] = sorted({self._label(one) for one in label})
-        else:
-            if isinstance(label, list):
-                raise ValueError("the label is a list; set task.problem to multi_label")
-            row["label"] = self._label(label)
-        return row
-
-    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """The text, and the second one."""
-        return [row["text"], *([row["text_pair"]] if "text_pair" in row else [])]
-
-    def _label(self, value: Any) -> str:
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ValueError(f"the label is a {type(value).__name__}, expected a string or a whole number")
-        label = str(value)
-        if self.known and label not in self.known:
-            raise ValueError(f"the label {label[:40]!r} is none of task.data.labels: {', '.join(self.known)[:200]}")
-        return label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +196,9 @@ class TextClassification(OwnTask):
         count = len(examples)
         targets = [example.target for example in examples]
         if self.problem == "regression":
-            return _moments(targets, predictions)
+            error = -sum((true - found) ** 2 for true, found in zip(targets, predictions, strict=True))
+            sums = moments(targets, predictions).items()
+            return {"negative_squared_error": (error, count), **{COUNT + name: (value, count) for name, value in sums}}
         listed = [(t, p) if isinstance(t, list) else ([t], [p]) for t, p in zip(targets, predictions, strict=True)]
         hits = sum(set(true) == set(found) for true, found in listed)
         scores: Scores = {"accuracy": (float(hits), count)}
@@ -259,7 +220,10 @@ class TextClassification(OwnTask):
     def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
         """Figures of all rows together, and of each client's, that are no means over rows."""
         if self.problem == "regression":
-            return {"pooled": _correlation(pooled(scores))}
+            return {
+                "pooled": {"pearson": _pearson(pooled(scores))},
+                "clients": {client: {"pearson": _pearson(pooled({client: found}))} for client, found in scores.items()},
+            }
         each = {client: self._figures(pooled({client: found})) for client, found in scores.items()}
         return {"pooled": self._figures(pooled(scores)), "clients": each}
 
@@ -287,47 +251,5 @@ class TextClassification(OwnTask):
         return (logits > 0).nonzero()[:, 0].tolist() if self.problem == "multi_label" else int(logits.argmax())
 
 
-_MOMENTS = ("x", "y", "xx", "yy", "xy")
-
-
-def _moments(true: Sequence[float], predicted: Sequence[float]) -> Scores:
-    count = len(true)
-    pairs = list(zip(true, predicted, strict=True))
-    sums = {
-        "x": sum(true),
-        "y": sum(predicted),
-        "xx": sum(x * x for x in true),
-        "yy": sum(y * y for y in predicted),
-        "xy": sum(x * y for x, y in pairs),
-    }
-    error = -sum((x - y) ** 2 for x, y in pairs)
-    return {"negative_squared_error": (error, count), **{f"{COUNT}{n}": (float(v), count) for n, v in sums.items()},
-            f"{COUNT}n": (float(count), count)}  # fmt: skip
-
-
-def _correlation(totals: Mapping[str, float]) -> dict[str, float]:
-    """Pearson's, from sums."""
-    n = totals.get(f"{COUNT}n", 0.0)
-    if not n:
-        return {"pearson": 0.0}
-    x, y, xx, yy, xy = (totals[f"{COUNT}{name}"] / n for name in _MOMENTS)
-    spread = (xx - x * x) * (yy - y * y)
-    return {"pearson": (xy - x * y) / math.sqrt(spread) if spread > 0 else 0.0}
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"the {name} is a {type(value).__name__}, expected a string")
-    return value
-
-
-def _number(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"the label is {type(value).__name__} and no number, as task.problem regression needs"
-        ) from None
-    if not math.isfinite(number):
-        raise ValueError("the label is not finite")
-    return number
+def _pearson(totals: Mapping[str, float]) -> float:
+    return pearson({name.removeprefix(COUNT): total for name, total in totals.items() if name.startswith(COUNT)})

@@ -24,10 +24,15 @@ log = logging.getLogger(__name__)
 class Form(Protocol):
     """What a task wants of a row."""
 
-    required: Sequence[str]
-    """roles of columns that every row has"""
-    optional: Sequence[str]
-    """roles of columns that are used where the source has them"""
+    @property
+    def required(self) -> Sequence[str]:
+        """Roles of columns that every row has; `convert` is not asked about None and empty strings there."""
+        ...
+
+    @property
+    def optional(self) -> Sequence[str]:
+        """Roles of columns that are used where the source has them."""
+        ...
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The row as the task reads it, plain JSON; values: role -> what the column holds.
