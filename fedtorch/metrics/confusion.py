@@ -49,10 +49,13 @@ def count_labels(true: Sequence[Iterable[int]], predicted: Sequence[Iterable[int
     return [Counts(*row) for row in table]
 
 
-def f1_macro(counts: Mapping[str, Counts] | Sequence[Counts]) -> float:
-    """Mean of the labels' F1, of those that occur or are predicted (scikit-learn's over the labels of its input)."""
+def f1_macro(counts: Mapping[str, Counts] | Sequence[Counts], *, every: bool = False) -> float:
+    """Mean of the labels' F1, of those that occur or are predicted (scikit-learn's over the labels of its input).
+
+    every: of all labels, 0 for those that do neither.
+    """
     values = counts.values() if isinstance(counts, Mapping) else counts
-    seen = [count.f1 for count in values if count.predicted or count.true]
+    seen = [count.f1 for count in values if every or count.predicted or count.true]
     return sum(seen) / len(seen) if seen else 0.0
 
 

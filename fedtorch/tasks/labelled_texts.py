@@ -59,11 +59,9 @@ def _text(value: Any, name: str) -> str:
 
 def _number(value: Any) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"the label is {type(value).__name__} and no number, as task.problem regression needs"
-        ) from None
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not math.isfinite(number):
-        raise ValueError("the label is not finite")
+        raise ValueError(f"the label is a {type(value).__name__} and no finite number, as task.problem regression needs")
     return number

@@ -48,12 +48,15 @@ class TextClassification(OwnTask):
     problem: Problem = "single_label"
     """what a label is: a word, a list of words, or a number (`regression`; no labels are declared then)"""
     class_weights: Literal["balanced"] | Mapping[str, float] | None = None
-    """weight of each label's rows in the loss; balanced: rows / (labels · rows of the label), over all clients"""
+    """what each label's rows count in the loss, which is divided by the number of rows; balanced: rows / (labels · rows
+    of the label), over all clients"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_weights is not None and self.problem != "single_label":
             raise ConfigError(f"task.class_weights is for task.problem single_label, not {self.problem}")
+        if self.problem == "regression":
+            object.__setattr__(self, "main_metric", "negative_squared_error")  # frozen, but this is no key
 
     def form(self) -> LabelledTexts:
         """A text and its label."""
@@ -140,11 +143,9 @@ class TextClassification(OwnTask):
         if self.problem == "multi_label":
             total = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
             return total, targets.numel()
-        weights = self.label_weights
-        if weights is None:
-            return nn.functional.cross_entropy(logits, targets, reduction="sum"), len(targets)
-        weights = weights.to(logits.device)
-        return nn.functional.cross_entropy(logits, targets, weights, reduction="sum"), weights[targets].sum()
+        weights = None if self.label_weights is None else self.label_weights.to(logits.device)
+        # by rows, not by their weights: a batch all of whose rows weigh 0 has a loss
+        return nn.functional.cross_entropy(logits, targets, weights, reduction="sum"), len(targets)
 
     @cached_property
     def label_weights(self) -> Tensor | None:
@@ -169,7 +170,7 @@ class TextClassification(OwnTask):
         token and a text ends with that.
         """
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
-        if not hasattr(model, "score"):
+        if not hasattr(model, "score") or model.config.is_encoder_decoder:
             found: Tensor = model(**inputs).logits
             return found
         inputs.pop("token_type_ids", None)
@@ -211,7 +212,7 @@ class TextClassification(OwnTask):
 
     def metrics(self) -> tuple[str, ...]:
         """What a best model can be chosen by."""
-        return ("negative_squared_error",) if self.problem == "regression" else ("accuracy",)
+        return (self.main_metric,)
 
     def single_metrics(self) -> tuple[str, ...]:
         """The same."""
@@ -232,7 +233,8 @@ class TextClassification(OwnTask):
             Counts(*(totals.get(f"{COUNT}{label}/{name}", 0.0) for name in ("hits", "predicted", "true")))
             for label in range(len(self.labels))
         ]
-        figures = {"f1_macro": f1_macro(counts), "f1_micro": f1_micro(counts)}
+        every = self.problem == "multi_label"  # where scikit-learn, too, takes the mean over labels that never occur
+        figures = {"f1_macro": f1_macro(counts, every=every), "f1_micro": f1_micro(counts)}
         if self.problem == "single_label":
             figures["matthews"] = matthews(counts, sum(count.true for count in counts))
         return figures

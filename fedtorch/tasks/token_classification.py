@@ -162,7 +162,7 @@ class TokenClassification(OwnTask):
         total = nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
         )
-        return total, (targets != IGNORED).sum()
+        return total, (targets != IGNORED).sum().clamp(min=1)  # a tokenizer may drop a row's only word
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """(batch, longest, tags). Without token types: there is one text, and decoders would add words for them."""

@@ -73,7 +73,12 @@ def prepare(
     Raises:
         ConfigError, DataError: see `read_rows` and `deal`; nothing is left behind.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise DataError(
+            f"{out.parent} is where prepared rows go, but it or a folder above is a file; move it"
+        ) from None
     dealt = deal_rows(data, form, out.parent, label_of)
     with atomic_folder(out) as folder:
         entries = {client: write_client(folder, client, splits, facts={}) for client, splits in dealt.clients.items()}

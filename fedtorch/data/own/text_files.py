@@ -65,7 +65,7 @@ def _json_lines(file: Path) -> Found:
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
-                yield number, _object(line)
+                yield number, _object(line.rstrip(b"\r\n"))
 
 
 def _json(file: Path) -> Found:
