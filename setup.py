@@ -14,6 +14,7 @@ EXTRAS = {
     "lorar": ["sqlglot>=26"],  # data prepare text2sql --parse-sql
     "fedmatch": ["bm25s>=0.3.16,<0.4", "scikit-learn>=1.7", "scipy>=1.15"],  # its data, cover queries, the t-test
     "fewfedweight": ["rouge-score>=0.1.2", "scikit-learn>=1.7", "scipy>=1.15"],  # CrossFit's metrics
+    "own": ["datasets>=5.2,<6", "sacrebleu>=2.6", "rouge-score>=0.1.2"],  # sources but text files; generated texts
     "slurm": ["submitit>=1.5.3,<2"],
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],  # a source archive, built without torch, compiler or nvcc
 }
@@ -67,6 +68,8 @@ setup(
             "pytest-timeout",
             "pytest-xdist>=3.6",
             "hypothesis",
+            "seqeval>=1.2.2",  # what spans are compared with
+            "scikit-learn>=1.7",
             "ruff",
             "mypy",
             "types-PyYAML",

@@ -24,6 +24,7 @@ from fedtorch.metrics.generation import LIBRARIES
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "bm25s": "bm25s",
+    "datasets": "datasets",
     "deepspeed": "deepspeed",
     "rouge_score": "rouge-score",
     "scipy": "scipy",

@@ -24,6 +24,16 @@ class Counts:
         """2·hits / (predicted + true); 0 where the label neither occurs nor is predicted, as scikit-learn has it."""
         return 2 * self.hits / both if (both := self.predicted + self.true) else 0.0
 
+    @property
+    def precision(self) -> float:
+        """hits / predicted; 0 where nothing is predicted."""
+        return self.hits / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """hits / true; 0 where there is nothing to be found."""
+        return self.hits / self.true if self.true else 0.0
+
 
 def count_labels(true: Sequence[Iterable[int]], predicted: Sequence[Iterable[int]], size: int) -> list[Counts]:
     """Counts of labels 0 to size − 1, of rows that have any number of labels each."""
@@ -39,10 +49,13 @@ def count_labels(true: Sequence[Iterable[int]], predicted: Sequence[Iterable[int
     return [Counts(*row) for row in table]
 
 
-def f1_macro(counts: Mapping[str, Counts] | Sequence[Counts]) -> float:
-    """Mean of the labels' F1, of those that occur or are predicted (scikit-learn's over the labels of its input)."""
+def f1_macro(counts: Mapping[str, Counts] | Sequence[Counts], *, every: bool = False) -> float:
+    """Mean of the labels' F1, of those that occur or are predicted (scikit-learn's over the labels of its input).
+
+    every: of all labels, 0 for those that do neither.
+    """
     values = counts.values() if isinstance(counts, Mapping) else counts
-    seen = [count.f1 for count in values if count.predicted or count.true]
+    seen = [count.f1 for count in values if every or count.predicted or count.true]
     return sum(seen) / len(seen) if seen else 0.0
 
 

@@ -134,8 +134,8 @@ class AnyModel:
             ) from error
         drawn = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
         prefix = f"{model.base_model_prefix}."
-        allowed = head in NEW_HEADS
-        if absent := [name for name in drawn if not allowed or name.startswith(prefix)]:
+        allowed = head in NEW_HEADS  # and the layer below it, which a model trained to fill masks has not either
+        if absent := [n for n in drawn if not allowed or (n.startswith(prefix) and f"{prefix}pooler." not in n)]:
             raise ConfigError(
                 f"task.model.path is {self.path!r}, which lacks {len(absent)} tensors of a {type(model).__name__}, "
                 f"such as `{absent[0]}`; give a folder with all weights, or a model with this head"

@@ -10,5 +10,6 @@ TASKS = {
     "text_classification": "fedtorch.tasks.text_classification:TextClassification",
     "seq2seq": "fedtorch.tasks.seq2seq:Seq2Seq",
     "causal_lm": "fedtorch.tasks.causal_lm:CausalLM",
+    "token_classification": "fedtorch.tasks.token_classification:TokenClassification",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import Counts, count_labels, f1_macro, f1_micro, matthews
+from fedtorch.metrics.correlation import moments, pearson
 from fedtorch.models.auto import padded
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
 from fedtorch.tasks.own import OwnTask, pooled
 
-Problem = Literal["single_label", "multi_label", "regression"]
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
@@ -37,47 +37,6 @@ class Example:
     """number of the label, numbers of the labels, or the value"""
 
 
-@dataclass(frozen=True)
-class LabelledTexts:
-    """What a row has to have."""
-
-    problem: Problem
-    known: tuple[str, ...]
-    """labels that are declared; empty: any"""
-    required: Sequence[str] = ("text", "label")
-    optional: Sequence[str] = ("text_pair",)
-
-    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """text, text_pair if there is one, and label: a string, a list of strings, or a number."""
-        row: dict[str, Any] = {"text": _text(values["text"], "text")}
-        if values.get("text_pair") is not None:
-            row["text_pair"] = _text(values["text_pair"], "text_pair")
-        label = values["label"]
-        if self.problem == "regression":
-            row["label"] = _number(label)
-        elif self.problem == "multi_label":
-            if not isinstance(label, list):
-                raise ValueError(f"the label is a {type(label).__name__}, expected a list of labels")
-            row["label"] = sorted({self._label(one) for one in label})
-        else:
-            if isinstance(label, list):
-                raise ValueError("the label is a list; set task.problem to multi_label")
-            row["label"] = self._label(label)
-        return row
-
-    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """The text, and the second one."""
-        return [row["text"], *([row["text_pair"]] if "text_pair" in row else [])]
-
-    def _label(self, value: Any) -> str:
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ValueError(f"the label is a {type(value).__name__}, expected a string or a whole number")
-        label = str(value)
-        if self.known and label not in self.known:
-            raise ValueError(f"the label {label[:40]!r} is none of task.data.labels: {', '.join(self.known)[:200]}")
-        return label
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(OwnTask):
     """Cross entropy over labels, binary cross entropy over each of several, or squared error of a number."""
@@ -89,12 +48,15 @@ class TextClassification(OwnTask):
     problem: Problem = "single_label"
     """what a label is: a word, a list of words, or a number (`regression`; no labels are declared then)"""
     class_weights: Literal["balanced"] | Mapping[str, float] | None = None
-    """weight of each label's rows in the loss; balanced: rows / (labels · rows of the label), over all clients"""
+    """what each label's rows count in the loss, which is divided by the number of rows; balanced: rows / (labels · rows
+    of the label), over all clients"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_weights is not None and self.problem != "single_label":
             raise ConfigError(f"task.class_weights is for task.problem single_label, not {self.problem}")
+        if self.problem == "regression":
+            object.__setattr__(self, "main_metric", "negative_squared_error")  # frozen, but this is no key
 
     def form(self) -> LabelledTexts:
         """A text and its label."""
@@ -181,11 +143,9 @@ class TextClassification(OwnTask):
         if self.problem == "multi_label":
             total = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
             return total, targets.numel()
-        weights = self.label_weights
-        if weights is None:
-            return nn.functional.cross_entropy(logits, targets, reduction="sum"), len(targets)
-        weights = weights.to(logits.device)
-        return nn.functional.cross_entropy(logits, targets, weights, reduction="sum"), weights[targets].sum()
+        weights = None if self.label_weights is None else self.label_weights.to(logits.device)
+        # by rows, not by their weights: a batch all of whose rows weigh 0 has a loss
+        return nn.functional.cross_entropy(logits, targets, weights, reduction="sum"), len(targets)
 
     @cached_property
     def label_weights(self) -> Tensor | None:
@@ -210,7 +170,7 @@ class TextClassification(OwnTask):
         token and a text ends with that.
         """
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
-        if not hasattr(model, "score"):
+        if not hasattr(model, "score") or model.config.is_encoder_decoder:
             found: Tensor = model(**inputs).logits
             return found
         inputs.pop("token_type_ids", None)
@@ -237,7 +197,9 @@ class TextClassification(OwnTask):
         count = len(examples)
         targets = [example.target for example in examples]
         if self.problem == "regression":
-            return _moments(targets, predictions)
+            error = -sum((true - found) ** 2 for true, found in zip(targets, predictions, strict=True))
+            sums = moments(targets, predictions).items()
+            return {"negative_squared_error": (error, count), **{COUNT + name: (value, count) for name, value in sums}}
         listed = [(t, p) if isinstance(t, list) else ([t], [p]) for t, p in zip(targets, predictions, strict=True)]
         hits = sum(set(true) == set(found) for true, found in listed)
         scores: Scores = {"accuracy": (float(hits), count)}
@@ -250,7 +212,7 @@ class TextClassification(OwnTask):
 
     def metrics(self) -> tuple[str, ...]:
         """What a best model can be chosen by."""
-        return ("negative_squared_error",) if self.problem == "regression" else ("accuracy",)
+        return (self.main_metric,)
 
     def single_metrics(self) -> tuple[str, ...]:
         """The same."""
@@ -259,7 +221,10 @@ class TextClassification(OwnTask):
     def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
         """Figures of all rows together, and of each client's, that are no means over rows."""
         if self.problem == "regression":
-            return {"pooled": _correlation(pooled(scores))}
+            return {
+                "pooled": {"pearson": _pearson(pooled(scores))},
+                "clients": {client: {"pearson": _pearson(pooled({client: found}))} for client, found in scores.items()},
+            }
         each = {client: self._figures(pooled({client: found})) for client, found in scores.items()}
         return {"pooled": self._figures(pooled(scores)), "clients": each}
 
@@ -268,7 +233,8 @@ class TextClassification(OwnTask):
             Counts(*(totals.get(f"{COUNT}{label}/{name}", 0.0) for name in ("hits", "predicted", "true")))
             for label in range(len(self.labels))
         ]
-        figures = {"f1_macro": f1_macro(counts), "f1_micro": f1_micro(counts)}
+        every = self.problem == "multi_label"  # where scikit-learn, too, takes the mean over labels that never occur
+        figures = {"f1_macro": f1_macro(counts, every=every), "f1_micro": f1_micro(counts)}
         if self.problem == "single_label":
             figures["matthews"] = matthews(counts, sum(count.true for count in counts))
         return figures
@@ -287,47 +253,5 @@ class TextClassification(OwnTask):
         return (logits > 0).nonzero()[:, 0].tolist() if self.problem == "multi_label" else int(logits.argmax())
 
 
-_MOMENTS = ("x", "y", "xx", "yy", "xy")
-
-
-def _moments(true: Sequence[float], predicted: Sequence[float]) -> Scores:
-    count = len(true)
-    pairs = list(zip(true, predicted, strict=True))
-    sums = {
-        "x": sum(true),
-        "y": sum(predicted),
-        "xx": sum(x * x for x in true),
-        "yy": sum(y * y for y in predicted),
-        "xy": sum(x * y for x, y in pairs),
-    }
-    error = -sum((x - y) ** 2 for x, y in pairs)
-    return {"negative_squared_error": (error, count), **{f"{COUNT}{n}": (float(v), count) for n, v in sums.items()},
-            f"{COUNT}n": (float(count), count)}  # fmt: skip
-
-
-def _correlation(totals: Mapping[str, float]) -> dict[str, float]:
-    """Pearson's, from sums."""
-    n = totals.get(f"{COUNT}n", 0.0)
-    if not n:
-        return {"pearson": 0.0}
-    x, y, xx, yy, xy = (totals[f"{COUNT}{name}"] / n for name in _MOMENTS)
-    spread = (xx - x * x) * (yy - y * y)
-    return {"pearson": (xy - x * y) / math.sqrt(spread) if spread > 0 else 0.0}
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"the {name} is a {type(value).__name__}, expected a string")
-    return value
-
-
-def _number(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"the label is {type(value).__name__} and no number, as task.problem regression needs"
-        ) from None
-    if not math.isfinite(number):
-        raise ValueError("the label is not finite")
-    return number
+def _pearson(totals: Mapping[str, float]) -> float:
+    return pearson({name.removeprefix(COUNT): total for name, total in totals.items() if name.startswith(COUNT)})

@@ -29,6 +29,8 @@ FEDERATIONS = (
     "tests/papers/test_fedassistant_task",
     "tests/papers/test_fewfedweight",
     "tests/tasks/test_qa",
+    "tests/tasks/test_text_classification",
+    "tests/tasks/test_token_classification",
     "tests/test_main",
     "tests/train/test_deepspeed",
 )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.own.partition import deal
 from fedtorch.data.own.row_ids import row_ids
-from fedtorch.data.own.rows import ID, Form, Place, content_digest, read_rows
+from fedtorch.data.own.rows import ID, Form, Place, content_digest, is_file, read_rows
 from fedtorch.data.own.settings import SPLITS, Hub, OwnData
 from fedtorch.data.own.source import files_of, open_tables
 from fedtorch.data.paths import atomic_folder, check_client_names
@@ -56,7 +56,7 @@ def folder_of(data: OwnData, name: str, settings: Mapping[str, Any]) -> Path:
     hasher = hashlib.sha256(json.dumps([asdict(data), settings], sort_keys=True, default=str).encode())
     if not isinstance(data.source, Hub):
         extra = [value for value in (data.splits.dev, data.splits.test) if isinstance(value, str)]
-        for path in [*files_of(data.source), *(file for text in extra if _is_file(text) for file in files_of(text))]:
+        for path in [*files_of(data.source), *(file for text in extra if is_file(text) for file in files_of(text))]:
             hasher.update(f"{path}\0".encode("utf-8", "surrogateescape"))
             hasher.update(_digest(path))
     return Path("data") / FOLDER / f"{name}-{hasher.hexdigest()[:16]}"
@@ -73,7 +73,12 @@ def prepare(
     Raises:
         ConfigError, DataError: see `read_rows` and `deal`; nothing is left behind.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise DataError(
+            f"{out.parent} is where prepared rows go, but it or a folder above is a file; move it"
+        ) from None
     dealt = deal_rows(data, form, out.parent, label_of)
     with atomic_folder(out) as folder:
         entries = {client: write_client(folder, client, splits, facts={}) for client, splits in dealt.clients.items()}
@@ -109,9 +114,9 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
         raise ConfigError(
             f"task.data.splits.held_out names {unknown[0]!r}, who is no client; there are {', '.join(list(parts)[:10])}"
         )
-    result = Dealt({}, problems)
+    result, there = Dealt({}, problems), {place.split for place in places}
     for client, indices in parts.items():
-        split = _split(client, [places[i] for i in indices], [ids[i] for i in indices], data, label_of)
+        split = _split(client, [places[i] for i in indices], [ids[i] for i in indices], data, label_of, there)
         result.clients[client] = split
     for name, rows in shared.items():  # of all clients alike
         for splits in result.clients.values():
@@ -121,12 +126,20 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
 
 
 def _split(
-    client: str, places: Sequence[Place], ids: Sequence[str], data: OwnData, label_of: LabelOf | None
+    client: str,
+    places: Sequence[Place],
+    ids: Sequence[str],
+    data: OwnData,
+    label_of: LabelOf | None,
+    there: Collection[str],
 ) -> dict[str, list[dict[str, Any]]]:
-    """A client's rows by split, each in the order of the source; drawn by (seed, row id), so that rows may be added."""
+    """A client's rows by split, each in the order of the source; drawn by (seed, row id), so that rows may be added.
+
+    there: splits that rows of the source are in already; only others are drawn, from rows of none or of train.
+    """
     if client in data.splits.held_out:
         return {"train": [], "dev": [], "test": [place.row for place in places]}
-    names = [place.split for place in places]
+    names = [place.split if place.split != "train" else "" for place in places]
     free = [i for i, name in enumerate(names) if not name]
     classes: dict[Any, list[int]] = {}
     for i in free:
@@ -135,7 +148,7 @@ def _split(
     shares = {name: value for name, value in (("test", data.splits.test), ("dev", data.splits.dev))}
     drawn = {i: hashlib.sha256(f"{data.seed}\0{ids[i]}".encode()).digest() for i in free}
     for split, share in shares.items():
-        if not isinstance(share, str) and data.splits.column is None and share:
+        if not isinstance(share, str) and data.splits.column is None and share and split not in there:
             _take(split, share, classes, drawn, names, len(free))
     return {split: [place.row for place, name in zip(places, names, strict=True) if (name or "train") == split]
             for split in SPLITS}  # fmt: skip
@@ -146,14 +159,15 @@ def _take(
 ) -> None:
     """Give `split` its share of the rows, of every class alike as far as whole rows allow."""
     wanted = int(share * n + 0.5)
+    free = {label: sorted((i for i in rows if not names[i]), key=drawn.__getitem__) for label, rows in classes.items()}
     exact = {label: share * len(rows) for label, rows in classes.items()}
-    takes = {label: int(value) for label, value in exact.items()}
-    by_rest = sorted(classes, key=lambda label: (takes[label] - exact[label], min(drawn[i] for i in classes[label])))
+    takes = {label: min(int(value), len(free[label])) for label, value in exact.items()}
+    able = [label for label in classes if len(free[label]) > takes[label]]  # another split may have taken all
+    by_rest = sorted(able, key=lambda label: (takes[label] - exact[label], drawn[free[label][0]]))
     for label in by_rest[: wanted - sum(takes.values())]:
         takes[label] += 1
     for label, count in takes.items():
-        free = sorted((i for i in classes[label] if not names[i]), key=drawn.__getitem__)
-        for i in free[:count]:
+        for i in free[label][:count]:
             names[i] = split
 
 
@@ -161,8 +175,12 @@ def _notice(dealt: Dealt, form: Form, shared: set[str]) -> None:
     """Count rows that a client has twice, and rows to be evaluated that somebody trains on."""
     trained: set[bytes] = set()
     digests: dict[tuple[str, str], list[bytes]] = {}
+    seen: set[str] = set()
     for client, splits in dealt.clients.items():
         for split, rows in splits.items():
+            if split in seen:
+                continue  # the same rows at every client
+            seen |= {split} & shared
             found = [content_digest(form.texts(row)) for row in rows]
             digests[client, split] = found
             if split == "train":
@@ -202,12 +220,8 @@ def _elsewhere(data: OwnData) -> dict[str, str]:
     return {
         name: value
         for name, value in (("dev", data.splits.dev), ("test", data.splits.test))
-        if isinstance(value, str) and _is_file(value)
+        if isinstance(value, str) and is_file(value)
     }
-
-
-def _is_file(text: str) -> bool:
-    return "/" in text or "*" in text or "." in text
 
 
 def _shared(text: str, data: OwnData, form: Form, scratch: Path) -> list[dict[str, Any]]:

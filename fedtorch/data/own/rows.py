@@ -11,11 +11,12 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.data.own.settings import OwnData
+from fedtorch.data.own.settings import SPLITS, OwnData
 from fedtorch.data.own.source import Table, column_names, rows_of
 
 OWNER, ID, SPLIT = "client", "id", "split"
 """Roles of columns that no task has."""
+SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "dev", "valid": "dev", "val": "dev"}
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +24,15 @@ log = logging.getLogger(__name__)
 class Form(Protocol):
     """What a task wants of a row."""
 
-    required: Sequence[str]
-    """roles of columns that every row has"""
-    optional: Sequence[str]
-    """roles of columns that are used where the source has them"""
+    @property
+    def required(self) -> Sequence[str]:
+        """Roles of columns that every row has; `convert` is not asked about None and empty strings there."""
+        ...
+
+    @property
+    def optional(self) -> Sequence[str]:
+        """Roles of columns that are used where the source has them."""
+        ...
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The row as the task reads it, plain JSON; values: role -> what the column holds.
@@ -90,9 +96,11 @@ def read_rows(tables: Sequence[Table], data: OwnData, form: Form) -> tuple[list[
         DataError: more rows are unusable; names the first ones with file and line.
     """
     columns, places, problems = columns_of(tables, data, form), list[Place](), list[str]()
-    for number, table in enumerate(tables):
+    for number, table in _used(tables, data):
         for index, values in rows_of(table, columns):
             try:
+                if isinstance(values, ValueError):
+                    raise values
                 place = _place(number, index, values, table, data, form)
             except ValueError as error:
                 problems.append(f"{table.where(index)}: {error}")
@@ -118,24 +126,54 @@ def _place(number: int, index: int, values: dict[str, Any], table: Table, data: 
         if given is None or not str(given).strip():
             raise ValueError(f"the column `{data.clients.by}` is empty, so the row has no client")
         owner = str(given)
-    split = table.split
+    split = split_of(table.split, data)
     if SPLIT in values:
-        split = _split_name(values.pop(SPLIT), data)
+        split = SPLIT_NAMES.get(str(values.pop(SPLIT)), "")
+        if not split:
+            raise ValueError(
+                f"the column `{data.splits.column}` has another value than train, dev (validation) and test"
+            )
     identity = values.pop(ID, None)
     if data.id is not None and (identity is None or not str(identity).strip()):
         raise ValueError(f"the column `{data.id}` is empty, so the row has no id")
     for role in form.required:
         value = values[role]
-        if value is None or value == "" or value == []:
+        if value is None or value == "":
             raise ValueError(f"`{data.columns.get(role, role)}` is missing or empty")
     return Place(number, index, form.convert(values), owner, identity, split)
 
 
-def _split_name(value: Any, data: OwnData) -> str:
-    name = {"validation": "dev", "valid": "dev", "val": "dev"}.get(str(value), str(value))
-    if name not in ("train", "dev", "test"):
-        raise ValueError(f"the column `{data.splits.column}` has another value than train, dev (validation) and test")
-    return name
+def split_of(name: str, data: OwnData) -> str:
+    """train, dev or test of what the source calls a split; its own name if it is none of them; "" has none."""
+    named = {value: split for split, value in (("dev", data.splits.dev), ("test", data.splits.test)) if value == name}
+    return named.get(name) or SPLIT_NAMES.get(name, name)
+
+
+def _used(tables: Sequence[Table], data: OwnData) -> list[tuple[int, Table]]:
+    """The tables, numbered, without those of splits that are none of ours.
+
+    Raises:
+        ConfigError: a split is named that the source does not have.
+    """
+    there = [table.split for table in tables if table.split]
+    for key, value in (("dev", data.splits.dev), ("test", data.splits.test)):
+        if isinstance(value, str) and not is_file(value) and value not in there:
+            near = get_close_matches(value, there, 1)
+            hint = f"did you mean {near[0]}?" if near else f"its splits are {', '.join(there) or 'not named'}"
+            raise ConfigError(
+                f"task.data.splits.{key} is {value!r}, which is no share, no file (with a `.` or `/`) and no split of "
+                f"task.data.source; {hint}"
+            )
+    used = [(n, t) for n, t in enumerate(tables) if not t.split or split_of(t.split, data) in SPLIT_NAMES]
+    for number, table in enumerate(tables):
+        if (number, table) not in used:
+            log.warning("%s is not used: it is neither train nor dev nor test", table.name)
+    return used
+
+
+def is_file(text: str) -> bool:
+    """Is the value of `splits.dev` or `splits.test` a file or glob, not the name of a split?"""
+    return "/" in text or "*" in text or "." in text
 
 
 def content_digest(texts: Iterable[str]) -> bytes:

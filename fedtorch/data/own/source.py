@@ -1,10 +1,9 @@
-"""Rows of any source that the `datasets` library reads, each with the place where it was written."""
+"""Rows of files, saved data sets and those of the hub, each with the place where it was written."""
 
 from __future__ import annotations
 
-import csv
 import glob
-import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.extras import require
 from fedtorch.data.own.settings import Hub
+from fedtorch.data.own.text_files import READERS, TextRows
 
-KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
-KINDS |= {".arrow": "arrow"}
-_SPLIT_NAMES = {"validation": "dev", "valid": "dev", "val": "dev"}
+KINDS = (*READERS, ".parquet", ".arrow")
+"""Endings of files that can be read."""
 
 
 @dataclass(frozen=True)
@@ -25,35 +25,28 @@ class Table:
     """Rows of one file or one split."""
 
     rows: Any
-    """a `datasets.Dataset`: memory-mapped, so of any size"""
+    """`TextRows`, or a `datasets.Dataset`, which is memory-mapped: of any size"""
     name: str
     """the file or split, for messages"""
     owner: str
     """the client whose file it is, where files are clients: its name, or its folder's, without an ending"""
     split: str
-    """train, dev, test or another; empty where the source has no splits"""
-    lines: Path | None = None
-    """the file, where a row is a line of it"""
-    header: int = 0
-    """lines before the first row"""
+    """as the source calls it; empty where the source has no splits"""
 
     def where(self, index: int) -> str:
         """The place of row `index` for messages: file and line, or row."""
-        if self.lines is None:
-            return f"{self.name}, row {index + 1}"
-        if self.header:
-            return f"{self.name}, row {index + 1} after the header"
-        line = _line_of(self.lines, index) if self.lines.suffix.lower() == ".jsonl" else index + 1
-        return f"{self.name}:{line}"
+        if isinstance(self.rows, TextRows):
+            return f"{self.name}:{self.rows.line(index)}"
+        return f"{self.name}, row {index + 1}"
 
 
 @contextmanager
 def open_tables(source: str | Sequence[str] | Hub, scratch: Path) -> Iterator[list[Table]]:
     """The tables of a source, in order of their names.
 
-    `datasets` copies what it reads. The copy is made below `scratch`, a folder that exists, and removed at the end:
-    kept, it would give old rows for a changed file of equal size and time (*measured*, datasets 5.2), and other users
-    could read it where the home folder is shared.
+    `datasets` copies the Parquet files that it reads. The copy is made below `scratch`, a folder that exists, and
+    removed at the end: kept, it would give old rows for a changed file of equal size and time (*measured*, datasets
+    5.2), and other users could read it where the home folder is shared.
 
     Raises:
         ConfigError: the source names nothing. DataError: a file cannot be read, with its line where that is known.
@@ -79,7 +72,7 @@ def files_of(source: str | Sequence[str]) -> list[Path]:
 def _files(text: str) -> list[Path]:
     path = Path(text).expanduser()
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+        found = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
     elif path.is_file():
         found = [path]
     else:
@@ -92,17 +85,33 @@ def _files(text: str) -> list[Path]:
     return found
 
 
+def _is_hidden(path: Path) -> bool:
+    """Such as what editors and notebooks leave in folders of their own."""
+    return any(part.startswith(".") for part in path.parts)
+
+
 def _of_path(text: str, cache: str) -> list[Table]:
     path = Path(text).expanduser()
-    if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
-        return _saved(path)
-    found, root = _files(text), path if path.is_dir() else None
+    if path.is_dir():
+        if _is_saved(path):
+            return _saved(path)
+        if inside := sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_saved(folder)):
+            return [table for folder in inside for table in _saved(folder)]
+    found = _files(text)
     if unknown := [file for file in found if file.suffix.lower() not in KINDS]:
         raise ConfigError(f"task.data.source: {unknown[0]} has none of the endings {', '.join(KINDS)}")
+    # of a glob such as notes/*/rows.jsonl the folders are the clients
+    root = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in found]))
     return [_read(file, root, cache) for file in found]
 
 
+def _is_saved(folder: Path) -> bool:
+    """Did `save_to_disk` write it?"""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
+
+
 def _saved(folder: Path) -> list[Table]:
+    _require()
     from datasets import DatasetDict, load_from_disk
 
     try:
@@ -110,10 +119,11 @@ def _saved(folder: Path) -> list[Table]:
     except Exception as error:
         raise DataError(f"{folder} cannot be read as what save_to_disk wrote: {_first(error)}") from error
     splits = found.items() if isinstance(found, DatasetDict) else [("", found)]
-    return [Table(rows, f"{folder}/{name}".rstrip("/"), folder.name, _split(str(name))) for name, rows in splits]
+    return [Table(rows, f"{folder}/{name}".rstrip("/"), folder.name, str(name)) for name, rows in splits]
 
 
 def _of_hub(source: Hub, cache: str) -> list[Table]:
+    _require()
     from datasets import DatasetDict, load_dataset
 
     try:
@@ -124,94 +134,31 @@ def _of_hub(source: Hub, cache: str) -> list[Table]:
             "download it where there is a network, `save_to_disk`, and give the folder"
         ) from error
     assert isinstance(found, DatasetDict)
-    return [Table(rows, f"{source.hub}/{name}", str(name), _split(str(name))) for name, rows in found.items()]
+    return [Table(rows, f"{source.hub}/{name}", str(name), str(name)) for name, rows in found.items()]
 
 
-def _read(file: Path, root: Path | None, cache: str) -> Table:
-    from datasets import Dataset, Features, Value, disable_progress_bars
+def _read(file: Path, root: Path, cache: str) -> Table:
+    owner = file.stem if file.parent == root else file.relative_to(root).parts[0]
+    if file.suffix.lower() in READERS:
+        return Table(TextRows(file), str(file), owner, "")
+    _require()
+    from datasets import Dataset, disable_progress_bars
     from datasets.utils.logging import set_verbosity_error
 
     disable_progress_bars()
     set_verbosity_error()  # its own account of an error, beside ours
-    suffix = file.suffix.lower()
-    kind, path = KINDS[suffix], str(file)
     try:
-        if file.stat().st_size == 0:
-            rows = Dataset.from_dict({})
-        elif kind == "json":
-            rows = Dataset.from_json(path, cache_dir=cache)
-        elif kind == "csv":  # every cell is a string: pandas would take "NA" and "null" for missing ones
-            separator = "\t" if suffix == ".tsv" else ","
-            cells = Features({name: Value("string") for name in _header(file, separator)})
-            rows = Dataset.from_csv(path, features=cells, cache_dir=cache, sep=separator, keep_default_na=False)
-        elif kind == "text":
-            rows = Dataset.from_text(path, cache_dir=cache)
-        elif kind == "arrow":
-            rows = Dataset.from_file(path)
+        if file.suffix.lower() == ".arrow":
+            rows = Dataset.from_file(str(file))
         else:
-            rows = Dataset.from_parquet(path, cache_dir=cache)
-    except Exception as error:
-        known = _bad_line(file) if suffix == ".jsonl" else ""
-        raise DataError(known or f"{file} cannot be read: {_first(error)}") from error
-    owner = file.stem if root is None or file.parent == root else file.relative_to(root).parts[0]
-    is_lines = suffix in (".jsonl", ".txt", ".csv", ".tsv")
-    return Table(rows, str(file), owner, "", file if is_lines else None, int(kind == "csv"))
+            rows = Dataset.from_parquet(str(file), cache_dir=cache)
+    except Exception as error:  # of pyarrow, wrapped by `datasets`
+        raise DataError(f"{file} cannot be read: {_first(error)}") from error
+    return Table(rows, str(file), owner, "")
 
 
-def _header(file: Path, separator: str) -> list[str]:
-    """The names of a table's columns.
-
-    Raises:
-        ValueError: one stands twice.
-    """
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        names = next(csv.reader(lines, delimiter=separator), [])
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"the column `{twice[0]}` stands twice in its first line")
-    return names
-
-
-def _split(name: str) -> str:
-    return _SPLIT_NAMES.get(name, name)
-
-
-def _line_of(file: Path, index: int) -> int:
-    """The line of the `index`-th row of a file in which empty lines are no rows."""
-    seen = -1
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            seen += bool(line.strip())
-            if seen == index:
-                return number
-    return index + 1
-
-
-def _bad_line(file: Path) -> str:
-    """What is wrong with the first line of a JSONL file that is no object, or whose types are not the first rows'."""
-    kinds: dict[str, tuple[type, int]] = {}
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                return f"{file}:{number}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"
-            except (ValueError, RecursionError) as error:
-                reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-                return f"{file}:{number}: not JSON ({reason}); expected one JSON object a line"
-            if not isinstance(row, dict):
-                return f"{file}:{number}: a JSON {type(row).__name__}, expected an object"
-            for name, value in row.items():
-                if value is None:
-                    continue
-                kind, first = kinds.setdefault(name, (type(value), number))
-                if type(value) is not kind and {type(value), kind} != {int, float}:
-                    return (
-                        f"{file}:{number}: `{name}` is a {type(value).__name__}, in line {first} it is a "
-                        f"{kind.__name__}; give it one type"
-                    )
-    return ""
+def _require() -> None:
+    require("task.data.source (Parquet, Arrow, save_to_disk or the hub)", "datasets", extra="own")
 
 
 def _first(error: BaseException) -> str:
@@ -226,9 +173,34 @@ def column_names(tables: Sequence[Table]) -> list[str]:
     return list(dict.fromkeys(name for table in tables for name in table.rows.column_names))
 
 
-def rows_of(table: Table, columns: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number of the row from 0, role -> value) of every row; a column that the table lacks gives None."""
+def rows_of(table: Table, columns: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
+    """(number of the row from 0, role -> value) of every row; a column that the table lacks gives None.
+
+    In place of the values there may be an error that says why the row has none. Numbers of a `ClassLabel` column come
+    as the names that they stand for, −1 as None.
+    """
     kept = [name for name in dict.fromkeys(columns.values()) if name in table.rows.column_names]
-    rows = table.rows.select_columns(kept) if kept else []
+    if isinstance(table.rows, TextRows):
+        rows: Any = table.rows
+    else:
+        rows = table.rows.select_columns(kept) if kept else ({} for _ in range(len(table.rows)))
+        rows = _named(rows, {name: table.rows.features[name] for name in kept})
     for index, row in enumerate(rows):
-        yield index, {role: row.get(column) for role, column in columns.items()}
+        yield index, row if isinstance(row, ValueError) else {role: row.get(name) for role, name in columns.items()}
+
+
+def _named(rows: Any, features: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    names = {
+        column: labels.names
+        for column, feature in features.items()
+        if (labels := getattr(feature, "feature", feature)) is not None and hasattr(labels, "int2str")
+    }
+    for row in rows:
+        for column, known in names.items():
+            value = row[column]
+            row[column] = [_name(one, known) for one in value] if isinstance(value, list) else _name(value, known)
+        yield row
+
+
+def _name(value: Any, names: Sequence[str]) -> str | None:
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None

@@ -1,0 +1,70 @@
+"""Small files of rows, and tasks over them with models of a few hundred weights."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtorch.data.own.client_rule import ClientRule
+from fedtorch.data.own.settings import OwnData, SplitRule
+from fedtorch.tasks.text_classification import TextClassification
+from fedtorch.tasks.token_classification import TokenClassification
+
+BERT = {"random": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+WORDS = {"bad": ("rain", "cold", "grey", "storm"), "good": ("sun", "warm", "blue", "calm")}
+CLIENTS = ("north", "south", "west")
+BY_HOME = ClientRule(by="home")
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write JSONL; the name of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def weather(size: int = 36, clients: tuple[str, ...] = CLIENTS) -> list[dict[str, Any]]:
+    """Texts of two labels that can be told apart, all different, in turn at the clients."""
+    draw, rows = random.Random(0), []
+    for number in range(size):
+        label = ("bad", "good")[number // len(clients) % 2]
+        words = [*draw.choices(WORDS[label], k=draw.randint(2, 6)), f"day {number}"]
+        rows.append({"text": " ".join(words), "label": label, "home": clients[number % len(clients)]})
+    return rows
+
+
+def names(size: int = 36) -> list[dict[str, Any]]:
+    """Words with tags of two kinds, spans of up to two words among them."""
+    draw, rows = random.Random(0), []
+    spans = [["anna"], ["bert", "miller"], ["york"], ["rio", "negro"]]
+    for number in range(size):
+        tokens, tags = [f"{number}"], ["O"]
+        for _ in range(draw.randint(2, 4)):
+            place = draw.randrange(len(spans))
+            kind = ("PER", "LOC")[place // 2]
+            tokens += [*spans[place], draw.choice(["went", "saw", "and"])]
+            tags += [f"{'BI'[i > 0]}-{kind}" for i in range(len(spans[place]))] + ["O"]
+        rows.append({"tokens": tokens, "tags": tags, "home": CLIENTS[number % 3]})
+    return rows
+
+
+def own(source: str, **changes: Any) -> OwnData:
+    """Rows whose column `home` says whose they are; a quarter each for dev and test."""
+    return OwnData(source, **{"clients": BY_HOME, "splits": SplitRule(0.25, 0.25), "tokenizer_size": 270, **changes})
+
+
+def classifier(
+    source: str, *, model: Mapping[str, Any] = BERT, data: Mapping[str, Any] | None = None, **changes: Any
+) -> TextClassification:
+    """`data`: changes of the section `task.data`."""
+    return TextClassification(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+
+
+def tagger(
+    source: str, *, model: Mapping[str, Any] = BERT, data: Mapping[str, Any] | None = None, **changes: Any
+) -> TokenClassification:
+    """The same for words."""
+    return TokenClassification(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
