@@ -33,6 +33,7 @@ from fedtorch.checkpoint.files import (
     write_folder,
     writing,
 )
+from fedtorch.checkpoint.fits import check_fits
 from fedtorch.checkpoint.form import FOLDER
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
@@ -249,20 +250,7 @@ class Checkpoints:
         Raises:
             CheckpointError: with those lines and what to do about them.
         """
-        now = json.loads(to_json(facts)) if facts else {}
-        lines = list(difference(found.config, json.loads(to_json(config))))
-        lines += [
-            f"{key}: {found.facts[key]!r} -> {value!r}"
-            for key, value in now.items()
-            if key in found.facts and found.facts[key] != value
-        ]
-        if lines:
-            raise CheckpointError(
-                f"{found.folder} was written with another config or by other code; saved -> present:\n  "
-                + "\n  ".join(lines)
-                + "\nset these back, or begin anew (`--resume never`, or another `run.dir`), or, if the difference is "
-                "meant, go on with `--resume force`"
-            )
+        check_fits(found, config, difference, facts)
 
     def clear(self) -> None:
         """Delete every checkpoint of this run; for a run that begins anew in an old folder."""

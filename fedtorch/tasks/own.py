@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.ranges import Count
 from fedtorch.data.folder import read_rows
+from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.prepare import folder_of, prepare
 from fedtorch.data.own.rows import Form
-from fedtorch.data.own.settings import OwnData
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.base import Scores

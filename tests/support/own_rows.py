@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.data.own.client_rule import ClientRule
-from fedtorch.data.own.settings import OwnData, SplitRule
+from fedtorch.data.own.keys import OwnData, SplitRule
 from fedtorch.tasks.text_classification import TextClassification
 from fedtorch.tasks.token_classification import TokenClassification
 

@@ -15,10 +15,10 @@ import xxhash
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.folder import write_client, write_manifest
+from fedtorch.data.own.keys import SPLITS, Hub, OwnData
 from fedtorch.data.own.partition import deal
 from fedtorch.data.own.row_ids import row_ids
 from fedtorch.data.own.rows import ID, Form, Place, content_digest, is_file, read_rows
-from fedtorch.data.own.settings import SPLITS, Hub, OwnData
 from fedtorch.data.own.source import files_of, open_tables
 from fedtorch.data.paths import atomic_folder, check_client_names
 
@@ -228,7 +228,7 @@ def _shared(text: str, data: OwnData, form: Form, scratch: Path) -> list[dict[st
     from dataclasses import replace
 
     from fedtorch.data.own.client_rule import ClientRule
-    from fedtorch.data.own.settings import SplitRule
+    from fedtorch.data.own.keys import SplitRule
 
     alone = replace(data, source=text, clients=ClientRule(by="file"), splits=SplitRule(0.0, 0.0), id=None)
     with open_tables(text, scratch) as tables:

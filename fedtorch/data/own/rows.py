@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.data.own.settings import SPLITS, OwnData
+from fedtorch.data.own.keys import SPLITS, OwnData
 from fedtorch.data.own.source import Table, column_names, rows_of
 
 OWNER, ID, SPLIT = "client", "id", "split"

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.extras import require
-from fedtorch.data.own.settings import Hub
+from fedtorch.data.own.keys import Hub
 from fedtorch.data.own.text_files import READERS, TextRows
 
 KINDS = (*READERS, ".parquet", ".arrow")

@@ -20,8 +20,8 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.folder import read_rows as read_prepared
 from fedtorch.data.own.client_rule import ClientRule, Dirichlet
+from fedtorch.data.own.keys import OwnData, SplitRule
 from fedtorch.data.own.prepare import Dealt, deal_rows, folder_of, prepare
-from fedtorch.data.own.settings import OwnData, SplitRule
 from fedtorch.tasks.labelled_texts import LabelledTexts
 
 FORM = LabelledTexts("single_label", ())
@@ -237,7 +237,7 @@ socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
 from pathlib import Path
 from fedtorch.data.own.prepare import prepare
 from fedtorch.data.own.client_rule import ClientRule
-from fedtorch.data.own.settings import OwnData, SplitRule
+from fedtorch.data.own.keys import OwnData, SplitRule
 from fedtorch.tasks.labelled_texts import LabelledTexts
 for source in sys.argv[1:]:
     data = OwnData(source, clients=ClientRule(by="home"))

@@ -12,8 +12,8 @@ import pytest
 from own_rows import own, write_rows
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.data.own.keys import SplitRule
 from fedtorch.data.own.rows import Place, content_digest, read_rows
-from fedtorch.data.own.settings import SplitRule
 from fedtorch.data.own.source import open_tables
 from fedtorch.tasks.labelled_texts import LabelledTexts
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.data.own.settings import Hub
+from fedtorch.data.own.keys import Hub
 from fedtorch.data.own.source import files_of, open_tables, rows_of
 
 ROWS = [
