@@ -121,8 +121,10 @@ class Runner:
             members.barrier("gather")
         with context.timed("aggregate"):
             reports = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
-            if context.comm.is_server and (waited := self.trainer.waited_for(reports)):
-                log.debug("round %d: %s", context.round + 1, waited)
+            if context.comm.is_server:
+                self.trainer.check_cohort(reports)
+                if waited := self.trainer.waited_for(reports):
+                    log.debug("round %d: %s", context.round + 1, waited)
             decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
             apply_verdict(context, decision)
             self._step(decision)
