@@ -72,4 +72,6 @@ def _find(value: str | dict[str, Any], tree: Tree) -> tuple[Sampler | None, list
 
 def _mapping(value: Any) -> dict[str, Any]:
     """The value as a mapping that has a `name`, in a new dictionary."""
-    return {"name": value} if isinstance(value, str) else {"name": DEFAULT, **(value if isinstance(value, dict) else {})}
+    if isinstance(value, str):
+        return {"name": value}
+    return {"name": DEFAULT, **value} if isinstance(value, dict) else {"name": DEFAULT}
