@@ -34,6 +34,7 @@ COMMANDS = {
     "slurm": Command("launchers.slurm", "hand a run to SLURM"),
     "data": Command("fedtorch.data.prepare", "prepare data sets"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
+    "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
     "chat": Command("fedtorch.chat.__main__", "talk to a trained dialog assistant"),
 }
 

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 TaskRows = tuple[dict[str, list[Row]], dict[str, int]]
-"""(split -> rows, split -> how many were left out) of a task."""
+"""(split -> rows, split -> how many were left out, and `repeated` -> how many equal another one) of a task."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ def read_task(gym: Path, task: GymTask, how: FewShot) -> TaskRows:
     seen = train_inputs | {row.input for row in test}
     dev = [row for row in unique["dev"] if row.input not in seen]
     left_out = {"test": len(unique["test"]) - len(test), "dev": len(unique["dev"]) - len(dev)}
+    left_out["repeated"] = sum(len(parts[split]) - len(unique[split]) for split in SPLITS)
     assert not train_inputs & {row.input for row in (*test, *dev)}
     return {"train": unique["train"], "dev": dev, "test": test}, left_out
 

@@ -46,10 +46,13 @@ class DialogSet:
     """client -> its dialogs"""
     dropped: Counter[str] = field(default_factory=Counter)
     """what was left out, by the reasons of `DROPPED`; the first three count dialogs"""
+    seen: set[str] = field(default_factory=set)
+    """all clients, those too of whose dialogs none is left"""
 
     def add(self, client: str, utterances: Iterable[tuple[str, str]], *, merge: bool) -> None:
         """Clean a dialog and keep it, if both sides speak."""
         turns = self.clean(utterances, merge=merge)
+        self.seen.add(client)
         if len({side for side, _ in turns}) == 2:
             self.clients.setdefault(client, []).append(turns)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,6 +39,8 @@ class Collection:
     """in the order of the files"""
     notes: dict[str, int] = field(default_factory=dict)
     """what a reader left out, by reason"""
+    left_out: list[tuple[int, int, str]] = field(default_factory=list)
+    """the same and what was merged: how many, of how many, of what"""
 
 
 class Builder:
@@ -49,6 +53,8 @@ class Builder:
         self._documents: dict[str, str] = {}  # text -> id
         self._questions: dict[str, tuple[str, dict[str, bool]]] = {}  # text -> id, (document id -> relevant)
         self._ids: set[str] = set()
+        self._added: Counter[str] = Counter()
+        self._merged: Counter[str] = Counter()
 
     def document(self, text: str, docid: str | None = None, *, where: str = "") -> str:
         """The id of this answer: the one given, or a number in the order of arrival.
@@ -59,6 +65,7 @@ class Builder:
         text = clean(text)
         if not text:
             raise DataError(f"{where}: the answer is empty; expected text")
+        self._count("answers", self._documents.get(text), docid)
         if text not in self._documents:
             docid = docid or f"{len(self._documents):06d}"
             if docid in self._ids:
@@ -76,16 +83,19 @@ class Builder:
         text = clean(text)
         if not text:
             raise DataError(f"{where}: the question is empty; expected text")
+        self._count("questions", self._questions[text][0] if text in self._questions else None, qid)
         self._questions.setdefault(text, (qid or f"{len(self._questions):06d}", {}))
         return text
 
     def pair(self, question: str, docid: str, relevant: bool) -> None:
         """Labels a document for a question; both were added before."""
         labels = self._questions[question][1]
+        self._added["labelled pairs"] += 1
+        self._merged["labelled pairs"] += docid in labels
         labels[docid] = labels.get(docid, False) or relevant
 
-    def build(self, notes: dict[str, int] | None = None) -> Collection:
-        """The collection of all that was added."""
+    def build(self, notes: dict[str, int] | None = None, left_out: Sequence[tuple[int, int, str]] = ()) -> Collection:
+        """The collection of all that was added; notes and left_out: what the reader did not add."""
         questions = [
             Question(
                 qid,
@@ -95,4 +105,16 @@ class Builder:
             )
             for text, (qid, labels) in self._questions.items()
         ]
-        return Collection({docid: text for text, docid in self._documents.items()}, questions, dict(notes or {}))
+        documents = {docid: text for text, docid in self._documents.items()}
+        merged = [
+            (self._merged[kind], self._added[kind], f"{kind} (merged with one of the same text)")
+            for kind in ("questions", "answers", "labelled pairs")
+            if self._merged[kind]
+        ]
+        return Collection(documents, questions, dict(notes or {}), [*left_out, *merged])
+
+    def _count(self, kind: str, known: str | None, given: str | None) -> None:
+        """Count what has an id of its own: without one, a text is repeated in every pair it is part of."""
+        if given:
+            self._added[kind] += 1
+            self._merged[kind] += known not in (None, given)

@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.fedqa import Builder, Collection, clean
+from fedtorch.data.fedqa import CLIENTS, Builder, Collection, clean
 
 _LABELS = {"True": True, "False": False}
 
@@ -98,7 +98,9 @@ def read_insuranceqa(folder: Path) -> Collection:
                 negative_only.add(clean(row["question"]))
     found = builder.build()
     left_out = len(negative_only - {question.text for question in found.questions})
-    return _filled(builder.build({"questions without a positive answer": left_out}), folder)
+    reason = "questions (they have no positive answer)"
+    counted = [(left_out, left_out + len(found.questions), reason)]
+    return _filled(builder.build({"questions without a positive answer": left_out}, counted), folder)
 
 
 def read_medquad(folder: Path) -> Collection:
@@ -106,13 +108,13 @@ def read_medquad(folder: Path) -> Collection:
 
     Ids are the publisher's with the source's number before them: document ids recur from source to source.
     """
-    builder, skipped = Builder(), 0
+    builder, skipped, total = Builder(), 0, 0
     paths = sorted(folder.glob("*/*.xml"))
     if not paths:
         raise DataError(f"{folder} has no SOURCE/*.xml; expected the folders of MedQuAD")
     for path in paths:
         for index, pair in enumerate(_parse_xml(path).iter("QAPair"), start=1):
-            where = f"{path}, pair {index}"
+            where, total = f"{path}, pair {index}", total + 1
             question, answer = pair.find("Question"), pair.find("Answer")
             if question is None:
                 raise DataError(f"{where}: no <Question>; expected one in each <QAPair>")
@@ -123,7 +125,8 @@ def read_medquad(folder: Path) -> Collection:
             identity = f"{path.parent.name.split('_')[0]}-{question.get('qid') or f'{path.stem}-{index}'}"
             docid = builder.document(text, identity, where=where)
             builder.pair(builder.question("".join(question.itertext()), identity, where=where), docid, True)
-    return _filled(builder.build({"pairs without an answer": skipped}), folder)
+    counted = [(skipped, total, "pairs (they have no answer)")]
+    return _filled(builder.build({"pairs without an answer": skipped}, counted), folder)
 
 
 READERS: dict[str, Callable[[Path], Collection]] = {
@@ -135,16 +138,20 @@ READERS: dict[str, Callable[[Path], Collection]] = {
 }
 
 
-def public_questions(raw: Path) -> list[str]:
+def public_questions(raw: Path, clients: Sequence[str] = CLIENTS) -> list[str]:
     """Published questions that come without answers, for CoverQuery's pool: FiQA's TSV and PrivacyQA's training CSV.
+
+    clients: the collections that are in `raw`; of the others nothing is read.
 
     Our PrivacyQA client is made of the questions in the test CSV (partly reworded: `context` for `text`), so that one
     is left out; FiQA's own must be removed by the caller. The CSV's quotation marks are mangled (`\\phone home\\"` for
     `"phone home"`): all of them are dropped.
     """
-    path = raw / "privacyqa" / "train_opp_annotations.csv"
-    queries = [row["Query"] for _, row in read_table(path, ("Query",), delimiter="\t")]
-    return [*fiqa_questions(raw / "fiqa").values(), *(text.replace("\\", "").replace('"', "") for text in queries)]
+    found = list(fiqa_questions(raw / "fiqa").values()) if "fiqa" in clients else []
+    if "privacyqa" in clients:
+        rows = read_table(raw / "privacyqa" / "train_opp_annotations.csv", ("Query",), delimiter="\t")
+        found += [row["Query"].replace("\\", "").replace('"', "") for _, row in rows]
+    return found
 
 
 def read_json_lines(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -15,12 +15,22 @@ from typing import NamedTuple
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.bm25 import BM25
-from fedtorch.data.fedqa import clean
+from fedtorch.data.fedqa import CLIENTS, clean
 from fedtorch.data.fedqa_readers import read_json_lines, read_text
 from fedtorch.data.fedqa_rows import SPLITS, Sampling
+from fedtorch.data.left_out import LeftOut
 from fedtorch.data.qa_folder import QARow
 
 _LABELS = {"0": 0, "1": 1}
+
+
+class Released(NamedTuple):
+    """A client as published."""
+
+    splits: dict[str, list[QARow]]
+    """split -> rows"""
+    left_out: list[LeftOut]
+    """pairs that say what another one says"""
 
 
 class _Pair(NamedTuple):
@@ -32,8 +42,14 @@ class _Pair(NamedTuple):
 
 
 def released_clients(raw: Path) -> list[str]:
-    """Names of the folders below `raw` that have a `train.json`, sorted."""
-    return sorted(path.parent.name for path in raw.glob("*/train.json"))
+    """Names of the folders below `raw` that have a `train.json`, sorted.
+
+    A folder with another split alone is among them, so that what it lacks is an error and not a client less; but a
+    public collection may have files of these names.
+    """
+    found = {path.parent.name for path in raw.glob("*/train.json")}
+    others = {path.parent.name for split in SPLITS for path in raw.glob(f"*/{split}.json")}
+    return sorted(found | others - set(CLIENTS))
 
 
 def released_files(raw: Path) -> list[Path]:
@@ -43,8 +59,8 @@ def released_files(raw: Path) -> list[Path]:
     return [path for path in paths if path.is_file() or path.suffix == ".json"]
 
 
-def read_released(folder: Path) -> dict[str, list[QARow]]:
-    """Split -> rows of one client, in the order in which the questions appear; texts are cleaned.
+def read_released(folder: Path) -> Released:
+    """The rows of one client, in the order in which the questions appear; texts are cleaned.
 
     With SPLIT.rank a question is a qid, candidates have its docids, and all lines are kept. Without it a question is
     its text, equal answers are one candidate (relevant if one of them is), and docids are numbers in file order. In
@@ -54,7 +70,10 @@ def read_released(folder: Path) -> dict[str, list[QARow]]:
         DataError: a file is missing or malformed, numbers of lines differ, labels contradict SPLIT.ref, or a qid stands
             for two questions; file and line are named.
     """
-    return {split: _rows(folder, split) for split in SPLITS}
+    read = {split: _rows(folder, split) for split in SPLITS}
+    what = "pairs (merged with one of the same texts)"
+    left_out = [LeftOut(f"{folder.name}, {split}", *count, what) for split, (_, count) in read.items()]
+    return Released({split: rows for split, (rows, _) in read.items()}, left_out)
 
 
 def complete_training(client: str, rows: list[QARow], sampling: Sampling) -> tuple[list[QARow], dict[str, int]]:
@@ -86,7 +105,8 @@ def complete_training(client: str, rows: list[QARow], sampling: Sampling) -> tup
     }
 
 
-def _rows(folder: Path, split: str) -> list[QARow]:
+def _rows(folder: Path, split: str) -> tuple[list[QARow], tuple[int, int]]:
+    """The rows, and how many of how many pairs were merged with another."""
     path = folder / f"{split}.json"
     pairs = _pairs(path)
     ranked = folder / f"{split}.rank"
@@ -103,7 +123,8 @@ def _rows(folder: Path, split: str) -> list[QARow]:
         if known is not None and ranked.is_file():
             raise DataError(f"{path}, pair {number}: docid {pair.docid!r} occurs twice for query {pair.qid!r}")
         group[pair.docid] = pair if known is None else pair._replace(label=max(pair.label, known.label))
-    return [_row(list(group.values()), training=split == "train") for group in grouped.values()]
+    rows = [_row(list(group.values()), training=split == "train") for group in grouped.values()]
+    return rows, (len(pairs) - sum(len(row.labels) for row in rows), len(pairs))
 
 
 def _pairs(path: Path) -> list[_Pair]:

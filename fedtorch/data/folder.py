@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.manifest import FORMAT, PREPARE, check_split, read_manifest
 from fedtorch.data.paths import SAFE_NAME, atomic_folder, check_client_name, check_client_names, folder_name, inside
 
 __all__ = [
@@ -33,9 +34,6 @@ __all__ = [
     "write_client",
     "write_manifest",
 ]
-
-FORMAT = 1
-_PREPARE = "run `python -m fedtorch.data prepare NAME --raw DIR --out DIR`"
 
 _log = logging.getLogger(__name__)
 
@@ -85,41 +83,19 @@ def write_manifest(
     _write_json(Path(root) / "manifest.json", {"format": FORMAT, "name": name, "clients": clients, "record": record})
 
 
-def read_manifest(root: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder.
-
-    Raises:
-        DataError: missing, not JSON, of another format, or with clients that `check_client_names` refuses.
-    """
-    path = Path(root) / "manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing, so {root} is not a prepared folder; {_PREPARE}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {_PREPARE} again") from None
-    found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-    if found != FORMAT:
-        raise DataError(f"{path} has format {found!r}, expected {FORMAT}; {_PREPARE} again")
-    if not isinstance(manifest.get("clients"), dict) or not isinstance(manifest.get("record"), dict):
-        raise DataError(f"{path} lacks `clients` or `record`; {_PREPARE} again")
-    check_client_names(manifest["clients"])
-    return manifest
-
-
-def read_client(root: Path, client: str) -> dict[str, Any]:
+def read_client(root: Path, client: str, *, fields: Mapping[str, type] | None = None) -> dict[str, Any]:
     """The facts all rows of `client` share (`client.json`).
 
+    Args:
+        fields: what must be there, of exactly this type.
+
     Raises:
-        DataError: no such client, or the file is not a JSON object.
+        DataError: no such client, the file is not a JSON object, or a field is missing or has another type.
     """
     path = client_file(root, client, "client.json")
-    try:
-        facts = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); {_PREPARE} again") from None
-    if not isinstance(facts, dict):
-        raise DataError(f"{path} holds a {type(facts).__name__}, expected an object; {_PREPARE} again")
+    facts, problem = _parse(_read(path), fields or {})
+    if facts is None:
+        raise DataError(f"{path}: {problem}; {PREPARE} again")
     return facts
 
 
@@ -144,8 +120,8 @@ def read_rows(
 
     Raises:
         DataError: no such client or split; a line is not UTF-8, not a JSON object, lacks a field or has one of the
-            wrong type; too many such lines. The message never contains text of the row: it may travel to a log
-            that the client's text must not reach.
+            wrong type; too many such lines; the file is not the one that the manifest tells of. The message never
+            contains text of the row: it may travel to a log that the client's text must not reach.
 
     An empty file gives an empty list; blank lines are not counted.
     """
@@ -155,7 +131,7 @@ def read_rows(
     path = client_file(root, client, f"{split}.jsonl")
     rows: list[dict[str, Any]] = []
     bad: list[str] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(_read(path).split(b"\n"), start=1):
         if not line.strip():
             continue
         row, problem = _parse(line, expected)
@@ -165,13 +141,14 @@ def read_rows(
         wanted = ", ".join(f"{name} ({kind.__name__})" for name, kind in expected.items())
         message = f"{path}:{number}: {problem}; expected a JSON object in UTF-8 with {wanted}"
         if on_bad_line == "error":
-            raise DataError(f"{message}; correct or delete the line, prepare again, or set `on_bad_line: skip`")
+            raise DataError(f"{message}; correct the data that the folder is made of and prepare it again")
         bad.append(message)
     if bad:
         count = f"{len(bad)} of {len(bad) + len(rows)} lines of {path} are unusable, the first: {bad[0]}"
         if len(bad) > ceiling * (len(bad) + len(rows)):
             raise DataError(f"{count}; more than {ceiling:.1%} are not skipped, correct the file or prepare again")
         _log.warning("skipped: %s", count)
+    check_split(root, client, split, path, len(rows) + len(bad))
     return rows
 
 
@@ -184,11 +161,13 @@ def client_file(root: Path, client: str, name: str) -> Path:
     path = inside(root, folder_name(client), name)
     if path.is_file():
         return path
+    if path.exists():
+        raise DataError(f"{path} is a folder or a special file; expected a file of JSON; {PREPARE} again")
     clients = read_manifest(root)["clients"]
     if client not in clients:
         known = ", ".join(list(clients)[:10]) + (", ..." if len(clients) > 10 else "")
         raise DataError(f"{root} has no client {client!r}; it has {known or 'none'}")
-    raise DataError(f"{path} is missing, although the manifest names client {client!r}; {_PREPARE} again")
+    raise DataError(f"{path} is missing, although the manifest names client {client!r}; {PREPARE} again")
 
 
 def _parse(line: bytes, expected: Mapping[str, type]) -> tuple[dict[str, Any] | None, str]:
@@ -211,7 +190,25 @@ def _parse(line: bytes, expected: Mapping[str, type]) -> tuple[dict[str, Any] | 
             return None, f"the field {name!r} is a {type(value).__name__}, not a {kind.__name__}"
         if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             return None, f"the field {name!r} has half of a surrogate pair"
+    if b"\\ud" in line.lower() and _has_half_pairs(row):
+        return None, "half of a surrogate pair in it"
     return row, ""
+
+
+def _has_half_pairs(row: Mapping[str, Any]) -> bool:
+    """No tokenizer takes text with halves, in whatever list of a row it stands."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return True
+    return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check its rights, or {PREPARE} again") from None
 
 
 def _characters(value: Any) -> int:

@@ -22,6 +22,21 @@ def write_index(path: Path) -> None:
     np.save(path.with_suffix(".offsets.npy"), np.concatenate([[0], ends]).astype(np.int64), allow_pickle=False)
 
 
+def load_integers(path: Path, *, mmap: bool = False) -> NDArray[Any]:
+    """A list of integers that numpy wrote.
+
+    Raises:
+        OSError, ValueError: it is missing, or anything else.
+    """
+    try:
+        found = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except (EOFError, SyntaxError, OverflowError, MemoryError, TypeError, IndexError, KeyError) as error:
+        raise ValueError(f"{type(error).__name__}") from None  # of a damaged header
+    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind != "i":
+        raise ValueError("it is no list of integers")
+    return found
+
+
 class IndexedRows:
     """The rows of a JSON-lines file with an index; only the index is kept in memory, as a map of its file."""
 
@@ -37,9 +52,14 @@ class IndexedRows:
         """
         index = self.path.with_suffix(".offsets.npy")
         try:
-            offsets: NDArray[np.int64] = np.load(index, mmap_mode="r", allow_pickle=False)
-            if offsets[-1] != self.path.stat().st_size or offsets.dtype != np.int64:
-                raise ValueError(f"it ends at {offsets[-1]}, the rows at {self.path.stat().st_size}")
+            offsets = load_integers(index, mmap=True)
+            if (
+                not len(offsets)
+                or offsets[0]
+                or offsets[-1] != self.path.stat().st_size
+                or (np.diff(offsets) < 0).any()
+            ):
+                raise ValueError(f"it does not lead from 0 to {self.path.stat().st_size}, the end of the rows")
         except (OSError, ValueError) as error:
             raise DataError(f"{index} does not fit {self.path.name} ({error}); {_AGAIN}") from None
         return offsets

@@ -107,7 +107,8 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         except OSError:
             if not out.is_dir():
                 raise
-            _log.info("%s was prepared by another process meanwhile; keeping that one", out)
+            # every start of a job on several ranks does this: nothing a user should wonder about
+            _log.debug("%s was prepared by another process meanwhile; keeping that one", out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

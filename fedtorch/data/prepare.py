@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import FedtorchError
-from fedtorch.data import prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
+from fedtorch.data import left_out, prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
 from fedtorch.data.recipe import Recipe
 
 _ROWS_SHOWN = 20
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m fedto
 
 
 def show(manifest: Mapping[str, Any], out: Path) -> None:
-    """Prints clients, sizes and, where the record has them, the gold queries that survive the tokenizer."""
+    """Prints clients, sizes, what was left out and, of queries, how many survive the tokenizer."""
     clients, record = manifest["clients"], manifest["record"]
     splits = list(dict.fromkeys(split for client in clients.values() for split in client["splits"]))
     trips, parsed = record.get("round_trip"), record.get("parsed")
@@ -98,8 +98,8 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
     table.add_row("total", *sizes(list(clients)), *checks(list(clients)))
     console = Console()
     console.print(table)
-    for line in _left_out(record.get("dropped", {})):
-        console.print(line, highlight=False)
+    for line in left_out.lines(manifest):
+        console.print(line, highlight=False, soft_wrap=True)
     if trips:
         from fedtorch.data.check import REASONS
 
@@ -107,16 +107,3 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
         counts = {reason: sum(entry.get(reason, 0) for entry in entries) for reason in REASONS}
         lost = [f"{count} {reason} ({REASONS[reason]})" for reason, count in counts.items() if count]
         console.print(f"lost: {', '.join(lost) or 'none'}", highlight=False)
-
-
-def _left_out(dropped: Mapping[str, int | Mapping[str, int]]) -> Iterator[str]:
-    """Split -> number of rows whose query cannot be labelled (text-to-SQL), or -> reason -> number (dialogs)."""
-    plain = [f"{count} {split}" for split, count in dropped.items() if not isinstance(count, Mapping)]
-    if plain:
-        yield f"left out, since the query cannot be labelled: {', '.join(plain)}"
-    for split, reasons in dropped.items():
-        if isinstance(reasons, Mapping) and reasons:
-            from fedtorch.data.dialogs import DROPPED
-
-            found = [f"{count} {reason} ({DROPPED[reason]})" for reason, count in sorted(reasons.items())]
-            yield f"left out of {'all files' if split == 'all' else split}: {', '.join(found)}"

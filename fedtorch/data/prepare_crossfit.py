@@ -16,6 +16,7 @@ from fedtorch.core.seeds import generator_for
 from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, TaskRows, files_of, find_tasks, known_tasks, read_task
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
 from fedtorch.data.folder import write_client, write_manifest
+from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, prepare_once
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ def prepare_crossfit(
         if missing:
             log.warning("%d of the paper's tasks are not in %s and are left out", len(missing), raw)
         read = {name: read_task(raw, task, how) for name, task in used.items()}
-        _write(folder, used, read, placement, {"options": options, "missing": missing})
+        facts = {"options": options, "missing": missing, "unplaced": len(found) - len(used)}
+        _write(folder, used, read, placement, facts)
 
     return prepare_once(out, options, write)
 
@@ -89,14 +91,31 @@ def _write(
     texts = [text for name in tasks for row in read[name][0]["train"] for text in _texts(name, row)]
     train_vocabulary(texts, folder / "tokenizer", size=facts["options"]["vocab_size"])
     record = {
+        OMITTED: _left_out(read, facts["unplaced"]),
         "options": facts["options"],
         "tasks": {name: {"metric": task.metric, "group": task.group} for name, task in tasks.items()},
         "sizes": sizes,
         "missing": facts["missing"],
-        "left_out": {name: read[name][1] for name in tasks if any(read[name][1].values())},
+        "left_out": {name: left_out for name, (_, left_out) in read.items() if left_out["dev"] or left_out["test"]},
         "vocabulary": len(load_tokenizer(folder / "tokenizer")),
     }
     write_manifest(folder, "crossfit", clients=entries, record=record)
+
+
+def _left_out(read: Mapping[str, TaskRows], unplaced: int) -> list[LeftOut]:
+    """Of all tasks together. unplaced: tasks that are in no client."""
+    found = [LeftOut("the clients", unplaced, unplaced + len(read), "tasks (nobody holds them)")]
+    for split, where in (("dev", "train or test"), ("test", "train")):
+        count = sum(left_out[split] for _, left_out in read.values())
+        rows = count + sum(len(splits[split]) for splits, _ in read.values())
+        found.append(LeftOut(split, count, rows, f"rows (their input is in their task's {where} too)"))
+    merged = sum(left_out["repeated"] for _, left_out in read.values())
+    kept = sum(len(rows) for splits, _ in read.values() for rows in splits.values())
+    total = merged + kept + found[1].number + found[2].number
+    return [
+        *found,
+        LeftOut("all splits", merged, total, "rows (merged with an equal one, of another seed or the same)"),
+    ]
 
 
 def place_tasks(
@@ -108,16 +127,17 @@ def place_tasks(
     different tasks each, drawn by `partition_seed` from all tasks by name (FewFedWeight does not list them).
 
     Raises:
-        DataError: a client would have no task, or there are fewer tasks than needed.
+        DataError: a client would have no task, `paper` knows no client for one, or there are fewer tasks than needed.
     """
     if clients == PAPER:
-        numbers = sorted({number for task in tasks.values() for number in task.clients})
-        placed = {f"client{i}": sorted(name for name, task in tasks.items() if i in task.clients) for i in numbers}
-        if not placed:
+        if homeless := sorted(name for name, task in tasks.items() if not task.clients):
             raise DataError(
-                "none of the tasks belongs to a client of the paper; give the number of clients: --clients 4"
+                f"{len(homeless)} of {len(tasks)} tasks belong to no client of the paper ({', '.join(homeless[:5])}"
+                f"{', ...' if len(homeless) > 5 else ''}); say which of its clients hold them, by `paper_clients` in "
+                "the file of --tasks, or give a number of clients (--clients 4), or remove their folders"
             )
-        return placed
+        numbers = sorted({number for task in tasks.values() for number in task.clients})
+        return {f"client{i}": sorted(name for name, task in tasks.items() if i in task.clients) for i in numbers}
     if not clients.isdigit() or int(clients) < 1:
         raise DataError(f"--clients is {clients!r}; expected `{PAPER}` or a number of clients, such as 4")
     needed = int(clients) * tasks_per_client

@@ -13,6 +13,7 @@ from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.dialog_folder import SPLITS, write_dialogs
 from fedtorch.data.dialogs import TASKMASTER_1, DialogSet, Turns, read_sgd, read_taskmaster_1, read_taskmaster_4
+from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
 
 SGD_CLIENTS = ("flights", "events", "services", "hotels", "restaurants", "movies")
@@ -46,8 +47,14 @@ def prepare_dialog(
     }
 
     def write(folder: Path) -> None:
-        clients, dropped = _read(files, source, merge, seed)
-        write_dialogs(folder, clients, {"options": options, "dropped": dropped}, vocab_size=vocab_size)
+        clients, found = _read(files, source, merge, seed)
+        dropped = {split: dict(part.dropped) for split, part in found.items()}
+        seen = {name for part in found.values() for name in part.seen}
+        emptied = sorted(seen - set(clients))
+        what = f"domains (no dialog is left: {', '.join(emptied)})"
+        left_out = [LeftOut("the clients", len(emptied), len(seen), what)]
+        record = {"options": options, "dropped": dropped, OMITTED: left_out}
+        write_dialogs(folder, clients, record, vocab_size=vocab_size)
 
     return prepare_once(out, options, write)
 
@@ -67,21 +74,18 @@ def _files(raw: Path, source: str) -> dict[str, list[Path]]:
 
 def _read(
     files: Mapping[str, Sequence[Path]], source: str, merge: bool, seed: int
-) -> tuple[dict[str, dict[str, list[Turns]]], dict[str, dict[str, int]]]:
-    """Client -> split -> dialogs, and what was left out."""
+) -> tuple[dict[str, dict[str, list[Turns]]], dict[str, DialogSet]]:
+    """Client -> split -> dialogs, and what was read, by split or under `all`."""
     if source == "sgd":
         found = {split: read_sgd(group, merge=merge) for split, group in files.items()}
         names = [name for name in SGD_CLIENTS if any(name in f.clients for f in found.values())]
         names += sorted({name for f in found.values() for name in f.clients} - set(names))
         clients = {name: {split: f.clients.get(name, []) for split, f in found.items()} for name in names}
-        return clients, {split: dict(f.dropped) for split, f in found.items()}
+        return clients, found
     everything = _READERS[source](files["all"], merge=merge)
     order = [*TASKMASTER_1.values()]
     names = sorted(everything.clients, key=lambda name: (order.index(name) if name in order else len(order), name))
-    return (
-        {name: split_randomly(everything.clients[name], seed, name) for name in names},
-        {"all": dict(everything.dropped)},
-    )
+    return {name: split_randomly(everything.clients[name], seed, name) for name in names}, {"all": everything}
 
 
 def split_randomly(dialogs: Sequence[Turns], seed: int, client: str) -> dict[str, list[Turns]]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.extras import require
 from fedtorch.data.fedqa import CLIENTS
+from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
 
 if TYPE_CHECKING:  # not at run time: transformers takes seconds to import, and other recipes do without
     from fedtorch.data.fedqa_rows import Sampling
     from fedtorch.data.qa_folder import QARow
 
-_RAW = "a folder with privacyqa, pubmedqa, fiqa, insuranceqa and medquad, or a folder per client with train.json"
+_RAW = "a folder with privacyqa, pubmedqa, fiqa, insuranceqa and medquad, a folder per client with train.json, or both"
 SHARES = (70, 10, 20)
 
 
@@ -31,10 +32,11 @@ def prepare_fedqa(
 ) -> dict[str, Any]:
     """Prepares FedMatch's clients and returns the manifest.
 
-    `raw` holds the five public collections, or the authors' FedQA files (a folder per client with train.json): then
-    their splits and candidates are kept, `shares` is not used, and there is no public pool. The vocabulary and the word
-    list are made of what the clients' training splits hold together; a federation with private text could not do so
-    (give the task a published model instead). The same files and options give the same bytes.
+    `raw` holds the five public collections, or clients laid out as the authors' FedQA files (a folder each, with
+    train.json), or both: beside such clients some of the collections are enough. A client with train.json keeps its
+    splits and candidates; `shares` and the public pool are of the collections alone. The vocabulary and the word list
+    are made of what the clients' training splits hold together; a federation with private text could not do so (give
+    the task a published model instead). The same files and options give the same bytes.
 
     Args:
         shares: percent of train, dev and test, by question (the paper does not give its split).
@@ -45,63 +47,93 @@ def prepare_fedqa(
         ConfigError: shares or sizes that cannot be, or bm25s is not installed.
     """
     require("prepare fedqa", "bm25s", extra="fedmatch")
+    from fedtorch.data.fedqa_readers import public_questions
     from fedtorch.data.fedqa_released import released_clients, released_files
     from fedtorch.data.fedqa_rows import Sampling
     from fedtorch.data.qa_folder import write_qa
 
     sampling = sampling or Sampling()
     released = released_clients(raw)
-    files = released_files(raw) if released else _collection_files(raw)
+    collections = _collections_in(raw, released)
     options = {
-        "sources": digests(files, _RAW, root=raw),
-        "shares": None if released else list(shares),
+        "sources": digests([*_collection_files(raw, collections), *released_files(raw)], _RAW, root=raw),
+        "shares": list(shares) if collections else None,
         **asdict(sampling),
         "vocab_size": vocab_size,
     }
 
     def write(folder: Path) -> None:
-        make = _released if released else _collections
-        clients, pool, notes = make(raw, released or CLIENTS, shares, sampling)
-        record = {"options": options, "layout": "released" if released else "collections", "notes": notes}
+        made = [*_collections(raw, collections, shares, sampling), *_released(raw, released, sampling)]
+        record = {
+            "options": options,
+            "layout": " and ".join(["collections"] * bool(collections) + ["released"] * bool(released)),
+            "notes": {client.name: client.notes for client in made},
+            OMITTED: [*(entry for client in made for entry in client.left_out), *_unread(raw, collections, released)],
+        }
+        clients = {client.name: client.splits for client in made}
+        pool = public_questions(raw, collections)
         write_qa(folder, "fedqa", clients, pool=pool, vocab_size=vocab_size, record=record)
 
     return prepare_once(out, options, write)
 
 
-_Clients = dict[str, dict[str, list["QARow"]]]
-_Made = tuple[_Clients, list[str], dict[str, dict[str, Any]]]
+class _Made(NamedTuple):
+    """A client, ready to be written."""
+
+    name: str
+    splits: dict[str, list[QARow]]
+    notes: dict[str, int]
+    left_out: list[LeftOut]
 
 
-def _collections(raw: Path, names: Sequence[str], shares: tuple[int, int, int], sampling: Sampling) -> _Made:
-    from fedtorch.data.fedqa_readers import READERS, public_questions
+def _collections(raw: Path, names: Sequence[str], shares: tuple[int, int, int], sampling: Sampling) -> Iterator[_Made]:
+    from fedtorch.data.fedqa_readers import READERS
     from fedtorch.data.fedqa_rows import candidate_rows, split_questions
 
-    clients, notes = {}, {}
-    for client in names:
-        collection = READERS[client](raw / client)
-        splits = split_questions(collection.questions, shares, seed=sampling.seed, client=client)
-        clients[client], special = candidate_rows(client, collection, splits, sampling)
+    for name in names:
+        collection = READERS[name](raw / name)
+        splits = split_questions(collection.questions, shares, seed=sampling.seed, client=name)
+        rows, special = candidate_rows(name, collection, splits, sampling)
         facts = {"documents": len(collection.documents), "questions": len(collection.questions)}
-        notes[client] = {**facts, **collection.notes, **special}
-    return clients, public_questions(raw), notes
+        left_out = [LeftOut(name, *entry) for entry in collection.left_out]
+        left_out.append(_untrained(name, special, len(splits["train"])))
+        yield _Made(name, rows, {**facts, **collection.notes, **special}, left_out)
 
 
-def _released(raw: Path, names: Sequence[str], shares: tuple[int, int, int], sampling: Sampling) -> _Made:
+def _released(raw: Path, names: Sequence[str], sampling: Sampling) -> Iterator[_Made]:
     from fedtorch.data.fedqa_released import complete_training, read_released
 
-    clients, notes = {}, {}
-    for client in names:
-        splits = read_released(raw / client)
-        splits["train"], special = complete_training(client, splits["train"], sampling)
-        clients[client], notes[client] = splits, {**special}
-    return clients, [], notes
+    for name in names:
+        splits, left_out = read_released(raw / name)
+        rows, special = complete_training(name, splits["train"], sampling)
+        left_out.append(_untrained(name, special, len(splits["train"])))
+        yield _Made(name, {**splits, "train": rows}, special, left_out)
 
 
-def _collection_files(raw: Path) -> list[Path]:
-    """The published files that are read, in a fixed order."""
-    missing = [client for client in CLIENTS if not (raw / client).is_dir()]
-    if missing:
+def _untrained(client: str, notes: Mapping[str, int], questions: int) -> LeftOut:
+    count = notes.get("train questions without a positive answer", 0)
+    return LeftOut(f"{client}, train", count, questions, "questions (they have no positive answer)")
+
+
+def _collections_in(raw: Path, released: Sequence[str]) -> list[str]:
+    """The public collections to read: all five, or those that lie beside clients with train.json."""
+    found = [client for client in CLIENTS if (raw / client).is_dir() and client not in released]
+    missing = [client for client in CLIENTS if client not in found]
+    if missing and not released:
         raise DataError(f"{raw} has no {', '.join(missing)}; --raw must be {_RAW}")
+    return found
+
+
+def _unread(raw: Path, *read: Sequence[str]) -> list[LeftOut]:
+    """The folders that are neither a collection nor a client."""
+    folders = sorted(path.name for path in raw.iterdir() if path.is_dir())
+    unread = [name for name in folders if name not in {name for names in read for name in names}]
+    what = f"folders (neither one of the five collections nor with train.json: {', '.join(unread)})"
+    return [LeftOut(str(raw.name), len(unread), len(folders), what)]
+
+
+def _collection_files(raw: Path, clients: Sequence[str]) -> list[Path]:
+    """The published files that are read, in a fixed order."""
     names = [
         "privacyqa/test.jsonl",
         "privacyqa/train_opp_annotations.csv",
@@ -112,7 +144,8 @@ def _collection_files(raw: Path) -> list[Path]:
         "insuranceqa/validation.csv",
         "insuranceqa/test.csv",
     ]
-    return [*(raw / name for name in names), *sorted((raw / "medquad").glob("*/*.xml"))]
+    files = [raw / name for name in names if name.partition("/")[0] in clients]
+    return [*files, *(sorted((raw / "medquad").glob("*/*.xml")) if "medquad" in clients else [])]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.extras import require
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import read_manifest, read_rows
+from fedtorch.data.manifest import PREPARE, Number, check_form
 from fedtorch.metrics.generation import LIBRARIES, METRICS, SHORT
 
 _FIELDS: dict[str, type] = {"task": str, "input": str, "outputs": list}
+_FORMS: dict[str, TypeAdapter[Any]] = {
+    "tasks": TypeAdapter(dict[str, dict[str, Any]]),
+    "sizes": TypeAdapter(dict[str, dict[str, dict[str, Number]]]),
+}
 _KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")  # what a score may be called, see `comm.wire`
 
 
@@ -42,8 +48,18 @@ class PreparedGym:
             DataError: there is none, or it is of another data set.
         """
         manifest = read_manifest(self.folder)
-        if not {"tasks", "sizes"} <= set(manifest["record"]):
+        record, clients = manifest["record"], manifest["clients"]
+        if not {"tasks", "sizes"} <= set(record):
             raise DataError(f"{self.folder} holds no few-shot tasks; prepare it with `prepare crossfit`")
+        for key, form in _FORMS.items():
+            check_form(form, record[key], f"{self.folder / 'manifest.json'}: record.{key}")
+        sizes = {c: {s: sum(tasks.values()) for s, tasks in splits.items()} for c, splits in record["sizes"].items()}
+        named = {c: {s: facts["examples"] for s, facts in entry["splits"].items()} for c, entry in clients.items()}
+        if wrong := [client for client in {**sizes, **named} if sizes.get(client) != named.get(client)]:
+            raise DataError(
+                f"{self.folder / 'manifest.json'}: record.sizes counts other rows of client {wrong[0]} than its "
+                f"splits have; {PREPARE} again"
+            )
         return manifest
 
     @property
@@ -63,7 +79,7 @@ class PreparedGym:
         keys: set[str] = set()
         for name, facts in self.manifest["record"]["tasks"].items():
             metric = facts.get("metric")
-            if metric not in METRICS:
+            if not isinstance(metric, str) or metric not in METRICS:
                 raise DataError(
                     f"{self.folder}/manifest.json: task {name} has the metric {metric!r}; expected one of "
                     f"{', '.join(METRICS)}; prepare the data again"
@@ -114,6 +130,11 @@ class PreparedGym:
                     "manifest does not name; prepare the data again"
                 )
             groups.setdefault(row["task"], []).append(row)
+        if (known := self.sizes[client][split]) != {name: len(groups.get(name, ())) for name in {**known, **groups}}:
+            raise DataError(
+                f"{self.folder}, client {client}, split {split}: record.sizes of the manifest counts other rows of a "
+                f"task; {PREPARE} again"
+            )
         return [row for task, group in groups.items() for row in _subset(group, limit, client, split, task)]
 
 

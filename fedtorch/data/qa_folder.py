@@ -19,6 +19,7 @@ from typing import Any
 from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa import clean
 from fedtorch.data.folder import read_rows, write_client, write_manifest
+from fedtorch.data.manifest import PREPARE, split_facts
 from fedtorch.data.paths import inside
 from fedtorch.text.wordpiece_training import train_wordpiece
 from fedtorch.text.wordpieces import load_wordpieces
@@ -107,14 +108,34 @@ def read_qa_rows(root: Path, client: str, split: str, **options: Any) -> list[QA
 
     Raises:
         DataError: as in `read_rows`, or a row has no candidates, lists of different length, an entry of the wrong type,
-            a docid twice, or in training no positive or no negative.
+            a docid twice, or in training no positive or no negative; the manifest counts other candidates.
     """
     rows = []
     for number, raw in enumerate(read_rows(root, client, split, fields=FIELDS, **options), start=1):
         row = QARow(*(raw[name] for name in FIELDS))
         _check_row(row, f"client {client}, {split} question {number}", training=split == "train")
         rows.append(row)
+    facts = split_facts(root, client, split)
+    found = {"rows": [len(row.labels) for row in rows], "positives": [row.positives for row in rows]}
+    if wrong := [name for name, counts in found.items() if facts.get(name, counts) != counts]:
+        raise DataError(f"{root}: the manifest counts other {wrong[0]} of client {client}, {split}; {PREPARE} again")
     return rows
+
+
+def check_counts(root: Path, clients: Mapping[str, Mapping[str, Any]]) -> None:
+    """Whether every split of a manifest's clients has the lists that say how many candidates its questions have.
+
+    Raises:
+        DataError: one lacks a list, or it is not as long as the split.
+    """
+    for client, entry in clients.items():
+        for split, facts in entry["splits"].items():
+            for name in ("rows", "positives"):
+                if len(facts.get(name, ())) != facts["examples"]:
+                    raise DataError(
+                        f"{Path(root) / 'manifest.json'}: {name} of client {client}, {split} should be a list of a "
+                        f"number for each of {facts['examples']} questions; {PREPARE} again"
+                    )
 
 
 def read_pool(root: Path) -> list[str]:
@@ -127,7 +148,7 @@ def read_pool(root: Path) -> list[str]:
     for number, line in enumerate(_read(root, "public", "questions.jsonl").split("\n")[:-1], start=1):
         try:
             questions.append(str(json.loads(line)["question"]))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             path = Path(root) / "public" / "questions.jsonl"
             raise DataError(f"{path}:{number}: expected an object with `question`; prepare again") from None
     return questions

@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.deal import Deal, deal
-from fedtorch.data.indexed import IndexedRows
+from fedtorch.data.folder import client_file
+from fedtorch.data.indexed import IndexedRows, load_integers
+from fedtorch.data.manifest import check_split, split_facts
 from fedtorch.data.prepare_wikisql import POOL
+from fedtorch.data.wikisql import check_prepared
 
+_ADVICE = "run `python -m fedtorch.data prepare wikisql --raw DIR --out DIR`"
 CLIENT, PART = "client", "part"
 
 
@@ -63,7 +67,7 @@ class QuestionPool:
 
     def read_server(self) -> list[dict[str, Any]]:
         """The server's share of the training questions."""
-        return self._rows("train").read([int(row) for row in self.dealt.server])
+        return self._read("train", [int(row) for row in self.dealt.server], labelled=True)
 
     def read(self, client: str, split: str) -> list[dict[str, Any]]:
         """The questions of a client or a part.
@@ -74,8 +78,8 @@ class QuestionPool:
         if client not in self.manifest:
             raise DataError(f"there is no client {ascii(client)[:60]} among {self.clients}")
         if self.is_part(client):
-            return self._rows(split).read(self._part(split, int(client.removeprefix(PART))))
-        return self._rows(split).read(self.dealt.of(int(client.removeprefix(CLIENT))))
+            return self._read(split, self._part(split, int(client.removeprefix(PART))), labelled=True)
+        return self._read(split, self.dealt.of(int(client.removeprefix(CLIENT))), labelled=False)
 
     def usable(self, split: str) -> NDArray[np.int32]:
         """Row numbers of the questions that are short enough.
@@ -85,10 +89,12 @@ class QuestionPool:
         """
         path = self.folder / POOL / f"{split}.words.npy"
         try:
-            lengths = np.load(path, allow_pickle=False)
+            lengths = load_integers(path)
         except (OSError, ValueError) as error:
-            advice = "run `python -m fedtorch.data prepare wikisql --raw DIR --out DIR`"
-            raise DataError(f"{path} cannot be read ({type(error).__name__}); {advice}") from None
+            raise DataError(f"{path} cannot be read ({type(error).__name__}); {_ADVICE}") from None
+        rows = split_facts(self.folder, POOL, split).get("examples")
+        if len(lengths) != rows:
+            raise DataError(f"{path} is of {len(lengths)} questions but the manifest counts {rows or 0}; {_ADVICE}")
         is_short = lengths <= (self.max_words if self.max_words is not None else np.iinfo(np.int16).max)
         return np.flatnonzero(is_short).astype(np.int32)
 
@@ -97,8 +103,15 @@ class QuestionPool:
         """Is it a part of dev and test rather than a client?"""
         return client.startswith(PART)
 
-    def _rows(self, split: str) -> IndexedRows:
-        return IndexedRows(self.folder / POOL / f"{split}.jsonl")
+    def _read(self, split: str, numbers: list[int], *, labelled: bool) -> list[dict[str, Any]]:
+        """Rows of a split's file, which is the one that the manifest tells of; each checked."""
+        path = client_file(self.folder, POOL, f"{split}.jsonl")
+        indexed = IndexedRows(path)
+        check_split(self.folder, POOL, split, path, len(indexed))
+        rows = indexed.read(numbers)
+        for number, row in zip(numbers, rows, strict=True):
+            check_prepared(row, f"{path}:{number + 1}", labelled=labelled)
+        return rows
 
     def _part(self, split: str, part: int) -> list[int]:
         """Every `parts`-th of the split's questions, of the subset where there is a limit."""

@@ -126,8 +126,10 @@ def _table(table: Mapping[str, Any], where: str) -> Row:
     header, types = table.get("header"), table.get("types")
     if not isinstance(header, list) or not isinstance(types, list) or len(header) != len(types) or not header:
         raise DataError(f"{where}: a table needs `header` and `types`, two lists of the same length, at least 1")
-    if strange := [kind for kind in types if kind not in TYPES]:
+    if strange := [kind for kind in types if kind not in [*TYPES]]:
         raise DataError(f"{where}: a column has type {ascii(strange[0])[:40]}; expected text or real")
+    if not all(type(name) in (str, int, float) for name in header):
+        raise DataError(f"{where}: a column's name in `header` is no text; expected a string")
     return {"header": [str(name) for name in header], "types": [TYPES[kind] for kind in types]}
 
 
@@ -141,16 +143,49 @@ def _row(row: Mapping[str, Any], tables: Mapping[str, Row], where: str) -> Row:
     try:
         agg, sel = int(sql["agg"]), int(sql["sel"])
         conditions: list[list[Any]] = [
-            [int(column), int(operator), str(value)] for column, operator, value in sql["conds"]
+            [int(column), int(operator), _text(value)] for column, operator, value in sql["conds"]
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         kind = type(error).__name__
         raise DataError(f"{where}: `sql` needs agg, sel and conds as numbers and triples ({kind})") from None
-    columns = len(table["header"])
-    references = [("aggregation", agg, len(AGGREGATIONS)), ("column", sel, columns)]
-    for column, operator, _ in conditions:
+    found = {"question": question, **table, "agg": agg, "sel": sel, "conds": conditions}
+    _check_references(found, where)
+    return found
+
+
+def check_prepared(row: Mapping[str, Any], where: str, *, labelled: bool) -> None:
+    """Whether a row of a prepared pool is as `read_split` makes it; labelled: its query too.
+
+    Raises:
+        DataError: a field is missing or has another type, or the query refers to what is not there.
+    """
+    fields: dict[str, type] = {"question": str, "header": list, "types": list}
+    fields |= {"agg": int, "sel": int, "conds": list} if labelled else {}
+    if wrong := [name for name, kind in fields.items() if type(row.get(name)) is not kind]:
+        raise DataError(f"{where}: `{wrong[0]}` is no {fields[wrong[0]].__name__}; prepare the data again")
+    texts, kinds = row["header"], row["types"]
+    is_table = all(type(name) is str for name in texts) and all(kind in [*TYPES.values()] for kind in kinds)
+    if not is_table or not texts or len(texts) != len(kinds):
+        raise DataError(f"{where}: `header` and `types` are no table's; prepare the data again")
+    if labelled and not all(type(cond) is list and [*map(type, cond)] == [int, int, str] for cond in row["conds"]):
+        raise DataError(f"{where}: `conds` are no triples of column, operator and text; prepare the data again")
+    if labelled:
+        _check_references(row, where)
+
+
+def _check_references(row: Mapping[str, Any], where: str) -> None:
+    columns = len(row["header"])
+    references = [("aggregation", row["agg"], len(AGGREGATIONS)), ("column", row["sel"], columns)]
+    for column, operator, _ in row["conds"]:
         references += [("column", column, columns), ("operator", operator, len(OPERATORS))]
     for kind, number, limit in references:
         if not 0 <= number < limit:
-            raise DataError(f"{where}: the query refers to {kind} {number}, but there are {limit} (from 0 on)")
-    return {"question": question, **table, "agg": agg, "sel": sel, "conds": conditions}
+            raise DataError(
+                f"{where}: the query refers to {kind} {ascii(number)[:20]}, but there are {limit} (from 0 on)"
+            )
+
+
+def _text(value: Any) -> str:
+    if type(value) not in (str, int, float):
+        raise TypeError
+    return str(value)

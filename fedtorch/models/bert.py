@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
+from fedtorch.models.networks.patched_bert import Ranker
+from fedtorch.models.networks.scoring import Head
 from fedtorch.models.patch import Patch
 from fedtorch.models.pretrained import load_config, load_pretrained
-from fedtorch.models.ranker import Ranker, save_ranker
-from fedtorch.models.scorer import Head
+from fedtorch.models.ranker import initialise, save_ranker
 from fedtorch.text.wordpieces import Pair, encode, frame, load_wordpieces
 
 RANDOM = "bert-random"
@@ -31,11 +32,11 @@ class BertEncoder:
     """Which BERT. With `name: bert-random` the fields from `hidden` to `positions` give its size."""
 
     name: str = RANDOM
-    """a folder written by `save_pretrained`, `package:NAME/PATH` (a folder in an installed package), a hub name such
-    as bert-base-uncased, or `bert-random`"""
+    """a folder written by `save_pretrained`, `package:NAME/PATH` (a folder in an installed package), a name in the
+    local hub cache such as bert-base-uncased, `hub:NAME` to download it, or `bert-random`"""
     hidden: Count = 128
     """width"""
-    layers: Count = 2
+    layers: Layers = 2
     """layers"""
     heads: Count = 2
     """attention heads, of which `hidden` must be a multiple"""
@@ -62,7 +63,9 @@ class BertEncoder:
         Raises:
             ConfigError: there is none, or it is not a usable one.
         """
-        return load_wordpieces(folder / "tokenizer" if self.name == RANDOM else self.name)
+        is_random = self.name == RANDOM
+        key = "task.data" if is_random else "task.model.name"
+        return load_wordpieces(folder / "tokenizer" if is_random else self.name, key=key)
 
     def build(self, seed: int, vocabulary: PreTrainedTokenizerBase) -> Ranker:
         """The model in fp32. The backbone's weights do not depend on patch and head.
@@ -73,7 +76,7 @@ class BertEncoder:
         torch.manual_seed(seed)
         bert = BertModel(self._random_config(vocabulary)) if self.name == RANDOM else self._load(vocabulary)
         ranker = Ranker(bert, patch=self.patch, head=self.head, head_dropout=self.head_dropout)
-        ranker.initialise(seed)
+        initialise(ranker, seed)
         return ranker
 
     def encode(self, vocabulary: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[list[int]]:

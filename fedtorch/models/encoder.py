@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import load_config, load_pretrained
 from fedtorch.text.byte_bpe import load_subwords
 
@@ -25,13 +25,13 @@ class EncoderModel:
     """Which encoder. With `name: random` the sizes are used; else they are the loaded model's."""
 
     name: str = RANDOM
-    """a folder written by `save_pretrained`, `package:NAME/FOLDER` (a folder of an installed package), a hub name such
-    as roberta-base, or `random`"""
+    """a folder written by `save_pretrained`, `package:NAME/FOLDER` (a folder of an installed package), a name in the
+    local hub cache such as roberta-base, `hub:NAME` to download it, or `random`"""
     kind: Literal["bert", "roberta"] = "roberta"
     """of a random one: bert tells column and question apart by segment, roberta does not"""
     width: Count = 128
     """hidden size of a random one"""
-    layers: Count = 2
+    layers: Layers = 2
     """layers of a random one"""
     heads: Count = 4
     """attention heads of a random one"""
@@ -51,7 +51,7 @@ class EncoderModel:
 
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The pretrained encoder's own tokenizer."""
-        return load_subwords(self.name)
+        return load_subwords(self.name, key="task.encoder.name")
 
     def build(self, seed: int, *, vocab_size: int, max_length: int, pad_id: int) -> nn.Module:
         """The encoder in fp32, with a pooler; its embedding has `vocab_size` rows or more.
@@ -106,11 +106,3 @@ class EncoderModel:
         if drawn:
             log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
         return model
-
-
-def encode(encoder: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(token vectors (rows, tokens, width), pooled vectors (rows, width)); segments go to encoders that have two."""
-    config: Any = encoder.config
-    segments = batch["token_type_ids"] if config.type_vocab_size > 1 else None
-    output = encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], token_type_ids=segments)
-    return output.last_hidden_state, output.pooler_output

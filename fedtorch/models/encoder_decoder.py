@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import fit_vocabulary, load_config, load_pretrained
 from fedtorch.models.t5 import RANDOM as T5_RANDOM
 from fedtorch.models.t5 import T5Model
@@ -28,15 +28,15 @@ class EncoderDecoder:
     """Which encoder-decoder. With a folder, only `dropout` of the other fields counts."""
 
     name: str = BART_RANDOM
-    """a folder written by `save_pretrained` (with its tokenizer), a hub name such as facebook/bart-base, `bart-random`
-    or `t5-random`"""
+    """a folder written by `save_pretrained` (with its tokenizer), a name in the local hub cache such as
+    facebook/bart-base, `hub:NAME` to download it, `bart-random` or `t5-random`"""
     d_model: Count = 64
     """width"""
     d_ff: Count = 256
     """width of the feed-forward layers"""
     num_heads: Count = 4
     """attention heads"""
-    num_layers: Count = 2
+    num_layers: Layers = 2
     """layers of the encoder, and of the decoder"""
     max_positions: Count = 512
     """of bart-random: longest input or output in tokens; T5 has no limit"""

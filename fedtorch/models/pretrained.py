@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.models import networks
 from fedtorch.text.pretrained import first_line, located
 
 
 def load_config(kind: str, name: str, *, key: str, instead: str) -> Any:
     """The configuration of the model `name`; arguments and errors as in `load_pretrained`."""
-    place = located(name)
+    place = located(name, key=key)
     try:
         return AutoConfig.from_pretrained(place)
     except (OSError, ValueError, RuntimeError) as error:
@@ -34,14 +37,14 @@ def load_pretrained(
     Args:
         kind: of the model, for messages: `T5`. key: the config key that names it. instead: the name of a random one.
         loader: a class of transformers with `from_pretrained`. options: passed on to it.
-        name: a folder, `package:NAME/FOLDER` or a hub name: see `located`.
+        name: a folder, `package:NAME/FOLDER`, a name in the hub cache or `hub:NAME`: see `located`.
         may_lack: beginnings of names of tensors that may be absent. transformers draws absent ones and says so in a
             log only.
 
     Raises:
         ConfigError: nothing usable under that name, or a tensor is absent.
     """
-    place = located(name)
+    place = located(name, key=key)
     hf_logging.disable_progress_bar()  # its bar would run into ours
     try:
         model, info = loader.from_pretrained(
@@ -70,6 +73,34 @@ def in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def save_model(model: Any, folder: Path) -> None:
+    """`save_pretrained` of a model of transformers, on whatever rank this is.
+
+    transformers 5.23 writes, without a word, on the first rank of torch's default group alone
+    (`should_save_on_this_rank`). Here that group is a worker, each of whose ranks may have a model of its own.
+    """
+    hf_logging.disable_progress_bar()  # its bar would run into ours
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    try:
+        model.save_pretrained(folder, state_dict=in_own_memory(model.state_dict()))
+    finally:
+        del model.should_save_on_this_rank
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """`save_pretrained`, without the cut and the padding of the last call, which transformers 5.23 would write too."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    tokenizer.save_pretrained(folder)
+
+
+def copy_networks(folder: Path) -> None:
+    """Put the source of `networks`, which needs nothing of this package, into `folder` for whoever loads the model."""
+    source = Path(networks.__file__).parent
+    shutil.copytree(source, folder / "network", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+
+
 def fit_vocabulary(model: Any, size: int) -> None:
     """Give the model's embedding at least `size` rows."""
     if size > model.get_input_embeddings().num_embeddings:
@@ -80,6 +111,6 @@ def _unusable(kind: str, name: str, key: str, instead: str, error: Exception) ->
     article = "an" if kind[0] in "aeiou" else "a"
     return ConfigError(
         f"{key} is {name!r}, from which no {kind} could be loaded ({first_line(error)}); give the folder of {article} "
-        f"{kind} that save_pretrained wrote (with model.safetensors), the name of one in the local hub cache, or "
-        f"{instead}"
+        f"{kind} that save_pretrained wrote (with model.safetensors), the name of one in the local hub cache, "
+        f"`hub:NAME`, or {instead}"
     )

@@ -69,7 +69,7 @@ class Dialog(Prepared):
     max_length: Count = 1024
     """most tokens of a dialog, separators included; longer ones are cut at the last whole turn"""
     tokenizer: str | None = None
-    """folder or hub name; null: the model's own, or for `gpt2-random` the one beside the data"""
+    """folder, hub name or `hub:NAME`; null: the model's own, or for `gpt2-random` the one beside the data"""
 
     def __post_init__(self) -> None:
         if self.sides == "one" and self.passing != Passing():
@@ -96,8 +96,8 @@ class Dialog(Prepared):
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The tokenizer, checked to be a working one."""
-        own = str(self.folder / "tokenizer") if self.model.name == RANDOM else self.model.name
-        return load_bpe(self.tokenizer or own)
+        key, name = self.tokenizer_named(self.tokenizer, None if self.model.name == RANDOM else self.model.name)
+        return load_bpe(name, key=key)
 
     @property
     def separator(self) -> int:
@@ -241,10 +241,14 @@ class Dialog(Prepared):
         }
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """`save_pretrained` of each model with the tokenizer, in the folders `user` and `assistant`, or the folder."""
+        """`save_pretrained` of each model with the tokenizer, in the folders `user` and `assistant`, or the folder.
+
+        Where the sides are on two ranks, each writes its own.
+        """
         if isinstance(model, TwoSide):
-            for name, side in (("user", model.user), ("assistant", model.assistant)):
-                save_pretrained(side, self.vocabulary, folder / name)
+            for name, side in SIDES.items():
+                if side in model.here:
+                    save_pretrained(model.get_submodule(name), self.vocabulary, folder / name)
         elif isinstance(model, OneModel):
             save_pretrained(model.model, self.vocabulary, folder)
 
@@ -267,7 +271,7 @@ class Dialog(Prepared):
         rows = [row["turns"] for row in read_rows(self.folder, client, split, fields={"turns": list})]
         for place, turns in enumerate(rows, start=1):
             is_whole = all(
-                isinstance(turn, list) and len(turn) == 2 and turn[0] in SIDES and isinstance(turn[1], str)
+                isinstance(turn, list) and len(turn) == 2 and turn[0] in [*SIDES] and isinstance(turn[1], str)
                 for turn in turns
             )
             if not is_whole or len({turn[0] for turn in turns}) < 2:

@@ -86,8 +86,8 @@ class FewShotTasks(Prepared):
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The tokenizer, checked to be a working one."""
-        own = str(self.folder / "tokenizer") if self.model.name in RANDOM else self.model.name
-        return load_tokenizer(self.tokenizer or own)
+        key, name = self.tokenizer_named(self.tokenizer, None if self.model.name in RANDOM else self.model.name)
+        return load_tokenizer(name, key=key)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split after sub-sampling."""

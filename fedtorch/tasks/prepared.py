@@ -66,6 +66,12 @@ class Prepared(Task):
         """The folder's manifest."""
         return read_manifest(self.folder)
 
+    def tokenizer_named(self, given: str | None, pretrained: str | None) -> tuple[str, str | Path]:
+        """(the key that names it, its name) of the given tokenizer, the pretrained model's or the one of the data."""
+        if given:
+            return "task.tokenizer", given
+        return ("task.model.name", pretrained) if pretrained else ("task.data", self.folder / "tokenizer")
+
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split after sub-sampling."""
         return {
@@ -74,9 +80,9 @@ class Prepared(Task):
         }
 
     def cost(self, client: str) -> float:
-        """Characters per training example."""
-        facts = self.prepared["clients"][client]["splits"].get("train", {"characters": 1, "examples": 1})
-        return float(facts["characters"] / max(1, facts["examples"]))
+        """Characters per training example; 1 where the manifest does not count them."""
+        facts = self.prepared["clients"][client]["splits"].get("train", {"examples": 1})
+        return float(facts.get("characters", facts["examples"]) / max(1, facts["examples"]))
 
     def own_entry(self, client: str) -> Entry:
         """A client's entry in this folder's manifest, its files being there.
@@ -124,6 +130,6 @@ class Prepared(Task):
         if words := sorted((self.folder / "tokenizer").glob("*")):
             hasher = hashlib.sha256()
             for path in words:
-                hasher.update(path.read_bytes())
+                hasher.update(path.read_bytes() if path.is_file() else b"")
             facts["vocabulary"] = hasher.hexdigest()[:16]
         return facts

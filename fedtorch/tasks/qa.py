@@ -16,12 +16,12 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count, Whole
 from fedtorch.core.seeds import seed_for
 from fedtorch.data.cover import cover_triples, require_packages
-from fedtorch.data.qa_folder import QARow, read_pool, read_qa_rows
+from fedtorch.data.qa_folder import QARow, check_counts, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.esim import Esim
+from fedtorch.models.networks.scoring import Scorer
 from fedtorch.models.re2 import Re2
-from fedtorch.models.scorer import Scorer
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.tasks.qa_examples import Labelled, Question, Triple, triples_of
@@ -85,6 +85,7 @@ class QA(Prepared):
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Training examples and questions for evaluation per client."""
         clients = self.prepared["clients"]
+        check_counts(self.folder, clients)
         for key, named in (("client_lengths", self.client_lengths), ("train_share", self.train_share)):
             if unknown := [name for name in named if name not in clients]:
                 raise ConfigError(

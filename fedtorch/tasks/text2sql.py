@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.errors import DataError
 from fedtorch.core.ranges import Count
 from fedtorch.data.check import round_trip
 from fedtorch.data.folder import read_client, read_rows
@@ -42,7 +43,7 @@ class Text2SQL(Prepared):
     model: T5Model = field(default_factory=T5Model)
     """which T5"""
     tokenizer: str | None = None
-    """folder or hub name; null: the model's own, or for `t5-random` the one beside the data"""
+    """folder, hub name or `hub:NAME`; null: the model's own, or for `t5-random` the one beside the data"""
     add_tokens: tuple[str, ...] = ()
     """tokens that the vocabulary lacks; T5's own has no `<`"""
     input_max_length: Count = 1024
@@ -61,15 +62,15 @@ class Text2SQL(Prepared):
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The tokenizer, checked to be a working one."""
-        own = str(self.folder / "tokenizer") if self.model.name == RANDOM else self.model.name
-        return load_tokenizer(self.tokenizer or own, self.add_tokens)
+        key, name = self.tokenizer_named(self.tokenizer, None if self.model.name == RANDOM else self.model.name)
+        return load_tokenizer(name, self.add_tokens, key=key)
 
     def check(self, client: str) -> str | None:
         """Parse all rows, and see which gold queries survive encoding, cutting and decoding: a ceiling on exact match.
 
         Returns the ceilings below 100 % with what did not survive: unknown characters, cut targets, changed spaces.
         """
-        read_client(self.folder, client)
+        self._schema(client)
         ceilings = []
         for split in self.prepared["clients"][client]["splits"]:
             golds = [row["sql"] for row in self._rows(client, split)]
@@ -84,7 +85,7 @@ class Text2SQL(Prepared):
         rows = self._rows(client, split)
         if not rows:
             return []
-        schema = read_client(self.folder, client)["schema"]
+        schema = self._schema(client)
         sources = [source_text(row["question"], row.get("schema", schema)) for row in rows]
         source_ids = self._encode(sources, self.input_max_length)
         target_ids = self._encode([target_text(row["sql"]) for row in rows], self.output_max_length)
@@ -141,7 +142,16 @@ class Text2SQL(Prepared):
 
     def _rows(self, client: str, split: str) -> list[dict[str, Any]]:
         rows = read_rows(self.folder, client, split)
+        if strange := [i for i, row in enumerate(rows) if not isinstance(row.get("schema", ""), str)]:
+            raise DataError(
+                f"{self.folder}: client {client}, split {split}, row {strange[0] + 1}: `schema` is no string; prepare "
+                "the data again"
+            )
         return [rows[i] for i in self.picked(client, split, len(rows))]
+
+    def _schema(self, client: str) -> str:
+        schema: str = read_client(self.folder, client, fields={"schema": str})["schema"]
+        return schema
 
     def _encode(self, texts: list[str], max_length: int) -> list[list[int]]:
         ids: list[list[int]] = self.vocabulary(texts, truncation=True, max_length=max_length).input_ids

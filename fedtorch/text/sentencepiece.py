@@ -63,7 +63,7 @@ def train_vocabulary(texts: Iterable[str], folder: Path, *, size: int = 4000) ->
 
 
 def load_tokenizer(
-    folder_or_name: str | Path, add_tokens: Sequence[str] = (), *, probe: str = _PROBE
+    folder_or_name: str | Path, add_tokens: Sequence[str] = (), *, probe: str = _PROBE, key: str = ""
 ) -> PreTrainedTokenizerBase:
     """A usable T5 tokenizer from a folder (`spiece.model`, ours or T5's, is enough), or of a hub name: see `located`.
 
@@ -77,7 +77,7 @@ def load_tokenizer(
     Raises:
         ConfigError: no such folder or name, or what is there is no usable tokenizer.
     """
-    tokenizer = load_tokenizer_as("T5", folder_or_name, lambda loaded: _problem(loaded, probe))
+    tokenizer = load_tokenizer_as("T5", folder_or_name, lambda loaded: _problem(loaded, probe), key=key)
     if add_tokens:
         tokenizer.add_tokens(list(add_tokens))
     return tokenizer

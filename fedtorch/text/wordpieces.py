@@ -15,7 +15,7 @@ Pair = tuple[list[int], list[int]]
 _PROBE = ("a b", "c")
 
 
-def load_wordpieces(folder_or_name: str | Path) -> PreTrainedTokenizerBase:
+def load_wordpieces(folder_or_name: str | Path, *, key: str = "") -> PreTrainedTokenizerBase:
     """A usable BERT or RoBERTa tokenizer from a folder, an installed package or the hub: see `located`.
 
     The letters a, b and c must be known and framed as a pair.
@@ -23,7 +23,7 @@ def load_wordpieces(folder_or_name: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: no such folder or name, or what is there is no usable tokenizer.
     """
-    return load_tokenizer_as("BERT or RoBERTa", folder_or_name, _problem)
+    return load_tokenizer_as("BERT or RoBERTa", folder_or_name, _problem, key=key)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[list[int]]:

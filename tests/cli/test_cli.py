@@ -16,6 +16,7 @@ import pytest
 import fedtorch
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
+import fedtorch.lifecycle.export
 import fedtorch.main
 import fedtorch.report.__main__
 import launchers.local
@@ -32,6 +33,7 @@ FUNCTIONS = {
     "slurm": launchers.slurm.main,
     "data": fedtorch.data.__main__.main,
     "report": fedtorch.report.__main__.main,
+    "export": fedtorch.lifecycle.export.main,
     "chat": fedtorch.chat.__main__.main,
 }
 """command -> what `python -m` of the module calls"""
@@ -87,7 +89,7 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("reprot", "did you mean `report`?"),
         ("slrum", "did you mean `slurm`?"),
-        ("train", "choose one of run, local, sweep, slurm, data, report, chat"),
+        ("train", "choose one of run, local, sweep, slurm, data, report, export, chat"),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
     ],

@@ -60,7 +60,8 @@ class Pulled(Mean):
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The toys above under short names, and an empty folder to work in."""
-    monkeypatch.setattr("fedtorch.tasks.TASKS", {"text2sql": f"{__name__}:Toy", "toy": f"{__name__}:Toy"})
+    toys = {"text2sql": f"{__name__}:Toy", "toy": f"{__name__}:Toy", "mapped": f"{__name__}:Mapped"}
+    monkeypatch.setattr("fedtorch.tasks.TASKS", toys)
     toys = {"fedavg": f"{__name__}:Mean", "pulled": f"{__name__}:Pulled"}
     monkeypatch.setattr("fedtorch.algorithms.ALGORITHMS", toys | {"fedopt": "fedtorch.algorithms.fedavg:FedOpt"})
     monkeypatch.chdir(tmp_path)
@@ -149,6 +150,38 @@ def test_per_client_changes_only_the_fields_it_names() -> None:
 def test_per_client_null_drops_the_entries_of_base_files() -> None:
     Path("low.yaml").write_text("per_client: {a: {lr: 2}}")
     assert loaded("base: low.yaml\nper_client: null").per_client == {}
+
+
+@dataclass(frozen=True)
+class Mapped(Toy):
+    lengths: dict[str, tuple[int, int]] = field(default_factory=dict)
+    shares: dict[str, float | None] = field(default_factory=lambda: {"z": 1.0})
+    names: dict[str, str] | None = None
+    parts: dict[str, Shape] = field(default_factory=dict)
+
+
+def test_null_clears_a_mapping_of_a_base_config_and_drops_an_entry() -> None:
+    Path("low.yaml").write_text(
+        "task: {name: mapped, lengths: {a: [1, 2], b: [3, 4]}, shares: {a: 0.5}, names: {a: b},\n"
+        "  parts: {a: {width: 2}}}\n"
+        "system: {placement: pinned, pinned: {a: 1}}"
+    )
+
+    def task(*overrides: str) -> Mapped:
+        config = loaded("base: low.yaml", *overrides)
+        assert load(Path("x.yaml"), overrides) == config
+        return config.task
+
+    assert task().lengths == {"a": (1, 2), "b": (3, 4)}
+    assert task("task.lengths=null").lengths == task("task.lengths=").lengths == {}
+    assert task("task.lengths.a=null").lengths == {"b": (3, 4)}
+    assert task("task.shares=null").shares == {} and task("task.names=null").names is None
+    assert task("task.shares.a=null").shares == {"a": None}  # there null is a value
+    assert task("task.parts.a=null").parts == {}
+    assert loaded("base: low.yaml", "system.placement=balanced", "system.pinned=null").system.pinned == {}
+    compared = companion(loaded("base: low.yaml", "compare.task.lengths=null"))
+    assert compared is not None and compared.task.lengths == {}
+    assert "task.parts.a.width is null in --set" in message("base: low.yaml", "task.parts.a.width=null")
 
 
 def test_a_new_name_keeps_the_fields_both_classes_have_and_drops_the_others() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from prepared_files import seal
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.crossfit import SEEDS, FewShot, find_tasks, known_tasks, read_task, read_tsv
@@ -78,7 +79,7 @@ def test_seeds_are_joined_without_duplicates_and_nothing_is_in_two_sets(tmp_path
         "test": ["c", "d"],
         "dev": ["e"],
     }
-    assert left_out == {"test": 1, "dev": 2}
+    assert left_out == {"test": 1, "dev": 2, "repeated": 11 + 17 + 12}
 
 
 def test_few_shot_test_sets_have_k_rows_per_label_and_seed(tmp_path: Path) -> None:
@@ -144,8 +145,30 @@ def test_clients_are_drawn_by_seed_and_hold_different_tasks() -> None:
         place_tasks(tasks, "100", 5, 0)
     with pytest.raises(DataError, match="--clients is 'many'; expected `paper` or a number"):
         place_tasks(tasks, "many", 5, 0)
-    with pytest.raises(DataError, match="none of the tasks belongs to a client of the paper"):
+    with pytest.raises(
+        DataError,
+        match=r"1 of 1 tasks belong to no client of the paper \(mine\); say .* `paper_clients` .*--clients 4",
+    ):
         place_tasks({"mine": GymTask("mine", "ACC")}, "paper", 5, 0)
+
+
+def test_a_task_of_ones_own_that_no_client_of_the_paper_holds_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    tasks = write_gym(tmp_path / "raw")
+    entries = json.loads(tasks.read_text())
+    del entries["tasks"][0]["paper_clients"]
+    tasks.write_text(json.dumps(entries))
+    command = ["prepare", "crossfit", "--raw", str(tasks.parent), "--out", str(tmp_path / "out"), "--tasks", str(tasks)]
+    command += ["--vocab-size", "300"]
+    assert main(command) == DataError.exit_code
+    error = capsys.readouterr().err
+    assert "1 of 8 tasks belong to no client of the paper (made-colour)" in error
+    assert "`paper_clients` in the file of --tasks" in error and "--clients 4" in error
+    assert main([*command, "--clients", "2", "--tasks-per-client", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "left out of the clients: 2 of 8 tasks (nobody holds them)" in shown
+    assert "rows (their input is in their task's train or test too)" in shown
 
 
 def test_the_made_gym_is_prepared_and_read_back(prepared: Path) -> None:
@@ -169,7 +192,7 @@ def broken(prepared: Path, tmp_path: Path, old: str, new: str, file: str = "mani
     text = (folder / file).read_text()
     assert old in text
     (folder / file).write_text(text.replace(old, new))
-    return PreparedGym(folder)
+    return PreparedGym(seal(folder))
 
 
 @pytest.mark.parametrize(

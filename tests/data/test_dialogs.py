@@ -65,6 +65,14 @@ def test_taskmaster_4_and_sgd_name_their_sides_differently(tmp_path: Path) -> No
     assert found.dropped == {"several_services": 1}
 
 
+def test_a_domain_without_any_dialog_left_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [tm1("movie-tickets-1", ("USER", f"seat {i} ?"), ("ASSISTANT", "yes")) for i in range(30)]
+    written(tmp_path / "self-dialogs.json", [*lines, tm1("coffee-ordering-1", ("USER", "hello?"))])
+    command = ["prepare", "dialog", "--source", "taskmaster1", "--raw", str(tmp_path), "--vocab-size", "300"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert "left out of the clients: 1 of 2 domains (no dialog is left: coffee)" in capsys.readouterr().out
+
+
 SECRET = "secret words of a client"
 
 

@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_ranked_splits_take_ids_from_the_rank_file_and_others_group_by_text(folder: Path) -> None:
-    splits = read_released(folder)
+    splits = read_released(folder).splits
     assert released_clients(folder.parent) == ["law"]
     assert splits["test"][0] == QARow("which cloud is it?", ["wrong cloud", "right cloud"], [0, 1], ["d0", "d1"])
     assert [row.docids for row in splits["dev"]] == [["d0", "d1"]] * 4
@@ -29,7 +29,7 @@ def test_ranked_splits_take_ids_from_the_rank_file_and_others_group_by_text(fold
 
 
 def test_training_questions_without_negatives_get_bm25_ones_and_those_without_positives_go(folder: Path) -> None:
-    rows, notes = complete_training("law", read_released(folder)["train"], Sampling())
+    rows, notes = complete_training("law", read_released(folder).splits["train"], Sampling())
     assert notes == {"train questions without a positive answer": 1, "train questions with BM25 negatives": 3}
     assert [row.pairs for row in rows] == [1, 5, 5, 5]
     assert rows[1].answers[0] == "a river is used" and rows[1].answers[1:4] == [
@@ -37,7 +37,7 @@ def test_training_questions_without_negatives_get_bm25_ones_and_those_without_po
         "a stone is used",
         "a bread is used",
     ]
-    assert rows == complete_training("law", read_released(folder)["train"], Sampling())[0]
+    assert rows == complete_training("law", read_released(folder).splits["train"], Sampling())[0]
 
 
 BAD = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared_files import seal
 
 from fedtorch.core.errors import DataError
 from fedtorch.data import folder as f
@@ -60,6 +61,7 @@ def test_a_bad_line_is_named_with_file_and_line_and_can_be_skipped(
 ) -> None:
     good = train_file(prepared).read_bytes()
     train_file(prepared).write_bytes(good + line + b"\n" + good * 100)
+    seal(prepared)
     with pytest.raises(DataError) as caught:
         f.read_rows(prepared, "atis", "train")
     assert f"{train_file(prepared)}:3: " in str(caught.value) and problem in str(caught.value)
@@ -73,6 +75,7 @@ def test_a_bad_line_is_named_with_file_and_line_and_can_be_skipped(
 def test_more_bad_lines_than_the_ceiling_are_an_error_even_when_skipping(prepared: Path) -> None:
     good = train_file(prepared).read_bytes()
     train_file(prepared).write_bytes(good * 49 + b"{\n" * 2)  # 2 of 100
+    seal(prepared)
     assert len(f.read_rows(prepared, "atis", "train", on_bad_line="skip", ceiling=0.02)) == 98
     with pytest.raises(DataError, match="2 of 100 lines .* more than 1.0% are not skipped"):
         f.read_rows(prepared, "atis", "train", on_bad_line="skip")
@@ -96,6 +99,7 @@ def test_a_mapping_of_fields_gives_their_exact_types(prepared: Path) -> None:
     with pytest.raises(DataError, match="jsonl:3: the field 'label' is a bool, not a int"):
         f.read_rows(prepared, "atis", "train", fields={"label": int})
     train_file(prepared).write_text('{"label": 1, "more": [2]}\n\n')
+    seal(prepared)
     assert f.read_rows(prepared, "atis", "train", fields={"label": int}) == [{"label": 1, "more": [2]}]
 
 
@@ -208,7 +212,10 @@ def test_an_atomic_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None
     ]
 
 
-def test_of_several_writers_one_wins_and_the_others_leave_nothing(tmp_path: Path) -> None:
+def test_of_several_writers_one_wins_and_the_others_leave_and_say_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     barrier = threading.Barrier(4)
 
     def write(number: int) -> None:
@@ -224,3 +231,4 @@ def test_of_several_writers_one_wins_and_the_others_leave_nothing(tmp_path: Path
         thread.join()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "a").read_text() == (tmp_path / "out" / "b").read_text()
+    assert not caplog.messages

@@ -114,6 +114,43 @@ def test_errors_are_one_line_and_an_exit_code_and_leave_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
+def test_every_set_is_a_client_and_others_can_be_chosen(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for end in (".json", "-schema.csv"):
+        (raw / f"shop{end}").write_bytes((raw / f"geography{end}").read_bytes())
+    assert run(raw, tmp_path / "all") == 0
+    assert list(read_manifest(tmp_path / "all")["clients"]) == [*CLIENTS, "shop"]
+    assert run(raw, tmp_path / "some", "--clients", "shop", "geography", "atis") == 0
+    assert list(read_manifest(tmp_path / "some")["clients"]) == ["atis", "geoquery", "shop"]
+    assert run(raw, tmp_path / "paper", "--clients", "paper") == 0
+    assert list(read_manifest(tmp_path / "paper")["clients"]) == list(CLIENTS)
+    assert run(raw, tmp_path / "none", "--clients", "shops") == 3
+    assert (
+        "has no set shops: shops.json or shops-schema.csv is missing; the sets there are adv" in capsys.readouterr().err
+    )
+    (raw / "shop-schema.csv").unlink()
+    assert run(raw, tmp_path / "none") == 3
+    assert "shop-schema.csv is missing, although shop.json is there; add it, or name" in capsys.readouterr().err
+    assert run(raw, tmp_path / "none", "--clients", "paper") == 0
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert run(empty, tmp_path / "nothing") == 3
+    assert "has no X.json with X-schema.csv" in capsys.readouterr().err
+
+
+def test_questions_marked_exclude_and_clients_without_training_rows_are_printed(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yelp = raw / "yelp.json"
+    (raw / "atis.json").write_text((raw / "atis.json").read_text().replace('"dev"', '"exclude"'))
+    yelp.write_text(yelp.read_text().replace('"train"', '"test"'))
+    assert run(raw, tmp_path / "out") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "left out of atis: 3 of 17 questions (the publisher marked them `exclude`)" in shown
+    assert "nothing to train on: 1 of 8 clients (yelp)" in shown
+
+
 def test_cell_values_give_a_row_its_own_schema(raw: Path, tmp_path: Path) -> None:
     databases = tmp_path / "databases"
     databases.mkdir()

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fedqa_files import TOPICS, put, write_collections, write_released
+from prepared_files import seal
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.fedqa import CLIENTS, Question
@@ -138,6 +140,67 @@ def test_the_released_layout_keeps_splits_and_candidates(tmp_path: Path) -> None
     assert read_pool(tmp_path / "out") == []
 
 
+def test_collections_and_clients_with_a_train_json_are_both_read(raw: Path, out: Path, tmp_path: Path) -> None:
+    both = tmp_path / "raw"
+    shutil.copytree(raw, both)
+    write_released(both, "law")
+    assert run(both, tmp_path / "out") == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert list(manifest["clients"]) == [*CLIENTS, "law"]
+    assert manifest["record"]["layout"] == "collections and released"
+    for client in CLIENTS:  # nothing of theirs depends on who else is there
+        assert manifest["clients"][client] == read_manifest(out)["clients"][client]
+    assert read_pool(tmp_path / "out") == read_pool(out)
+    for client in ("privacyqa", "medquad"):
+        shutil.rmtree(both / client)
+    assert run(both, tmp_path / "some") == 0
+    assert list(read_manifest(tmp_path / "some")["clients"]) == ["pubmedqa", "fiqa", "insuranceqa", "law"]
+    assert read_pool(tmp_path / "some") == ["where to buy a public share?"]
+
+
+def test_a_client_without_its_training_file_is_an_error_and_other_folders_are_counted(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = tmp_path / "raw"
+    shutil.copytree(raw, both)
+    (both / "old stuff").mkdir()
+    write_released(both, "law")
+    (both / "law" / "train.json").rename(tmp_path / "train.json")
+    assert run(both, tmp_path / "out") == 3
+    assert "law/train.json is missing" in capsys.readouterr().err
+    (tmp_path / "train.json").rename(both / "law" / "train.json")
+    assert run(both, tmp_path / "out") == 0
+    shown = capsys.readouterr().out
+    assert (
+        "left out of raw: 1 of 7 folders (neither one of the five collections nor with train.json: old stuff)" in shown
+    )
+
+
+def test_what_is_left_out_is_printed_with_counts(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    law, entries = tmp_path / "raw", json.loads((raw / "pubmedqa" / "ori_pqal.json").read_text())
+    shutil.copytree(raw, law)
+    write_released(law, "law")
+    (law / "law" / "train.json").open("a").write(
+        '{"question": "What is lamp?", "answer": "A lamp is used", "label": 0}'
+    )
+    entries["7"] = {**entries["100"], "LONG_ANSWER": "Another answer."}
+    entries["8"] = entries["101"]
+    put(law / "pubmedqa" / "ori_pqal.json", json.dumps(entries))
+    for _ in range(2):  # the second time the folder is there already
+        assert run(law, tmp_path / "out") == 0
+        shown = capsys.readouterr().out.splitlines()
+        for line in (
+            "left out of pubmedqa: 2 of 14 questions (merged with one of the same text)",
+            "left out of pubmedqa: 1 of 14 answers (merged with one of the same text)",
+            "left out of insuranceqa: 12 of 24 questions (they have no positive answer)",
+            "left out of medquad: 4 of 16 pairs (they have no answer)",
+            "left out of law, train: 1 of 5 questions (they have no positive answer)",
+            "left out of law, train: 1 of 7 pairs (merged with one of the same texts)",
+        ):
+            assert line in shown
+        assert not [line for line in shown if ": 0 of" in line]
+
+
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
@@ -204,6 +267,7 @@ def test_a_bad_row_is_neither_written_nor_read(tmp_path: Path, case: str) -> Non
     write_qa(root, "x", {"c": {"train": [GOOD, GOOD]}}, pool=[], vocab_size=150, record={}, min_frequency=1)
     lines = [json.dumps(row.__dict__) + "\n" for row in (GOOD, bad)]
     put(root / "c" / "train.jsonl", "".join(lines))
+    seal(root)
     with pytest.raises(DataError, match=f"client c, train question 2: {message}"):
         read_qa_rows(root, "c", "train")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from prepared_files import seal
 
 from fedtorch.config.find import shipped
 from fedtorch.config.load import load
@@ -181,6 +182,7 @@ def test_many_turns_of_one_side_first_are_cut_too() -> None:
 )
 def test_a_row_that_is_no_dialog_is_named_not_quoted(folder: Path, row: Any, problem: str) -> None:
     (folder / "ride" / "train.jsonl").write_text(json.dumps(row) + "\n")
+    seal(folder)
     with pytest.raises(DataError, match=problem) as caught:
         Dialog(data=str(folder), model=TINY, max_length=64).check("ride")
     assert "secret" not in str(caught.value)

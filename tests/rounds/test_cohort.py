@@ -19,6 +19,7 @@ from fedtorch.core.client import Client
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, QuorumError
 from fedtorch.core.sampling import Sampler
 from fedtorch.core.update import Report
+from fedtorch.rounds.report_checks import check_complete
 from fedtorch.setup.build import build
 
 TASK = Quadratic(clients={name: (1.0, index, 5) for index, name in enumerate("abcdef")})
@@ -119,17 +120,14 @@ def test_ranks_that_draw_different_clients_for_the_first_round_do_not_fit_togeth
     assert one == other
 
 
-def test_reports_of_other_clients_than_those_drawn_end_the_run(tmp_path: Path) -> None:
-    runner = make_runner(config_of(tmp_path, Nobody, after=9))
-    trainer, clients = runner.trainer, runner.components.clients
-    trainer.drawn = [(client, 1) for client in clients[:3]]
-    trainer.check_cohort([Report(name) for name in "cab"])
-    for reports in ("ab", "abd", "abcd", "abca"):
-        with pytest.raises(PreflightError, match="the ranks drew different clients"):
-            trainer.check_cohort([Report(name) for name in reports])
-    runner.context.members.lost["c"] = 0  # a lost client may be missing, or have delivered before
-    trainer.check_cohort([Report(name) for name in "ab"])
-    trainer.check_cohort([Report(name) for name in "abc"])
+def test_a_round_in_which_a_drawn_client_was_not_trained_once_ends_the_run() -> None:
+    drawn = [(Client(name, index, {"train": 5}), 1) for index, name in enumerate("abc")]
+    check_complete([Report(name) for name in "cab"], drawn)
+    for reports in ("ab", "", "abca"):
+        with pytest.raises(PreflightError, match="the ranks drew different clients for a round"):
+            check_complete([Report(name) for name in reports], drawn)
+    for reports in ("ab", "abc"):  # a lost client may have delivered before
+        check_complete([Report(name) for name in reports], drawn, lost={"c": 0})
 
 
 def drawn_by_rank(folder: str) -> None:
@@ -140,5 +138,5 @@ def drawn_by_rank(folder: str) -> None:
 @pytest.mark.slow
 def test_ranks_that_come_apart_in_a_later_round_end_with_a_reason(tmp_path: Path) -> None:
     server, *workers = expect_exit(drawn_by_rank, 3, str(tmp_path))
-    assert server.exit_code == 4 and "round 2: the ranks drew different clients" in server.error
+    assert server.exit_code == 4 and "the ranks drew different clients" in server.error
     assert all(worker.exit_code for worker in workers)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from harness import make_config, make_runner
+from prepared_files import seal
 
 from fedtorch.config.schema import ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core.errors import ConfigError, DataError
@@ -213,6 +214,7 @@ def test_bad_rows_are_found_before_training(folder: Path, tmp_path: Path, change
     lines = file.read_text().splitlines()
     lines[1] = json.dumps({**json.loads(lines[1]), **change})
     file.write_text("\n".join(lines) + "\n")
+    seal(copy)
     with pytest.raises(DataError, match=message):
         make(copy).check("red")
 

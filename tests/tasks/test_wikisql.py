@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from harness import make_config, make_runner
+from prepared_files import seal
 from ranks import run_ranks
 from safetensors.torch import load_file
+from transformers import AutoModel
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedparsing import FedParsing
@@ -24,7 +26,7 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.folder import write_manifest
 from fedtorch.data.hydranet import Question
 from fedtorch.models.encoder import EncoderModel
-from fedtorch.models.hydranet import HydraNet
+from fedtorch.models.networks.hydranet import HydraNet
 from fedtorch.tasks.base import SERVER
 from fedtorch.tasks.wikisql import WikiSQL
 
@@ -63,6 +65,7 @@ def test_a_clients_rows_do_not_depend_on_its_queries(task: WikiSQL, tmp_path: Pa
         hidden = json.dumps({k: v for k, v in row.items() if k not in ("agg", "sel", "conds")}, ensure_ascii=False)
         lines.append(hidden.encode().ljust(len(line)) if line else b"")  # as long as before, so the index fits
     path.write_bytes(b"\n".join(lines))
+    seal(tmp_path / "data")
     hidden_task = replace(task, data=str(tmp_path / "data"))
     assert hidden_task.load("client3", "train") == task.load("client3", "train")
 
@@ -244,7 +247,7 @@ def test_settings_of_the_task_that_cannot_work_are_refused(task: WikiSQL, tmp_pa
             make_runner(config_for(task, tmp_path, FedParsing(), per_client={}, paradigm=paradigm))
     with pytest.raises(ConfigError, match="width is 10 but heads is 4, which does not divide it"):
         EncoderModel(width=10)
-    with pytest.raises(ConfigError, match="task.encoder.name is 'no-such/model', from which no encoder could"):
+    with pytest.raises(ConfigError, match="task.encoder.name: 'no-such/model' is not a folder"):
         replace(SMALL, name="no-such/model")._load()
 
 
@@ -260,8 +263,11 @@ def test_a_model_is_saved_with_all_that_is_needed_to_load_it(task: WikiSQL, tmp_
     assert all(torch.equal(parameter, same[name]) for name, parameter in model.encoder.named_parameters())
     assert len(again.vocabulary) == len(task.vocabulary)
     task.save_model(model, tmp_path / "model")
-    saved = load_file(tmp_path / "model" / "hydranet.safetensors")
+    heads = load_file(tmp_path / "model" / "hydranet.safetensors")
+    encoder = AutoModel.from_pretrained(tmp_path / "model")
+    saved = {**heads, **{f"encoder.{name}": tensor for name, tensor in encoder.named_parameters()}}
     assert set(saved) == {name for name, _ in model.named_parameters()}
+    assert all(torch.equal(parameter, saved[name]) for name, parameter in model.named_parameters())
     with pytest.raises(ConfigError, match="has positions for 40 tokens but rows may have 50"):
         replace(again, max_length=50).build_model(0)
 

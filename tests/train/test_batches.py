@@ -37,7 +37,7 @@ def test_a_client_that_does_not_shuffle_is_a_plain_loop_over_its_file(tmp_path: 
         runner = make_runner(make_config(tmp_path, task, client=client, per_client=per_client, rounds=1))
         found = {}
         for one in runner.components.clients:
-            runner.trainer._train(one, 1)
+            runner.trainer._train(one)
             found[one.name] = -runner.context.updates.get(one.name).item()
         weights.append(found)
     w = 0.0
