@@ -27,8 +27,8 @@ class FedDyn(FedAvg):
 
     θ are the received weights; "≈" is local training as in FedAvg, by any optimiser. g_i lives with the client, h with
     the server, both start at 0, and h is always the mean of the g_i of all clients: one that is not drawn, fails or is
-    refused keeps its g_i, and has no part in h. Where nothing moves any more g_i is the gradient of f_i and their sum
-    is 0: the optimum of all clients' losses, each counted alike, also where clients differ.
+    refused keeps its g_i. Where nothing moves any more g_i is the gradient of f_i, and their sum is 0: the optimum of
+    all clients' losses, each counted alike, also where clients differ.
     """
 
     weights: Literal["equal"] = "equal"

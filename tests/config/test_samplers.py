@@ -51,6 +51,7 @@ def loaded(text: str, *overrides: str, name: str = "x.yaml") -> Config:
         ("clients: {sampling: uniform}", Uniform()),
         ("clients: {sampling: {name: uniform}}", Uniform()),
         ("clients: {sampling: {}}", Uniform()),
+        ("clients: {sampling: null}", Uniform()),
         ("clients: {sampling: size_proportional, per_round: 2}", SizeProportional()),
         ("clients: {sampling: numpy_round_seed}", NumpyRoundSeed()),
         (f"clients: {{sampling: '{SOME}'}}", Some()),
