@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from fedtorch.algorithms.base import Algorithm as Algorithm
     from fedtorch.algorithms.base import Updates as Updates
     from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
+    from fedtorch.core.client import Client as Client
     from fedtorch.core.client import ClientState as ClientState
+    from fedtorch.core.sampling import Sampler as Sampler
     from fedtorch.core.server import ServerState as ServerState
     from fedtorch.core.update import Report as Report
     from fedtorch.core.update import Update as Update
@@ -31,13 +33,15 @@ _PUBLIC = {
     "ClientJob": "fedtorch.train.job",
     "Report": "fedtorch.core.update",
     "Update": "fedtorch.core.update",
+    "Client": "fedtorch.core.client",
     "ClientState": "fedtorch.core.client",
+    "Sampler": "fedtorch.core.sampling",
     "ServerState": "fedtorch.core.server",
     "Layout": "fedtorch.core.weights",
     "Task": "fedtorch.tasks.base",
     "Scores": "fedtorch.tasks.base",
 }
-"""What algorithms and tasks of your own are made of -> the module it stands in; imported when first asked for."""
+"""What classes of your own are made of -> the module it stands in; imported when first asked for."""
 
 
 def __getattr__(name: str) -> Any:

@@ -162,7 +162,7 @@ def test_only_comm_imports_torch_distributed() -> None:
 
 def test_the_loop_names_no_algorithm_task_or_model() -> None:
     words = re.compile(
-        r"fedavg|fedprox|scaffold|fednova|ditto|lorar|parsing|text2sql|wikisql|\bt5\b|bert|gpt", re.IGNORECASE
+        r"fedavg|fedprox|feddyn|scaffold|fednova|ditto|lorar|parsing|text2sql|wikisql|\bt5\b|bert|gpt", re.IGNORECASE
     )
     for path in (*(PACKAGE / "rounds").glob("*.py"), PACKAGE / "train" / "job.py"):
         # papers may be cited in comments and docstrings

@@ -5,6 +5,7 @@ ALGORITHMS = {
     "fedopt": "fedtorch.algorithms.fedavg:FedOpt",
     "fedprox": "fedtorch.algorithms.fedprox:FedProx",
     "scaffold": "fedtorch.algorithms.scaffold:Scaffold",
+    "feddyn": "fedtorch.algorithms.feddyn:FedDyn",
     "fednova": "fedtorch.algorithms.fednova:FedNova",
     "ditto": "fedtorch.algorithms.ditto:Ditto",
     "pfedme": "fedtorch.algorithms.pfedme:PFedMe",

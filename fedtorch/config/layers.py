@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedtorch.config.find import find
 from fedtorch.config.registry import NAMED, named_class
+from fedtorch.config.samplers import without_other_sampler
 from fedtorch.config.validate import at, check_text, field_names
 from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value
 from fedtorch.core.errors import ConfigError
@@ -76,4 +77,4 @@ def overlay(lower: Tree, upper: Tree) -> Tree:
             if new["name"] != old.get("name", default):
                 known = field_names(named_class(section, new["name"], at(upper, (section, "name"))))
                 data[section] = {key: value for key, value in old.items() if key in known}
-    return Tree(merge(data, upper.data), {**lower.marks, **upper.marks})
+    return Tree(merge(without_other_sampler(data, upper.data), upper.data), {**lower.marks, **upper.marks})

@@ -19,6 +19,7 @@ from fedtorch.config.find import find, run_name
 from fedtorch.config.layers import overlay, read_file, read_override
 from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.registry import NAMED, named_class
+from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
 from fedtorch.config.yaml_tree import Tree, write
@@ -46,6 +47,10 @@ NO_EFFECT = (
     "clients.on_loss",  # nor one that loses nobody this
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
+
+ADDED = {"client.shuffle": True}
+"""Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
+it, so that digests are as they were, and old runs resume."""
 
 _HIDDEN = ("task_name", "algorithm_name")
 
@@ -127,7 +132,8 @@ def digest(config: Config, *, everything: bool = False) -> str:
 
     Two runs may share results when the digests are equal; two ranks fit together when those of everything are.
     """
-    kept = {key: value for key, value in _leaves(to_dict(config)) if everything or not _no_effect(key)}
+    leaves = {key: value for key, value in _leaves(to_dict(config)) if everything or not _no_effect(key)}
+    kept = {key: value for key, value in leaves.items() if key not in ADDED or value != ADDED[key]}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -139,14 +145,14 @@ def difference(old: Config, new: Config) -> list[str]:
 def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`difference` of two configs as `to_dict` gives them, such as one from a checkpoint (both masked or neither)."""
     before, after = (
-        {key: (value, _shown(value, key)) for key, value in _leaves(record) if not _no_effect(key)}
+        {key: (value, _shown(value, key)) for key, value in (ADDED | dict(_leaves(record))).items()}
         for record in (old, new)
     )
     nothing = (None, "not set")
     return [
         f"{key} was {before.get(key, nothing)[1]} and is now {after.get(key, nothing)[1]}"
         for key in {**before, **after}
-        if key not in before or key not in after or before[key] != after[key]
+        if not _no_effect(key) and (key not in before or key not in after or before[key] != after[key])
     ]
 
 
@@ -184,6 +190,9 @@ def _build(tree: Tree) -> Config:
     problems += found
     config, found = validate(Config, data | dict.fromkeys(NAMED), (), tree)
     problems += found
+    if config is not None:
+        parts["clients"], found = resolved(config.clients, tree)
+        problems += found
     if problems:
         raise ConfigError("\n".join(problems))
     return dataclasses.replace(config, **parts)

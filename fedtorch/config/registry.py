@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from functools import lru_cache
+from typing import Any
 
 from fedtorch.config.validate import nearest
 from fedtorch.core.errors import ConfigError
@@ -21,42 +22,57 @@ _log = logging.getLogger(__name__)
 
 def named_class(section: str, name: str, at: str) -> type:
     """The dataclass that `name` stands for: an entry of the section's dict, or `module:Class`."""
-    module_name, table_name, _ = NAMED[section]
-    table = getattr(importlib.import_module(module_name), table_name)
-    if ":" not in name and name not in table:
+    module, table, _ = NAMED[section]
+    base = f"{module}.base:{section.capitalize()}"
+    return class_of(f"{section}.name", name, at, what=section, table=f"{module}:{table}", base=base)
+
+
+def class_of(key: str, name: str, at: str, *, what: str, table: str, base: str) -> type:
+    """The dataclass that the value `name` of `key` stands for: an entry of a table, or `module:Class`.
+
+    at: where it is written, for messages. what: the word for what is named. table, base: `module:NAME` of the dict of
+    name -> `module:Class`, and of the class that it must derive from; imported here.
+    """
+    known = _attribute(table)
+    if ":" not in name and name not in known:
         raise ConfigError(
-            f"{section}.name is `{name}`{at} but there is no such {section}; {nearest(name, list(table))} "
+            f"{key} is `{name}`{at} but there is no such {what}; {nearest(name, list(known))} "
             f"(or write `module:Class` for one of your own)"
         )
-    target = table.get(name, name)
-    module, _, cls_name = target.partition(":")
-    if name not in table:
-        _announce(section, name)
+    target = known.get(name, name)
+    if name not in known:
+        _announce(key, name)
     try:
-        cls = importlib.import_module(module)
-        for part in cls_name.split("."):
-            cls = getattr(cls, part)
+        cls = _attribute(target)
     except MemoryError:  # which is not the config's
         raise
     except Exception as error:  # whatever the module does on import is the user's to see
         raise ConfigError(
-            f"{section}.name is `{name}`{at} but importing `{target}` failed: "
-            f"{type(error).__name__}: {error}{moved(error)}"
+            f"{key} is `{name}`{at} but importing `{target}` failed: {type(error).__name__}: {error}{moved(error)}"
         ) from error
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"{section}.name is `{name}`{at} but `{target}` is not a dataclass")
-    base = getattr(importlib.import_module(f"{module_name}.base"), section.capitalize())
-    if not issubclass(cls, base):
+        raise ConfigError(f"{key} is `{name}`{at} but `{target}` is not a dataclass")
+    parent = _attribute(base)
+    if not issubclass(cls, parent):
         raise ConfigError(
-            f"{section}.name is `{name}`{at} but `{target}` is no {base.__name__}; derive it from `{base.__module__}."
-            f"{base.__name__}`"
+            f"{key} is `{name}`{at} but `{target}` is no {parent.__name__}; derive it from `{parent.__module__}."
+            f"{parent.__name__}`"
         )
     return cls
 
 
+def _attribute(target: str) -> Any:
+    """What `module:NAME` stands for."""
+    module, _, name = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 @lru_cache
-def _announce(section: str, name: str) -> None:
+def _announce(key: str, name: str) -> None:
     folder = os.getcwd()
     if not {"", folder} & set(sys.path):
         sys.path.append(folder)
-    _log.warning("%s.name: code from outside this package, `%s`, is imported and run", section, name)
+    _log.warning("%s: code from outside this package, `%s`, is imported and run", key, name)

@@ -42,9 +42,10 @@ class ClientsConfig:
 
     per_round: Literal["all"] | Count = "all"
     """Clients drawn for each round."""
-    sampling: Literal["uniform", "size_proportional", "numpy_round_seed"] = "uniform"
+    sampling: str | dict[str, Any] = "uniform"
     """uniform: without replacement; size_proportional: with replacement, by training size (FedProx);
-    numpy_round_seed: legacy numpy generator seeded with the round (FedML)."""
+    numpy_round_seed: legacy numpy generator seeded with the round (FedML); `module:Class`: a `fedtorch.Sampler` of your
+    own. As a mapping: its `name` and the fields of its dataclass."""
     min: Count = 1
     """With fewer accepted updates than this the server takes no step in that round."""
     on_failure: Literal["skip", "stop"] = "skip"

@@ -12,6 +12,7 @@ from fedtorch.comm.topology import Topology
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
+from fedtorch.core.sampling import Sampler
 from fedtorch.rounds.placement import Placement
 from fedtorch.tasks.base import Task
 from fedtorch.tracking.tracker import Tracker
@@ -32,6 +33,8 @@ class RunComponents:
     """what clients compute and how the server combines it"""
     clients: Sequence[Client]
     """those with training examples, in the manifest's order"""
+    sampler: Sampler
+    """draws the clients of a round"""
     engine: Engine
     """the model, into which any client's weights are loaded"""
     comm: Communicator

@@ -17,7 +17,7 @@ from fedtorch.comm.worker import Verdict
 from fedtorch.core.client import Client
 from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
 from fedtorch.core.norms import norm_and_max
-from fedtorch.core.sampling import cohort
+from fedtorch.core.sampling import cohort, draws_of
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import Report
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
@@ -50,16 +50,15 @@ class ClientTrainer:
     @property
     def per_round(self) -> int:
         """Clients drawn for a round; with replacement they may be more than there are."""
-        config, number = self.context.config.clients, len(self.context.components.clients)
-        if config.per_round == "all":
-            return number
-        return config.per_round if config.sampling == "size_proportional" else min(config.per_round, number)
+        components = self.context.components
+        return draws_of(components.config.clients.per_round, components.sampler, len(components.clients))
 
     def chance(self, client: Client) -> Fraction:
         """That the client is drawn for a round."""
-        if self.context.config.clients.sampling != "size_proportional":
-            return Fraction(self.per_round, len(self.context.components.clients))
-        return 1 - (1 - Fraction(client.sizes["train"], self._examples)) ** self.per_round
+        components = self.context.components
+        return components.sampler.chance(
+            client, self.per_round, num_clients=len(components.clients), num_examples=self._examples
+        )
 
     @cached_property
     def _examples(self) -> int:
@@ -68,12 +67,11 @@ class ClientTrainer:
     def train_cohort(self) -> list[Report]:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         context, components = self.context, self.context.components
-        rule = context.config.clients.sampling
         clients: Sequence[Client] = components.clients
         if lost := context.members.lost:
             clients = [client for client in clients if context.round < lost.get(client.name, context.round + 1)]
-        per_round = len(clients) if context.config.clients.per_round == "all" else self.per_round
-        self.drawn = cohort(clients, per_round, rule, seed=context.config.run.seed, round=context.round)
+        per_round, seed = context.config.clients.per_round, context.config.run.seed
+        self.drawn = cohort(clients, per_round, components.sampler, seed=seed, round=context.round)
         expected = costs(context.config, components.training, (client for client, _ in self.drawn))
         placed = self.placed = components.topology.assign(
             expected, components.placement.homes if context.has_homes else None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fedtorch.core.client import Client
+from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import Report
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,23 @@ def of_cohort(reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -
     if strangers := [report.client for report in reports if report.client not in draws]:
         log.warning("reports of clients that were not drawn for the round are ignored: %s", ", ".join(strangers))
     return [replace(report, draws=draws[report.client]) for report in reports if report.client in draws]
+
+
+def check_complete(reports: Sequence[Report], cohort: Sequence[tuple[Client, int]], lost: Collection[str] = ()) -> None:
+    """Every client that was drawn here was trained once: there is one report of it, or its worker is lost.
+
+    Raises:
+        PreflightError: another rank has drawn other clients.
+    """
+    found = Counter(report.client for report in reports)
+    missing = [client.name for client, _ in cohort if client.name not in found and client.name not in lost]
+    twice = [name for name, count in found.items() if count > 1]
+    if missing or twice:
+        raise PreflightError(
+            f"the ranks drew different clients for a round: {len(missing)} of the {len(cohort)} that the server drew "
+            f"were trained nowhere, {len(twice)} more than once ({', '.join([*missing, *twice][:10])}); a sampler "
+            "(clients.sampling) may depend on its arguments and fields alone"
+        )
 
 
 def impossible(report: Report, client: Client, size: int) -> str:

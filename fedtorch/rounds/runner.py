@@ -23,7 +23,7 @@ from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Stopped
-from fedtorch.rounds.report_checks import of_cohort
+from fedtorch.rounds.report_checks import check_complete, of_cohort
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
 
@@ -146,8 +146,10 @@ class Runner:
         with context.timed("aggregate"):
             gathered = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
             reports = of_cohort(gathered, self.trainer.drawn)
-            if context.comm.is_server and (waited := self.trainer.waited_for(reports)):
-                log.debug("round %d: %s", context.round + 1, waited)
+            if context.comm.is_server:
+                check_complete(reports, self.trainer.drawn, members.lost)
+                if waited := self.trainer.waited_for(reports):
+                    log.debug("round %d: %s", context.round + 1, waited)
             decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
             apply_verdict(context, decision)
             self._step(decision)

@@ -18,6 +18,7 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.config.load import digest, to_dict
 from fedtorch.config.schema import Config
+from fedtorch.core.client import Client
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
 from fedtorch.setup.checks import check, something_is_shared
@@ -67,6 +68,7 @@ class BuiltRun(Plan):
             training=self.training,
             algorithm=self.algorithm,
             clients=self.clients,
+            sampler=self.sampler,
             engine=self.engine,
             comm=comm,
             worker=worker,
@@ -89,7 +91,8 @@ class BuiltRun(Plan):
         return {
             "config": digest(self.config, everything=True),
             "seed": str(self.config.run.seed),
-            "code": code_digest(type(self.task), type(self.algorithm)),
+            "code": code_digest(type(self.task), type(self.algorithm), type(self.sampler)),
+            "clients of the first round": _cohort_digest(self.first_cohort),
             "shared parameters": self.engine.shared.digest(),
             "private parameters": self.engine.private.digest(),
             "python": platform.python_version(),
@@ -178,6 +181,11 @@ def code_digest(*classes: type) -> str:
     for name in sorted(files):
         hasher.update(name.encode() + b"\0" + files[name])
     return hasher.hexdigest()[:16]
+
+
+def _cohort_digest(drawn: Sequence[tuple[Client, int]]) -> str:
+    """Equal exactly when the same clients were drawn as often."""
+    return hashlib.sha256(",".join(f"{client.index}:{draws}" for client, draws in drawn).encode()).hexdigest()[:16]
 
 
 @cache

@@ -56,14 +56,19 @@ def clients_are_the_tasks(plan: Plan) -> None:
     plan.config.check_client_numbers(len(names))
 
 
-def large_clients_count_once(plan: Plan) -> None:
-    """Where large clients are drawn more often, they have no larger weight too."""
+def every_draw_counts(plan: Plan) -> None:
+    """Where clients, large ones above all, are drawn more than once, each draw counts and nothing but the draws."""
     weighting = plan.algorithm.weighting
-    if plan.config.clients.sampling == "size_proportional" and weighting != "equal":
+    if plan.sampler.with_replacement and weighting != "equal":
         raise ConfigError(
-            "clients.sampling is size_proportional, which already favours large clients, and algorithm.weights is "
-            f"{weighting}; set algorithm.weights to equal (1/K per draw, as in FedProx)"
+            f"clients.sampling is {type(plan.sampler).__name__}, which draws with replacement, and algorithm.weights "
+            f"is {weighting}, which does not count draws; set algorithm.weights to equal (1/K per draw, as in FedProx)"
         )
+
+
+def the_sampler_draws_clients(plan: Plan) -> None:
+    """The first round's cohort can be drawn."""
+    assert plan.first_cohort
 
 
 # The algorithm
@@ -225,7 +230,8 @@ def the_choosing_metric_is_measured(plan: Plan) -> None:
 
 RULES: tuple[Callable[[Plan], None], ...] = (
     clients_are_the_tasks,
-    large_clients_count_once,
+    every_draw_counts,
+    the_sampler_draws_clients,
     the_one_client_sends_its_model,
     someone_has_labels,
     the_algorithm_takes_the_settings,

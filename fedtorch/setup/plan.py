@@ -9,9 +9,11 @@ from functools import cached_property
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
 from fedtorch.comm.topology import Topology
+from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
 from fedtorch.core.errors import DataError
+from fedtorch.core.sampling import Sampler, cohort
 from fedtorch.rounds.placement import make_topology
 from fedtorch.tasks.base import Merged, Task
 from fedtorch.train.settings import ClientConfig
@@ -46,6 +48,21 @@ class Plan:
         algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
         training = Merged(task) if config.paradigm == "centralized" else task
         return cls(config, task, training, algorithm, training_clients(training), make_topology(config, num_ranks))
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Draws the clients of a round."""
+        return make_sampler(self.config.clients.sampling)
+
+    @cached_property
+    def first_cohort(self) -> list[tuple[Client, int]]:
+        """The clients of the first round, each with how often it was drawn.
+
+        Raises:
+            ConfigError, QuorumError: see `core.sampling.cohort`.
+        """
+        config = self.config
+        return cohort(self.clients, config.clients.per_round, self.sampler, seed=config.run.seed, round=0)
 
     @cached_property
     def settings(self) -> set[ClientConfig]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -45,6 +45,8 @@ class Batching:
     (the Lorar authors' loop, not to be used for anything else): what is left at an epoch's end is not stepped; its
     gradient goes into the first step of the next epoch, still divided by `accumulation`, and is lost at the end of the
     round."""
+    shuffle: bool = True
+    """a new order in every epoch, or always the examples' own"""
 
     def steps_per_epoch(self, num_examples: int) -> int:
         """Optimiser steps of one pass over the data."""
@@ -80,5 +82,7 @@ class Batching:
                     yield plan
 
     def _micro_batches(self, num_examples: int, epoch: int, seed: int, client: str) -> list[tuple[int, ...]]:
-        order = torch.randperm(num_examples, generator=generator_for(seed, "order", client, epoch)).tolist()
+        order: Sequence[int] = range(num_examples)
+        if self.shuffle:
+            order = torch.randperm(num_examples, generator=generator_for(seed, "order", client, epoch)).tolist()
         return [tuple(order[start : start + self.batch_size]) for start in range(0, num_examples, self.batch_size)]

@@ -81,9 +81,14 @@ class ClientJob:
         """The client's private weights, flat over the engine's private layout; None: the engine's initial ones."""
         return self.state.tensors.get(keys.PRIVATE, self.first_private)
 
+    @property
+    def _batching(self) -> Batching:
+        hp = self.hp
+        return Batching(hp.batch_size, hp.accumulation, hp.accumulation_rule, hp.shuffle)
+
     def plans(self, num_examples: int, *, purpose: str, epochs: int | None = None) -> list[StepPlan]:
         """The round's optimiser steps over `num_examples` examples: `epochs` or else what `hp` says."""
-        batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
+        batching = self._batching
         seed, name = seed_for(self.run_seed, purpose), self.client.name
         if epochs is None and self.hp.steps is not None:
             cursor = int(self.state.numbers.get(keys.cursor(purpose), 0))
@@ -108,7 +113,7 @@ class ClientJob:
         if epochs is None and self.hp.total_epochs is not None:
             first, last = (min(number, self.hp.total_epochs) for number in (first, last))
         count = max(0, last - first)
-        batching = Batching(self.hp.batch_size, self.hp.accumulation, self.hp.accumulation_rule)
+        batching = self._batching
         return math.ceil(self.chance * count * batching.steps_per_epoch(num_examples))
 
     def train(

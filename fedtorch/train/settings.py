@@ -53,6 +53,8 @@ class ClientConfig:
     """Gradients with a larger L2 norm are scaled down to it before each step; null: no limit."""
     batch_size: Count = 8
     """Examples per forward pass (micro-batch)."""
+    shuffle: bool = True
+    """A new order of the examples in every epoch; false: as they stand in the file."""
     accumulation: Count = 1
     """Micro-batches per optimiser step."""
     accumulation_rule: Literal["exact", "spill"] = "exact"

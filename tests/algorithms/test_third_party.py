@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SGD, make_config, make_runner
+from harness import make_config, make_runner
 from ranks import run_ranks
 from toy import Quadratic
 
+from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.load import load
+from fedtorch.config.schema import ClientsConfig
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 CLIENTS = {"a": (1.0, 1.0, 10), "b": (1.0, 2.0, 10), "c": (1.0, 300.0, 10)}
@@ -56,23 +58,43 @@ def test_half_way_by_hand(tmp_path: Path) -> None:
     assert runner.context.server.weights.item() == pytest.approx((0.05 + 0.1 + 15) / 3, rel=1e-12)
 
 
-def on_three_ranks(folder: str) -> list[float]:
-    sys.path.insert(0, str(EXAMPLES))
+def test_a_sampler_of_ones_own_by_hand(tmp_path: Path) -> None:
+    """a alone, then b, then c: one step of rate 0.1 towards each."""
+    config = make_config(tmp_path, TASK, clients=ClientsConfig(per_round=1, sampling="by_turns:ByTurns"), rounds=3)
+    runner = make_runner(config)
+    runner.run()
+    w = 0.0
+    for optimum in (1.0, 2.0, 300.0):
+        w += 0.1 * (optimum - w)
+    assert runner.context.server.weights.item() == pytest.approx(w, rel=1e-12)
+
+
+def own_classes(folder: Path, comm: Communicator | None = None) -> dict[str, list[float]]:
+    """What a run with a rule, and one with a sampler of the examples come to."""
     from median import Median  # type: ignore[import-not-found]
 
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20) as comm:
-        task = Quadratic(clients=CLIENTS, start=(0.0, 1.0, 5.0))
-        runner = make_runner(make_config(Path(folder), task, Median(slices=2), client=SGD, rounds=3), comm)
-        runner.run()
-        return runner.context.received.tolist()
-
-
-def test_median_on_three_ranks_gives_the_bits_of_one_process(tmp_path: Path) -> None:
-    algorithm = from_yaml(tmp_path, '{name: "median:Median", slices: 2}')
     task = Quadratic(clients=CLIENTS, start=(0.0, 1.0, 5.0))
-    runner = make_runner(make_config(tmp_path / "run", task, algorithm, rounds=3))
-    runner.run()
-    server, *workers = run_ranks(on_three_ranks, 3, str(tmp_path / "ranks"))
-    assert server == runner.context.server.weights.tolist()
-    assert all(worker == server for worker in workers)
-    assert torch.tensor(server).isfinite().all()
+    turns = ClientsConfig(per_round=2, sampling={"name": "by_turns:ByTurns", "first": 2})
+    configs = {
+        "median": make_config(folder / "1", task, Median(slices=2), rounds=3),
+        "by turns": make_config(folder / "2", task, clients=turns, rounds=3),
+    }
+    found = {}
+    for name, config in configs.items():
+        runner = make_runner(config, comm)
+        runner.run()
+        found[name] = runner.context.received.tolist()
+    return found
+
+
+def on_three_ranks(folder: str) -> dict[str, list[float]]:
+    sys.path.insert(0, str(EXAMPLES))
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20) as comm:
+        return own_classes(Path(folder), comm)
+
+
+def test_the_examples_on_three_ranks_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    alone = own_classes(tmp_path)
+    for found in run_ranks(on_three_ranks, 3, str(tmp_path / "ranks")):
+        assert found == alone
+    assert all(torch.tensor(weights).isfinite().all() for weights in alone.values())

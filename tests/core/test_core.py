@@ -1,20 +1,17 @@
-"""The small pieces below the round loop: layouts, partitions, updates, client states, sampling, seeds."""
+"""The small pieces below the round loop: layouts, partitions, updates, client states, seeds."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.core.client import Client, ClientState, ClientStore, file_stem
-from fedtorch.core.sampling import cohort
+from fedtorch.core.client import ClientState, ClientStore, file_stem
 from fedtorch.core.seeds import generator_for, seed_for, seed_torch
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout, Partition, digest_of, unshared
@@ -210,55 +207,6 @@ def test_file_stems_are_safe_and_differ_when_names_do(one: str, other: str) -> N
         stem = file_stem(name)
         assert len(stem) < 80 and "/" not in stem and ".." not in stem and stem.isascii()
     assert (file_stem(one) == file_stem(other)) == (one == other)
-
-
-CLIENTS = [Client(f"c{i}", i, {"train": 1 + i}) for i in range(20)]
-
-
-def names(drawn: list[tuple[Client, int]]) -> list[str]:
-    return [client.name for client, _ in drawn]
-
-
-def test_uniform_sampling_depends_on_seed_and_round_alone() -> None:
-    one = cohort(CLIENTS, 5, "uniform", seed=1, round=3)
-    torch.manual_seed(7)
-    np.random.seed(7)
-    assert names(one) == names(cohort(CLIENTS, 5, "uniform", seed=1, round=3))
-    assert len(one) == len(set(names(one))) == 5 and [c.index for c, _ in one] == sorted(c.index for c, _ in one)
-    others = {tuple(names(cohort(CLIENTS, 5, "uniform", seed=s, round=r))) for s in range(3) for r in range(3)}
-    assert len(others) == 9
-
-
-def test_all_clients_come_in_index_order() -> None:
-    assert cohort(CLIENTS, 20, "uniform", seed=0, round=0) == [(client, 1) for client in CLIENTS]
-
-
-def test_uniform_sampling_draws_everyone_alike() -> None:
-    counts = Counter(name for r in range(2000) for name in names(cohort(CLIENTS, 5, "uniform", seed=0, round=r)))
-    # binomial(2000, 1/4): standard deviation 19.4
-    assert all(abs(count - 500) < 5 * 19.4 for count in counts.values()) and len(counts) == 20
-
-
-def test_size_proportional_sampling_draws_with_replacement_by_size() -> None:
-    counts: Counter[str] = Counter()
-    for r in range(2000):
-        drawn = cohort(CLIENTS, 5, "size_proportional", seed=0, round=r)
-        assert sum(times for _, times in drawn) == 5
-        counts.update({client.name: times for client, times in drawn})
-    for client in CLIENTS:
-        p = client.sizes["train"] / 210
-        assert abs(counts[client.name] - 10_000 * p) < 5 * (10_000 * p * (1 - p)) ** 0.5
-
-
-def test_the_fedml_scheme_is_numpys_legacy_generator_seeded_with_the_round() -> None:
-    np.random.seed(4)
-    expected = sorted(np.random.choice(range(20), 5, replace=False).tolist())
-    assert [c.index for c, _ in cohort(CLIENTS, 5, "numpy_round_seed", seed=99, round=4)] == expected
-
-
-def test_an_unknown_scheme_is_an_error() -> None:
-    with pytest.raises(ValueError, match="choose one of uniform"):
-        cohort(CLIENTS, 5, "random", seed=0, round=0)
 
 
 def test_seeds_tell_types_and_boundaries_apart() -> None:

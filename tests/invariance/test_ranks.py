@@ -16,6 +16,7 @@ from toy import Quadratic
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedadam": (FedAvg(weights="equal"), {"server": ServerConfig(optimizer="adam", lr=0.1)}),
     "fedprox": (FedProx(mu=0.1), {}),
     "scaffold": (Scaffold(), {}),
+    "feddyn": (FedDyn(alpha=0.1), {"client": replace(CLIENT, shuffle=False)}),
     "fednova": (FedNova(), {}),
     "ditto": (Ditto(lam=0.5), {"client": ADAM}),
     "private_head": (FedAvg(), {"client": ADAM, "partition": HEAD, "eval": EvalConfig(every=2)}),
@@ -154,6 +156,7 @@ SLOW = pytest.mark.slow
         pytest.param("ditto", 0, 5, marks=SLOW),
         pytest.param("local", 2, 4, marks=SLOW),
         pytest.param("scaffold", 0, 4, marks=SLOW),
+        pytest.param("feddyn", 0, 4, marks=SLOW),
         pytest.param("fedopt_lorar", 1, 2, marks=SLOW),
     ],
 )

@@ -12,7 +12,7 @@ from harness import make_config, make_runner
 from fedtorch.algorithms.fedparsing import FedParsing
 from fedtorch.algorithms.mean_teacher import Student
 from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig
-from fedtorch.core.sampling import cohort
+from fedtorch.core.sampling import Uniform, cohort
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.remarks import CHECKED_CLIENTS
@@ -57,7 +57,7 @@ def finished(tiny_wikisql: Path, folder: Path, algorithm: FedParsing) -> Runner:
 
 
 def sampled(runner: Runner) -> set[str]:
-    drawn = [cohort(runner.components.clients, 2, "uniform", seed=0, round=round) for round in range(2)]
+    drawn = [cohort(runner.components.clients, 2, Uniform(), seed=0, round=round) for round in range(2)]
     return {client.name for clients in drawn for client, _ in clients}
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("deepspeed")
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.fedprox import FedProx, proximal
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.comm.distributed import DistributedCommunicator
@@ -133,7 +134,11 @@ def agree(found: Outcome, expected: Outcome) -> None:
 
 
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), Scaffold()], ids=lambda algorithm: type(algorithm).__name__)
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedProx(mu=0.1), Scaffold(), pytest.param(FedDyn(alpha=0.1), marks=pytest.mark.slow)],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
 def test_corrections_of_the_gradient_work_at_every_stage(
     algorithm: Algorithm, stage: int, tmp_path: Path, tiny_data: Path
 ) -> None:

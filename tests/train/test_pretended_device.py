@@ -18,6 +18,7 @@ from toy import Point, Quadratic
 
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
@@ -38,6 +39,7 @@ ALGORITHMS = {
     "the model after training": (FedAvg(), {"eval": EvalConfig(every=1, point="trained", best="per_client")}),
     "private parameters": (FedAvg(), {"partition": PartitionConfig(private=("head",))}),
     "fedprox": (FedProx(mu=0.1), {}),
+    "feddyn": (FedDyn(), {}),
     "fednova": (FedNova(), {"client": PLAIN}),
     "scaffold": (Scaffold(option="I"), {"client": PLAIN}),
     "ditto": (Ditto(), {}),

@@ -1,0 +1,91 @@
+"""The page on algorithms lists every member that a rule of one's own may use, and shows code of the files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from members import signatures
+
+from fedtorch.algorithms.base import Updates
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.core.client import Client, ClientState
+from fedtorch.core.sampling import Sampler
+from fedtorch.core.server import ServerOptimizer, ServerState
+from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout
+from fedtorch.train.engine import Engine
+from fedtorch.train.job import ClientJob
+from fedtorch.train.loop import LossCurve
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
+CLASSES: list[type] = [
+    ClientJob, LossCurve, Engine, ServerState, ServerOptimizer, ClientState, Client, Report, Updates, Layout, Sampler,
+]  # fmt: skip
+BLOCKS = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def section(heading: str) -> str:
+    """The text between a heading and the next one."""
+    assert PAGE.count(f"\n{heading}\n") == 1, heading
+    return re.split(r"^#+ ", PAGE.partition(f"\n{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def members_listed(heading: str) -> list[str]:
+    """What stands in code at the head of a list's items, which may be several with commas between."""
+    heads = re.findall(r"^- ((?:`[^`]+`(?:, )?)+): ", section(heading), re.MULTILINE)
+    return [member for head in heads for member in re.findall(r"`([^`]+)`", head)]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_the_reference_lists_every_public_member_with_its_signature(cls: type) -> None:
+    listed = members_listed(f"### `{cls.__name__}`")
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == set(signatures(cls).values())
+
+
+def test_every_class_of_the_reference_is_compared() -> None:
+    assert re.findall(r"^### `(\w+)`$", PAGE, re.MULTILINE) == [cls.__name__ for cls in CLASSES]
+
+
+def test_the_table_has_everything_that_a_rule_may_define() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|", section("## What it may define"), re.MULTILINE)
+    fields = {"weights", "loss_reduction"}  # a line below the table is about them
+    expected = {text for name, text in signatures(FedAvg).items() if name not in fields}
+    assert {row.replace(" or ", " | ") for row in rows} == expected and len(rows) == len(expected)
+
+
+def code_of(text: str) -> list[str]:
+    """The statements of a piece of Python, without docstrings and without what is imported from the future."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module) and ast.get_docstring(node) and body:
+            del body[0]
+    return [ast.unparse(node) for node in tree.body if getattr(node, "module", "") != "__future__"]
+
+
+@pytest.mark.parametrize(("file", "text"), BLOCKS, ids=[f"{file}:{i}" for i, (file, _) in enumerate(BLOCKS)])
+def test_code_on_the_page_is_that_of_the_file_it_names(file: str, text: str) -> None:
+    if "/" in file:  # a part of a file of the package, line by line
+        assert f"\n{text}" in f"\n{(ROOT / file).read_text()}"
+    else:
+        assert code_of(text) == code_of((ROOT / "docs" / "examples" / file).read_text())
+
+
+def test_the_page_shows_the_examples_and_a_rule_with_state() -> None:
+    files = [file for file, _ in BLOCKS]
+    assert {"clipped_average.py", "half_way.py", "by_turns.py"} <= set(files)
+    assert files.count("fedtorch/algorithms/feddyn.py") == 4
+    assert len(BLOCKS) == PAGE.count("```python\n")
+
+
+def test_a_signature_is_shown_as_it_is_written() -> None:
+    found = signatures(ClientJob)
+    assert found["seed"] == "seed(purpose: str) -> int" and found["round"] == "round: int"
+    assert found["initial"] == "initial: Tensor" and "_collated" not in found
+    assert signatures(Layout)["of"] == "of(weights: Mapping[str, Tensor]) -> Layout"
+    assert signatures(FedAvg)["report"] == "report(job: ClientJob, curve: LossCurve, **extra: float) -> Report"
