@@ -141,7 +141,8 @@ def _read(file: Path, root: Path | None, cache: str) -> Table:
             rows = Dataset.from_json(path, cache_dir=cache)
         elif kind == "csv":  # every cell is a string: pandas would take "NA" and "null" for missing ones
             separator = "\t" if suffix == ".tsv" else ","
-            rows = Dataset.from_csv(path, cache_dir=cache, sep=separator, dtype=str, keep_default_na=False)
+            texts = _all_texts(path, separator)
+            rows = Dataset.from_csv(path, cache_dir=cache, sep=separator, features=texts, keep_default_na=False)
         elif kind == "text":
             rows = Dataset.from_text(path, cache_dir=cache)
         elif kind == "arrow":
@@ -154,6 +155,15 @@ def _read(file: Path, root: Path | None, cache: str) -> Table:
     owner = file.stem if root is None or file.parent == root else file.relative_to(root).parts[0]
     is_lines = suffix in (".jsonl", ".txt", ".csv", ".tsv")
     return Table(rows, str(file), owner, "", file if is_lines else None, int(kind == "csv"))
+
+
+def _all_texts(path: str, separator: str) -> Any:
+    """The `features` of a CSV file, with columns named as its reader names them."""
+    from datasets import Features, Value
+    from pandas import read_csv
+
+    names = read_csv(path, sep=separator, nrows=0, dtype=object).columns
+    return Features({str(name): Value("string") for name in names})
 
 
 def _split(name: str) -> str:
