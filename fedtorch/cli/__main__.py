@@ -32,6 +32,7 @@ COMMANDS = {
     "local": Command("launchers.local", "the same on several ranks of this machine, restarted when one dies"),
     "sweep": Command("launchers.sweep", "many runs: configs x grid x seeds, here or on SLURM; their status"),
     "slurm": Command("launchers.slurm", "hand a run to SLURM"),
+    "init": Command("fedtorch.data.own.init", "look at a data file and write a config for it"),
     "data": Command("fedtorch.data.prepare", "prepare data sets"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
     "chat": Command("fedtorch.chat.__main__", "talk to a trained dialog assistant"),

@@ -16,6 +16,7 @@ import pytest
 import fedtorch
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
+import fedtorch.data.own.init
 import fedtorch.main
 import fedtorch.report.__main__
 import launchers.local
@@ -30,6 +31,7 @@ FUNCTIONS = {
     "local": launchers.local.main,
     "sweep": launchers.sweep.main,
     "slurm": launchers.slurm.main,
+    "init": fedtorch.data.own.init.main,
     "data": fedtorch.data.__main__.main,
     "report": fedtorch.report.__main__.main,
     "chat": fedtorch.chat.__main__.main,
@@ -87,7 +89,7 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("reprot", "did you mean `report`?"),
         ("slrum", "did you mean `slurm`?"),
-        ("train", "choose one of run, local, sweep, slurm, data, report, chat"),
+        ("train", "choose one of run, local, sweep, slurm, init, data, report, chat"),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
     ],
