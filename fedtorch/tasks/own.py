@@ -117,6 +117,19 @@ class OwnTask(Prepared):
         rows = read_rows(self.folder, client, split, fields=())
         return [rows[i] for i in self.picked(client, split, len(rows))]
 
+    def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of each of some prepared rows before anything is cut, all its texts together."""
+        found, form, vocabulary = list[int](), self.form(), self.vocabulary
+        for start in range(0, len(rows), 1000):
+            texts = [list(form.texts(row)) for row in rows[start : start + 1000]]
+            ids = iter(vocabulary([text for own in texts for text in own], verbose=False).input_ids if any(texts) else ())
+            found += [sum(len(next(ids)) for _ in own) for own in texts]
+        return found
+
+    def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """How many of some prepared rows of train have nothing to learn from; every row has its label by default."""
+        return 0
+
     def cut(self, ids: Sequence[int], most: int, where: str) -> list[int]:
         """At most `most` ids, as `truncate` says.
 
