@@ -19,7 +19,8 @@ import torch
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import Interrupted, LostRankError
+from fedtorch.core.errors import Interrupted, LostRankError, PreflightError
+from fedtorch.core.job_environment import check_job_environment
 from fedtorch.lifecycle.exit import end, explained, last_words, of_last_attempt
 from fedtorch.lifecycle.log_files import start_logging
 from fedtorch.lifecycle.session import Session, build_all
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     """
     parser = _parser(prog)
     args = parser.parse_args(arguments)
-    if args.ranks and not args.dry_run:
+    if args.ranks is not None and args.ranks < 1:
+        parser.error(f"--ranks is {args.ranks}; give the number of ranks, at least 1")
+    if args.ranks is not None and not args.dry_run:
         parser.error("--ranks goes with --dry-run; to train on several ranks use torchrun or `fedtorch local`")
     keep_standard_streams()
     stop = stop or StopFlag()
@@ -50,7 +53,10 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
 
 
 def _main(args: argparse.Namespace, stop: StopFlag) -> int:
-    rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    try:
+        rank, num_ranks = check_job_environment(os.environ)
+    except PreflightError as refused:
+        return end(None, refused, 0, "")
     command = resume_command(args.config, args.set)
     told: Config | None = None  # whose folder says how the run ends
     try:

@@ -225,6 +225,28 @@ def test_a_test_file_that_is_not_the_prepared_one_ends_the_run_before_training(
     assert f"{path} is not the file that" in capsys.readouterr().err
 
 
+def test_a_model_that_no_machine_can_hold_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, "task.model.d_model=2000000000", "task.model.d_ff=2000000000") == 2
+    assert (
+        "the model that `task` describes does not fit into this machine: with a tensor of [" in capsys.readouterr().err
+    )
+
+
+def test_a_rank_that_is_no_number_ends_the_run_with_4(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "x")
+    assert run(config) == 4
+    assert "environment variable RANK is 'x', expected a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", ["0", "-3"])
+def test_a_dry_run_on_no_ranks_is_refused(config: Path, ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(config, options=("--dry-run", "--ranks", ranks))
+    assert caught.value.code == 2 and f"--ranks is {ranks}; give the number of ranks" in capsys.readouterr().err
+
+
 def test_two_clients_of_one_name_are_refused(copied: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["clients"]["North"] = manifest["clients"]["north"]

@@ -26,8 +26,11 @@ class Updates(Protocol):
         """The accepted reports, in client order."""
         ...
 
-    def weighted_sum(self, weights: Sequence[float]) -> Tensor:
-        """Σ weights_i · grad_i, the same bits for any placement of clients on ranks."""
+    def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
+        """Σ weights_i · grad_i, the same bits for any placement of clients on ranks.
+
+        It is refused where its norm is above Σ |weights_i| norm_i by the reports, or above `max_norm` in place of that.
+        """
         ...
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.compression.compressors import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
 from fedtorch.compression.payload import Sparse, decode
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.norms import norm_and_max
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import SERVER_STEPS
 from fedtorch.core.update import Report
@@ -142,9 +143,8 @@ class FedAssistant(FedAvg, MessageAlgorithm):
             job.send("weights", sent)
             return self.report(job, curve)
         job.send(MESSAGE, message)
-        low, high = torch.aminmax(sent)
-        norm = torch.linalg.vector_norm(sent).item()
-        return replace(self.report(job, curve), norm=norm, max_abs=max(high.item(), -low.item()))
+        norm, max_abs = norm_and_max(sent)
+        return replace(self.report(job, curve), norm=norm, max_abs=max_abs)
 
     def _residual(self, job: ClientJob) -> Tensor | None:
         """What the client had not sent, and what of it the last step left out."""

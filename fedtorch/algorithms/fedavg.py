@@ -49,7 +49,7 @@ class FedAvg(Algorithm):
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """See `weighting.normalised`."""
-        return normalised(self.weights, reports)
+        return normalised(self.weights, reports, self.loss_reduction.cap)
 
     def report(self, job: ClientJob, curve: LossCurve, **extra: float) -> Report:
         """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
+from fedtorch.core.ranges import Positive
 from fedtorch.train.loop import LossCurve
 
 
@@ -24,6 +25,9 @@ class LossReduction:
     """decimals each value is rounded to; the authors' logs have 4"""
     include_prox: bool = True
     """does the FedProx penalty count? In the paper's Algorithm 1, line 14, and in the code it does"""
+    cap: Positive | None = None
+    """the largest ΔL that counts in a client's weight, more counts as this; null: no limit. The server knows a
+    client's losses from its report alone: without a limit one that reports a fall from 1e12 to 0 has all the weight"""
 
     def __post_init__(self) -> None:
         if self.window < 1:

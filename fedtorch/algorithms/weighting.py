@@ -11,23 +11,23 @@ from fedtorch.core.update import Report
 log = logging.getLogger(__name__)
 
 
-def _size(report: Report) -> float:
+def _size(report: Report, cap: float) -> float:
     return float(report.examples)
 
 
-def _equal(report: Report) -> float:
+def _equal(report: Report, cap: float) -> float:
     return float(report.draws)
 
 
-def _loss_reduction(report: Report) -> float:
-    return max(0.0, float(report.extra["loss_reduction"]))
+def _loss_reduction(report: Report, cap: float) -> float:
+    return min(cap, max(0.0, float(report.extra["loss_reduction"])))
 
 
-def _lorar(report: Report) -> float:
-    return _size(report) * _loss_reduction(report)
+def _lorar(report: Report, cap: float) -> float:
+    return _size(report, cap) * _loss_reduction(report, cap)
 
 
-WEIGHTINGS: dict[str, Callable[[Report], float]] = {
+WEIGHTINGS: dict[str, Callable[[Report, float], float]] = {
     "size": _size,
     "equal": _equal,
     "loss_reduction": _loss_reduction,
@@ -35,25 +35,34 @@ WEIGHTINGS: dict[str, Callable[[Report], float]] = {
 }
 
 
-def normalised(name: str, reports: Sequence[Report]) -> list[float]:
+class NothingToWeighError(ValueError):
+    """No report has examples and finite numbers, so none of the updates can count."""
+
+
+def normalised(name: str, reports: Sequence[Report], cap: float | None = None) -> list[float]:
     """p_i = a_i / Σ a_j, with a_i = n_i (size), 1 (equal), ΔL_i (loss_reduction) or n_i ΔL_i (lorar).
 
     size: FedAvg; Lorar, Eqn. 2. lorar: Lorar, Eqn. 6. loss_reduction: Lorar, section 6.3.
-    Under size-proportional sampling `equal` counts a client once per draw.
+    Under size-proportional sampling `equal` counts a client once per draw. cap: the largest ΔL that counts.
     Returns one weight per report, in order, summing to 1, or [] for no reports. Guards, which the paper's code lacks:
-    a report with any non-finite number gets weight 0; a negative ΔL counts as 0; if all a_i are 0 (nothing was
-    learned) the training sizes are used, and that is logged.
+    a report with any non-finite number, or without examples, gets weight 0; a negative ΔL counts as 0; if all a_i are
+    0 (nothing was learned) the training sizes are used, and that is logged.
 
     Raises:
-        ValueError: no report has examples and finite numbers.
+        NothingToWeighError: no report has examples and finite numbers.
     """
     if not reports:
         return []
-    raw = [WEIGHTINGS[name](report) if report.is_ok else 0.0 for report in reports]
+    most = math.inf if cap is None else cap
+    raw = [WEIGHTINGS[name](report, most) if _counts(report) else 0.0 for report in reports]
     if math.fsum(raw) == 0.0 and name != "size":
         log.info("every client's %s weight is 0 in this round: using training sizes instead", name)
-        raw = [_size(report) if report.is_ok else 0.0 for report in reports]
+        raw = [_size(report, most) if _counts(report) else 0.0 for report in reports]
     total = math.fsum(raw)
     if total == 0.0:
-        raise ValueError("no client with training examples and finite numbers to weigh")
+        raise NothingToWeighError("no client with training examples and finite numbers to weigh")
     return [value / total for value in raw]
+
+
+def _counts(report: Report) -> bool:
+    return report.is_ok and report.examples > 0

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fedtorch
-from fedtorch.chat.model import computing, load_side, open_run, passing_of
+from fedtorch.chat.model import computing, load_side, model_folder, open_run, passing_of
 from fedtorch.chat.user import UserSide, Wire, talk
 from fedtorch.compression.payload import PayloadError
 from fedtorch.core.errors import ConfigError, FedtorchError
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat")
         _check(args)
         run = open_run(args.run, args.client)
         model = load_side(run, args.client, "user")
-        vocabulary = load_bpe(run.folder / "model" / "user")
+        vocabulary = load_bpe(model_folder(run.folder, args.client) / "user")
         wire = Wire(sys.stdout, args.show_wire)
         with _assistant(args, int(vocabulary.eos_token_id)) as sock, computing(run):
             user = UserSide(model, vocabulary, SocketLink(sock, wire), passing_of(run), args.reply == "keys")

@@ -14,6 +14,7 @@ from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.core.client import folder_name
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.core.state_keys import BEST_IS_RECEIVED, BEST_PRIVATE, BEST_WEIGHTS, PRIVATE
 from fedtorch.core.weights import Layout, Partition
@@ -36,31 +37,42 @@ def open_run(folder: Path, client: str) -> Run:
         raise ConfigError(f"{folder} is a run of task.name {run.setting('task.name')}; name a run of dialog")
     if run.setting("task.sides") == "one":
         raise ConfigError(f"{folder} has task.sides one: one model for both sides; name a run of task.sides two")
-    for side in SIDES:
-        if not (folder / "model" / side / "config.json").is_file():
-            raise ConfigError(
-                f"{folder} has no trained model: model/{side} is missing; let the run end (the same command resumes "
-                "it), and train with paradigm: federated, which leaves one"
-            )
     if client not in run.clients:
         raise ConfigError(f"--client is {client} but the run's clients are {', '.join(run.clients)}")
+    models = model_folder(folder, client)
+    for side in SIDES:
+        if not (models / side / "config.json").is_file():
+            raise ConfigError(
+                f"{folder} has no trained model: {(models / side).relative_to(folder)} is missing; let the run end "
+                f"(the same command resumes it), or write one: fedtorch export {folder} --client {client}"
+            )
     return run
+
+
+def model_folder(folder: Path, client: str) -> Path:
+    """Where the models of `client` are in a run's folder: a folder of its own, or the one for all clients."""
+    own = folder / "model" / folder_name(client)
+    return own if any((own / side / "config.json").is_file() for side in SIDES) else folder / "model"
 
 
 def load_side(run: Run, client: str, side: SideName) -> GPT2LMHeadModel:
     """The model that `client` was evaluated with at the end, on the CPU, ready to be asked.
 
-    What is shared or frozen comes from `model/`; what is the client's own from the last checkpoint.
+    In runs of version 0.1 `model/` has what is shared or frozen only; there the client's own part is taken from the
+    last checkpoint.
 
     Raises:
         ConfigError: the model cannot be loaded. CheckpointError: the client's own part is missing or damaged.
     """
-    folder = run.folder / "model" / side
+    models = model_folder(run.folder, client)
+    folder = models / side
     logging.disable_progress_bar()  # of loading weights
     try:
         model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{folder} holds no GPT-2 ({type(error).__name__}); run the training again") from error
+    if models != run.folder / "model":
+        return model.eval()
     parameters = dict(model.named_parameters())
     both = {f"{name}.{key}": tensor for name in SIDES for key, tensor in parameters.items()}
     partition = Partition(*(tuple(run.setting(f"partition.{kind}") or ()) for kind in ("private", "frozen")))

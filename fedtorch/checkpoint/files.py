@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from errno import EINVAL
@@ -18,15 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedtorch.checkpoint.form import SERVER_FILES, paths_of, problems
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
 from fedtorch.core.weights import unshared
 
 MANIFEST = "manifest.json"
-FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
 CLIENT_FILE = re.compile(r"[A-Za-z0-9_-]+-r(\d{6,})(?:-part\d+)?\.safetensors(\.\d+\.partial)?")
-_REFERENCE = re.compile(r"server\.(safetensors|json)|clients/[A-Za-z0-9_-]+-r\d{6,}(-part\d+)?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,11 @@ class Manifest:
         """Where the file that the manifest calls `path` lies."""
         return (self.folder.parent if path.startswith("clients/") else self.folder) / path
 
+    def paths(self, only: Collection[str] | None = None) -> list[str]:
+        """All files, or of those of clients the files of the clients in `only`."""
+        others = set() if only is None else {p for name in self.clients if name not in only for p in self.clients[name]}
+        return [path for path in self.files if path not in others]
+
     def fault(self, path: str) -> str | None:
         """What is wrong with the file `path`, or None; reads all of it."""
         entry, where = self.files[path], self.locate(path)
@@ -106,7 +110,7 @@ def write_folder(
     (folder / "server.json").write_text(to_json(state))
     sync(folder / "server.json")
     entries = [entry for files in clients.values() for entry in files]
-    for name in ("server.safetensors", "server.json"):
+    for name in SERVER_FILES:
         entries.append(FileEntry(name, (folder / name).stat().st_size, digest_file(folder / name)))
     manifest = {
         "round": round,
@@ -126,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest in `folder`, checked against its own digest; the files it names are not.
 
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: it is missing, damaged, or no manifest of this folder's checkpoint.
     """
     path = folder / MANIFEST
     try:
@@ -134,18 +138,15 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = sealed["manifest"]
         if sealed["xxh3"] != xxhash.xxh3_64_hexdigest(to_json(manifest).encode()):
             raise CheckpointError(f"{path} has other content than when it was written")
+        if problem := next(problems(folder, manifest), None):
+            raise CheckpointError(f"{path} {problem}")
         files = {p: FileEntry(p, e["bytes"], int(e["xxh3"], 16)) for p, e in manifest["files"].items()}
-        # one file in manifests of earlier versions
-        clients = {c: (p,) if isinstance(p, str) else tuple(p) for c, p in manifest["clients"].items()}
-        named = [path for paths in clients.values() for path in paths]
-        strange = [p for p in (*files, *named) if p not in files or not _REFERENCE.fullmatch(p)]
-        if strange:
-            raise CheckpointError(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
+        clients = {client: tuple(paths_of(listed)) for client, listed in manifest["clients"].items()}
         return Manifest(folder, manifest["round"], manifest["config"], manifest["facts"], files, clients)
     except OSError as error:
         advice = "name a folder such as runs/my_run/checkpoints/round_000012"
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); {advice}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a manifest ({type(error).__name__})") from error
 
 
@@ -213,6 +214,15 @@ def load_tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
         return {}
     with safe_open(path, "pt") as file:
         return {name: file.get_tensor(name).clone() for name in names}
+
+
+@contextmanager
+def parsing(path: Path) -> Iterator[None]:
+    """Turn what reading a file of another form raises into a CheckpointError."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not what a checkpoint has there ({type(error).__name__})") from error
 
 
 def checked(found: Manifest, path: str) -> Path:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from safetensors import safe_open
 
 from fedtorch.checkpoint.files import (
     CLIENT_FILE,
-    FOLDER,
     MANIFEST,
     FileEntry,
     Manifest,
@@ -23,6 +22,7 @@ from fedtorch.checkpoint.files import (
     client_path,
     digest_file,
     load_tensors,
+    parsing,
     put_in_place,
     read_manifest,
     remove_files,
@@ -33,6 +33,7 @@ from fedtorch.checkpoint.files import (
     write_folder,
     writing,
 )
+from fedtorch.checkpoint.form import FOLDER
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
@@ -126,10 +127,10 @@ class Checkpoints:
             logger.warning("old checkpoints in %s could not be deleted: %s", self.folder, error)
         return target
 
-    def latest(self) -> Manifest | None:
+    def latest(self, only: Collection[str] | None = None) -> Manifest | None:
         """The newest checkpoint whose files all have the right size and digest; None if there never was one.
 
-        Server only (it reads every file); the others then use `at` with the round it found.
+        Server only (it reads every file); the others then use `at` with the round it found. only: see `open`.
 
         Raises:
             CheckpointError: there are checkpoints, but every one of them is damaged.
@@ -139,7 +140,7 @@ class Checkpoints:
             if not (folder / MANIFEST).exists():
                 continue
             try:
-                return self.open(folder)
+                return self.open(folder, only)
             except CheckpointError as error:
                 faults.append(str(error))
                 logger.warning("THE CHECKPOINT OF ROUND %d IS DAMAGED AND WILL BE SKIPPED: %s", round, error)
@@ -150,14 +151,16 @@ class Checkpoints:
             )
         return None
 
-    def open(self, folder: Path) -> Manifest:
+    def open(self, folder: Path, only: Collection[str] | None = None) -> Manifest:
         """The checkpoint in `folder` (of this run or another), every file of it checked; server only.
+
+        only: of clients' files those of these clients; None: of all.
 
         Raises:
             CheckpointError: it is none, or damaged; the message names the file.
         """
         found = read_manifest(folder)
-        for path in found.files:
+        for path in found.paths(only):
             if fault := found.fault(path):
                 raise CheckpointError(fault)
         return found
@@ -205,10 +208,12 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is damaged.
         """
-        state = json.loads(checked(found, "server.json").read_bytes())
-        tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
-        self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
-        return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
+        path = checked(found, "server.json")
+        with parsing(path):
+            state = json.loads(path.read_bytes())
+            tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
+            self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
+            return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
 
     def load_client(
         self, found: Manifest, client: str, is_wanted: Callable[[str], bool] = lambda _: True
@@ -223,10 +228,11 @@ class Checkpoints:
         whole = ClientState()
         for name in found.clients.get(client, ()):
             path = checked(found, name)
-            with safe_open(path, "pt") as file:
-                state = json.loads(file.metadata()["state"])
-            whole.tensors |= load_tensors(path, [name for name in state["names"] if is_wanted(name)])
-            whole.numbers |= {name: value for name, value in state["numbers"].items() if is_wanted(name)}
+            with parsing(path):
+                with safe_open(path, "pt") as file:
+                    state = json.loads(file.metadata()["state"])
+                whole.tensors |= load_tensors(path, [name for name in state["names"] if is_wanted(name)])
+                whole.numbers |= {name: value for name, value in state["numbers"].items() if is_wanted(name)}
         return whole
 
     def check_fits(

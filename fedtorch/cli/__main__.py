@@ -35,6 +35,7 @@ COMMANDS = {
     "init": Command("fedtorch.data.own.init", "look at a data file and write a config for it"),
     "data": Command("fedtorch.data.prepare", "prepare data sets"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
+    "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
     "chat": Command("fedtorch.chat.__main__", "talk to a trained dialog assistant"),
 }
 

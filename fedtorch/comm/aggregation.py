@@ -10,8 +10,9 @@ comes next.
     3. `broadcast_request`: operation, round, number    `receive_request`
        of terms, exponent of the sum's scale; then
        the terms (client, rank, weight)
-    4. `agree` on the operation: finds its own          the same; a rank that cannot find one says so, and
-       updates among the terms                          all ranks raise the same error
+    4. `agree` on the operation: finds its own          the same; a rank that cannot find one, or would send
+       updates among the terms                          more or less than the server expects, says so, and all
+                                                        ranks raise the same error
     5. window by window, all clients of a window
        before the next window:
          REDUCE        adds its own; group reduce       adds its own; group reduce
@@ -22,8 +23,10 @@ comes next.
        or, as a whole:
          SEND_ONE      receives the update, unless      sends the update, if it is its own
                        it is its own
+       and whoever has sent anything then sends its digests or projections, which the server compares (`checks`)
     6. goes on in `combine`: back to 2                  back to 2
     7. `combine` has returned: requests DONE            returns
+       has refused updates: requests REFUSED, raises    raises RefusedUpdatesError
        `combine` has raised: requests ABORT, raises     raises FedtorchError
 
 If a rank is lost on the way, operations raise on the others (`Group`); what was received until then counts nowhere.
@@ -32,6 +35,7 @@ An `all_gather_updates` is steps 3 and 4 and one all-gather (`messages`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,7 +47,7 @@ from fedtorch.comm.faults import Faults
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op, Problem, problem_of
 from fedtorch.comm.meter import Meter
-from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import UpdateBuffer
 
@@ -131,9 +135,29 @@ class Aggregation:
                     own.append((found, term.weight))
                 else:
                     problem = problem_of(found, term.client)
-        self.group.agree(op, round=self.round, length=self.local.size, dtype=self.local.dtype, problem=problem)
+        self.group.agree(
+            op,
+            round=self.round,
+            length=self.local.size,
+            dtype=self.local.dtype,
+            problem=problem,
+            num_bytes=self._bytes_of(op, [grad.nbytes for grad, _ in own]) if not problem else 0,
+            expected=self._expected(op, terms) if self.group.rank == 0 else None,
+        )
         self.faults("payload", round=self.round)
         return own
+
+    def _bytes_of(self, op: Op, updates: Sequence[int]) -> int:
+        """What a rank sends that has these updates, given by their bytes."""
+        if op is Op.REDUCE or (op is Op.SEND_SUMS and updates):
+            return self.local.size * SUM_DTYPE.itemsize
+        return sum(updates) if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0
+
+    def _expected(self, op: Op, terms: Sequence[Term]) -> list[int]:
+        """What every member has to send."""
+        each = self.local.size * self.local.dtype.itemsize
+        held = Counter(term.rank for term in terms)
+        return [self._bytes_of(op, [each] * held[rank]) for rank in self.group.members]
 
     def _find(self, client: int) -> Tensor | Problem:
         if not 0 <= client < len(self.names) or self.names[client] not in self.local:

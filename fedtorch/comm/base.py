@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +12,16 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fedtorch.comm.checks import SumCheck, claim_problem
 from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SumScale
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.core.errors import PreflightError
+from fedtorch.core.errors import PreflightError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
+
+log = logging.getLogger(__name__)
 
 
 class AcceptedUpdates(ABC):
@@ -40,13 +44,17 @@ class AcceptedUpdates(ABC):
     def __len__(self) -> int:
         return len(self.reports)
 
-    def weighted_sum(self, weights: Sequence[float]) -> Tensor:
+    def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
         """Σ weights_i Δ_i as a new CPU vector, shape (size,): the same bits for any packing of clients onto ranks.
 
         weights: one finite number per report, of any sign and sum. Clients of weight 0 are not asked for.
-        The `max_abs` in the reports must be true: they fix the scale of the integer sum.
+        max_norm: of the sum, where a bound is known that does not rest on the reports; None: Σ |weights_i| norm_i.
+        The `max_abs` in the reports fix the scale of the integer sum.
+        A sum that the reports cannot explain is not returned: the updates are then taken one by one, each is compared
+        with its report, and if all are true the sum is made of them again.
 
         Raises:
+            RefusedUpdatesError: an update is not what its client reported, or not even the second sum fits.
             ValueError: wrong number of weights, or one of them or a `max_abs` is not finite; or the updates are
                 compressed messages, whose bytes have no sum (see `comm.messages.sum_of_messages`).
         """
@@ -59,18 +67,54 @@ class AcceptedUpdates(ABC):
             raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
         weights = [float(weight) for weight in weights]
         scale = SumScale.of(weights, [report.max_abs for report in self.reports])
-        return self._sum(scale, [(r, w) for r, w in zip(self.reports, weights, strict=True) if w != 0])
+        terms = [(r, w) for r, w in zip(self.reports, weights, strict=True) if w != 0]
+        check = SumCheck(terms, scale, self.size, max_norm)
+        total = self._sum(scale, terms, check)
+        if not check.problems:
+            return total
+        log.warning("%s; the updates are taken one by one", "; ".join(check.problems))
+        if refused := self._refused():
+            raise RefusedUpdatesError(refused)
+        check = SumCheck(terms, scale, self.size, max_norm)
+        total = self._sum(scale, terms, check, singly=True)
+        if check.problems:
+            everyone = dict.fromkeys((report.client for report, _ in terms), "; ".join(check.problems))
+            raise RefusedUpdatesError(check.blamed or everyone)
+        return total
 
-    @abstractmethod
     def __iter__(self) -> Iterator[Tensor]:
         """Each update in report order, shape (size,), on the CPU.
 
         The tensor may be reused: it is valid until the next one is asked for, and is not to be changed.
+
+        Raises:
+            RefusedUpdatesError: an update is not what its client reported; messages are not looked into.
         """
+        for report, (update, problem) in zip(self.reports, self._each(), strict=True):
+            if problem := problem or claim_problem(report, update):
+                raise RefusedUpdatesError({report.client: problem})
+            yield update
+
+    def _refused(self) -> dict[str, str]:
+        """Every client whose update is not what it reported, with the reason."""
+        problems = [
+            problem or claim_problem(report, update)
+            for report, (update, problem) in zip(self.reports, self._each(), strict=True)
+        ]
+        return {report.client: problem for report, problem in zip(self.reports, problems, strict=True) if problem}
 
     @abstractmethod
-    def _sum(self, scale: SumScale, terms: list[tuple[Report, float]]) -> Tensor:
-        """The sum of weight · update at `scale`, over the clients with a weight other than 0."""
+    def _each(self) -> Iterator[tuple[Tensor, str]]:
+        """Each update in report order, and what went wrong with it on its way."""
+
+    @abstractmethod
+    def _sum(
+        self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
+    ) -> Tensor:
+        """The sum of weight · update at `scale`, over the clients with a weight other than 0; `check` sees it.
+
+        singly: every update comes by itself.
+        """
 
 
 Combine = Callable[[AcceptedUpdates], Tensor]
@@ -180,7 +224,8 @@ class Communicator(ABC):
 
         local: the updates of this rank's clients; the same length and dtype on all ranks.
         accepted: on the server, some of the reports of the last `gather_reports`; ignored elsewhere.
-        If `combine` raises, so does this on every rank: the same error on the server, FedtorchError elsewhere.
+        If `combine` raises, so does this on every rank: the same error on the server, FedtorchError elsewhere, which
+        is RefusedUpdatesError where that of the server is.
         """
 
     @abstractmethod

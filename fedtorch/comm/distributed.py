@@ -29,7 +29,7 @@ from fedtorch.comm.store import JobMember, Store
 from fedtorch.comm.transport import Staging
 from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError
+from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
@@ -56,12 +56,7 @@ class DistributedCommunicator(Communicator):
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._shutdown = Shutdown(
-            store,
-            self._liveness,
-            self._rendezvous,
-            hosts_store=member.hosts_store,
-            grace_s=options.grace_s,
-            drop=self._drop,
+            store, self._liveness, self._rendezvous, member.hosts_store, options.grace_s, self._drop
         )
         self._group = Group(store, self._liveness, self._raise_lost)
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
@@ -229,9 +224,9 @@ class DistributedCommunicator(Communicator):
         updates = DistributedUpdates(aggregation, accepted, self._places, self._options.exchange)
         try:
             result = combine(updates)
-        except BaseException:
+        except BaseException as error:
             if not self._group.is_broken:
-                updates.finish(Op.ABORT)
+                updates.finish(Op.REFUSED if isinstance(error, RefusedUpdatesError) else Op.ABORT)
             raise
         updates.finish(Op.DONE)
         return result

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedtorch.comm.checks import DAMAGED, window_digests
 from fedtorch.comm.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.store import Store
@@ -71,6 +72,7 @@ class Group:
         self._store, self._liveness, self._on_error = store, liveness, on_error
         self._staging: Staging | None = None
         self._transfers: set[Transfer] = set()
+        self._left_to_send = 0
         self._numbers: Direct | None = None
         self._payload: Transport | None = None
 
@@ -87,11 +89,13 @@ class Group:
         dtype: torch.dtype = torch.float32,
         problem: int = 0,
         num_bytes: int = 0,
+        expected: Sequence[int] | None = None,
     ) -> list[int]:
         """Enter an operation: all ranks must be at the same one, for the same round, length and dtype.
 
         problem: 0, or `Problem` and client index by `problem_of`; any rank's problem stops all ranks.
-        num_bytes: of the payload that this rank has; the one number that may differ.
+        num_bytes: of the payload that this rank has; the one number that may differ. More than that is not sent.
+        expected: on the server, every member's `num_bytes`; None: anything.
         Returns on the server every member's `num_bytes`; elsewhere the server's alone.
 
         Raises:
@@ -103,15 +107,16 @@ class Group:
         compared = (MAGIC, op, self.sequence, round, length, DTYPES.index(dtype), problem)
         mine = torch.tensor([*compared, num_bytes], dtype=torch.int64)
         rows = self._gather_rows(mine)
-        verdict = torch.zeros(WIDTH + 3, dtype=torch.int64)
+        verdict = torch.zeros(WIDTH + 4, dtype=torch.int64)
         if self.rank == 0:
             verdict[:WIDTH] = mine
-            verdict[WIDTH:] = torch.tensor(first_difference(rows))
+            verdict[WIDTH:] = torch.tensor(first_difference(rows, expected))
         self.broadcast_numbers(verdict)
-        servers, (rank, place, theirs) = verdict[:WIDTH].tolist(), verdict[WIDTH:].tolist()
+        servers, (rank, place, theirs, instead_of) = verdict[:WIDTH].tolist(), verdict[WIDTH:].tolist()
         if rank >= 0:
             self.drop()
-            raise PreflightError(describe(self.members[rank], place, theirs, servers))
+            raise PreflightError(describe(self.members[rank], place, theirs, instead_of, servers))
+        self._left_to_send = num_bytes
         if self._payload is None:
             self._guard(self._connect_payload)
         return [row[-1] for row in (rows if self.rank == 0 else [servers])]
@@ -136,20 +141,60 @@ class Group:
         return buffers
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on."""
-        self.wait(self._start(lambda: self._payloads.broadcast(tensor)))
+        """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on.
+
+        Raises:
+            PreflightError: on a rank where something else came.
+        """
+        transfer = self._start(lambda: self._payloads.broadcast(tensor))
+        digests = window_digests(tensor) if self.rank == 0 else None  # while it is sent
+        self.wait(transfer)
+        came = torch.tensor(window_digests(tensor) if digests is None else digests, dtype=torch.int64)
+        sent = came.clone()
+        self.broadcast_numbers(sent)
+        self._see_whole(0, sent.equal(came))
 
     def all_gather(self, everyone: list[Tensor], mine: Tensor) -> None:
-        """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on."""
-        self.wait(self._start(lambda: self._payloads.all_gather(everyone, mine)))
+        """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on.
+
+        Raises:
+            PreflightError: on a rank where something else came.
+        """
+        transfer = self._start(lambda: self._payloads.all_gather(everyone, mine))
+        digests = window_digests(mine)
+        self.wait(transfer)
+        for rank, (came, sent) in enumerate(zip(everyone, self.all_gather_numbers(digests), strict=True)):
+            self._see_whole(rank, window_digests(came) == sent)
 
     def start_reduce(self, tensor: Tensor) -> Transfer:
         """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""
+        self._count_sent(tensor)
         return self._start(lambda: self._payloads.reduce(tensor))
 
     def start_send(self, tensor: Tensor) -> Transfer:
         """Begin to send a payload to the server."""
+        self._count_sent(tensor)
         return self._start(lambda: self._payloads.send(tensor, 0))
+
+    def send_numbers(self, numbers: Sequence[int]) -> None:
+        """Send the server what it receives by `receive_numbers`, which has to know their count."""
+        if numbers:
+            tensor = torch.tensor(numbers, dtype=torch.int64)
+            self.wait(self._start(lambda: self._gloo().send(tensor, 0)))
+
+    def receive_numbers(self, count: int, rank: int) -> list[int]:
+        """On the server: what `rank` sends by `send_numbers`."""
+        numbers = torch.zeros(count, dtype=torch.int64)
+        if count:
+            self.wait(self._start(lambda: self._gloo().receive(numbers, self.members.index(rank))))
+        return numbers.tolist()
+
+    def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every member's numbers, as many on each, on all of them."""
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        everyone = [torch.zeros_like(mine) for _ in range(self.size)]
+        self.wait(self._start(lambda: self._gloo().all_gather(everyone, mine)))
+        return [each.tolist() for each in everyone]
 
     def start_receive(self, tensor: Tensor, rank: int) -> Transfer:
         """Begin to receive what `rank` sends next; in the order of these calls."""
@@ -171,6 +216,20 @@ class Group:
             if transport is not None:
                 transport.drop()
         self._payload = self._numbers = None
+
+    def _see_whole(self, place: int, is_whole: bool) -> None:
+        if not is_whole:
+            self.drop()
+            raise PreflightError(f"a payload of rank {self.members[place]} {DAMAGED} at rank {self.rank}")
+
+    def _count_sent(self, tensor: Tensor) -> None:
+        """Raises PreflightError: this rank was about to send more than it announced; nothing of it is sent."""
+        self._left_to_send -= tensor.nbytes
+        if self._left_to_send < 0:
+            self.drop()
+            raise PreflightError(
+                f"rank {self.rank} was about to send {-self._left_to_send} bytes more than it announced"
+            )
 
     def _gather_rows(self, mine: Tensor) -> list[list[int]]:
         received = [torch.zeros_like(mine) for _ in range(self.size)] if self.rank == 0 else []

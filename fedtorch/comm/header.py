@@ -42,6 +42,8 @@ class Op(IntEnum):
     """End of an aggregation that failed on the server."""
     ALL_GATHER = 11
     """Every rank's updates to all."""
+    REFUSED = 12
+    """End of an aggregation that is to be decided again, without the clients whose updates were refused."""
 
 
 class Problem(IntEnum):
@@ -69,19 +71,29 @@ def problem_of(problem: Problem, client: int) -> int:
     return problem << 32 | client if problem else 0
 
 
-def first_difference(rows: Sequence[Sequence[int]]) -> tuple[int, int, int]:
-    """(row, place, value) of the first value that differs from the server's or is a problem; row −1 if none."""
+def first_difference(
+    rows: Sequence[Sequence[int]], num_bytes: Sequence[int] | None = None
+) -> tuple[int, int, int, int]:
+    """(row, place, value, expected) of the first value that is not as expected or is a problem; row −1 if none.
+
+    num_bytes: what every rank has to announce; None: anything.
+    """
     for rank, row in enumerate(rows):
         for place, name in enumerate(COMPARED):
-            if row[place] != (0 if name == "problem" else rows[0][place]):
-                return rank, place, row[place]
-    return -1, 0, 0
+            expected = 0 if name == "problem" else rows[0][place]
+            if row[place] != expected:
+                return rank, place, row[place], expected
+        if num_bytes is not None and row[-1] != num_bytes[rank]:
+            return rank, len(COMPARED), row[-1], num_bytes[rank]
+    return -1, 0, 0, 0
 
 
-def describe(rank: int, place: int, theirs: int, servers: Sequence[int]) -> str:
+def describe(rank: int, place: int, theirs: int, expected: int, servers: Sequence[int]) -> str:
     """A difference in words. rank: in the job. servers: the server's row."""
     row = dict(zip(COMPARED, servers, strict=False))
     step = f"in {_name('operation', row['operation'])} of round {row['round']} (operation {row['sequence']})"
+    if place == len(COMPARED):
+        return f"{step} rank {rank} is about to send {theirs} bytes, the server expects {expected}: refused unsent"
     field = COMPARED[place]
     if field == "problem":
         return f"{step} rank {rank} {_PROBLEMS[Problem(theirs >> 32)]}: client index {theirs & 0xFFFFFFFF}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.base import AcceptedUpdates, Combine, Communicator
+from fedtorch.comm.checks import SumCheck
 from fedtorch.comm.messages import count_replicated
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.comm.wire import Message, decode, encode
@@ -21,11 +22,13 @@ class LocalUpdates(AcceptedUpdates):
         super().__init__(reports, local.size, local.dtype)
         self._local = local
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def _each(self) -> Iterator[tuple[Tensor, str]]:
         for report in self.reports:
-            yield self._local.get(report.client)
+            yield self._local.get(report.client), ""
 
-    def _sum(self, scale: SumScale, terms: list[tuple[Report, float]]) -> Tensor:
+    def _sum(
+        self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
+    ) -> Tensor:
         out = torch.empty(self.size, dtype=self.dtype)
         grads = [(self._local.get(report.client), weight) for report, weight in terms]
         accumulator = Accumulator(min(self.size, WINDOW), self.dtype)
@@ -34,6 +37,7 @@ class LocalUpdates(AcceptedUpdates):
             for grad, weight in grads:
                 accumulator.add(grad[start:stop], weight)
             accumulator.result(out[start:stop])
+        check.see_sum(accumulator.squares, out)
         return out
 
 

@@ -12,22 +12,27 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation
+from fedtorch.comm.checks import SumCheck, as_integers, as_numbers, projection
+from fedtorch.comm.digests import Passing, window_digest
 from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
-from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
-from fedtorch.core.errors import FedtorchError
+from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
+from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError
 
 
 def answer_requests(aggregation: Aggregation) -> None:
     """On every rank but the server: take part in what the server requests, until it is done.
 
     Raises:
+        RefusedUpdatesError: the server has refused updates and is going to decide again.
         FedtorchError: the server gave up.
     """
     while True:
         op, terms, scale = aggregation.receive_request()
         if op is Op.DONE:
             return
+        if op is Op.REFUSED:
+            raise RefusedUpdatesError({})
         if op is Op.ABORT:
             raise FedtorchError(f"combining the updates of round {aggregation.round} failed on the server; see its log")
         own = aggregation.agree(op, terms)
@@ -40,21 +45,29 @@ def answer_requests(aggregation: Aggregation) -> None:
 
 
 def reduce_sum(
-    aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, out: Tensor | None = None
+    aggregation: Aggregation,
+    own: Sequence[tuple[Tensor, float]],
+    scale: SumScale,
+    into: tuple[Tensor, SumCheck] | None = None,
 ) -> None:
-    """Add up this rank's updates and, by one group reduce per window, all ranks'; into `out` on the server.
+    """Add up this rank's updates and, by one group reduce per window, all ranks'.
 
+    into: on the server, where the sum is written, and what it is compared with.
     Three windows are on the way, so that reducing overlaps adding.
     """
     group, local = aggregation.group, aggregation.local
-    idle = [Accumulator(min(local.size, WINDOW), local.dtype) for _ in range(3)]
+    accumulators = [Accumulator(min(local.size, WINDOW), local.dtype) for _ in range(3)]
+    idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
+    sent: list[float] = []
+    came: list[float] = []
 
     def finish() -> None:
         transfer, accumulator, start, stop = reducing.popleft()
         group.wait(transfer)
-        if out is not None:
-            accumulator.result(out[start:stop])
+        if into is not None:
+            came.append(projection(accumulator.partial(stop - start)))
+            accumulator.result(into[0][start:stop])
         idle.append(accumulator)
 
     for start, stop in windows(local.size):
@@ -64,11 +77,27 @@ def reduce_sum(
         accumulator.reset(scale)
         for grad, weight in own:
             accumulator.add(grad[start:stop], weight)
-        reducing.append((group.start_reduce(accumulator.partial(stop - start)), accumulator, start, stop))
+        partial = _checked(accumulator.partial(stop - start), stop - start)
+        sent.append(projection(partial))
+        reducing.append((group.start_reduce(partial), accumulator, start, stop))
     while reducing:
         finish()
-    senders = group.size - 1 if out is not None else 1
+    if into is None:
+        group.send_numbers(as_integers(sent))
+    else:
+        into[1].see_sum(sum(accumulator.squares for accumulator in accumulators), into[0])
+        _compare_projections(aggregation, sent, came, into[1])
+    senders = group.size - 1 if into is not None else 1
     aggregation.meter.count("up", "aggregate", physical=8 * local.size * senders)
+
+
+def _compare_projections(
+    aggregation: Aggregation, own: Sequence[float], came: Sequence[float], check: SumCheck
+) -> None:
+    """On the server: what all ranks say their windows are, and what came of them together."""
+    group = aggregation.group
+    others = [as_numbers(group.receive_numbers(len(came), rank)) for rank in group.members[1:]]
+    check.see_projections(list(map(sum, zip(own, *others, strict=True))), came, min(aggregation.local.size, WINDOW))
 
 
 def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale) -> None:
@@ -76,6 +105,7 @@ def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], sca
     group, local = aggregation.group, aggregation.local
     idle = [Accumulator(min(local.size, WINDOW), local.dtype) for _ in range(IN_FLIGHT if own else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
+    digests: list[int] = []
 
     def finish() -> None:
         transfer, accumulator = sending.popleft()
@@ -87,22 +117,40 @@ def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], sca
             finish()
         accumulator = idle.pop()
         accumulator.reset(scale)
-        for grad, weight in own:
-            accumulator.add(grad[start:stop], weight)
-        sending.append((group.start_send(accumulator.partial(stop - start)), accumulator))
+        goes = Passing(stop - start, SUM_DTYPE)
+        for place, (grad, weight) in enumerate(own, start=1):
+            accumulator.add(grad[start:stop], weight, goes=goes if place == len(own) else None)
+        sending.append((group.start_send(_checked(accumulator.partial(stop - start), stop - start)), accumulator))
+        digests.append(goes.digest)
         aggregation.meter.count("up", "aggregate", physical=8 * (stop - start))
     while sending:
         finish()
+    group.send_numbers(digests)
 
 
 def _send(grads: Sequence[Tensor], aggregation: Aggregation, *, in_windows: bool) -> None:
     group, size = aggregation.group, aggregation.local.size
     sending: deque[Transfer] = deque()
+    digests: list[int] = []
     for start, stop in windows(size) if in_windows else [(0, size)]:
         for grad in grads:
-            sending.append(group.start_send(grad[start:stop]))
+            window = _checked(grad[start:stop], stop - start)
+            sending.append(group.start_send(window))
+            digests.append(window_digest(window))
             if len(sending) > 2 * IN_FLIGHT:
                 group.wait(sending.popleft())
     for transfer in sending:
         group.wait(transfer)
+    group.send_numbers(digests)
     aggregation.meter.count("up", "aggregate", physical=sum(grad.nbytes for grad in grads))
+
+
+def _checked(window: Tensor, length: int) -> Tensor:
+    """`window`, which the receiver expects to have `length` numbers.
+
+    Raises:
+        PreflightError: it has not. gloo aborts the process that receives too much (*measured*, torch 2.13).
+    """
+    if window.shape != (length,):
+        raise PreflightError(f"this rank was about to send {window.numel()} numbers in place of the agreed {length}")
+    return window

@@ -13,13 +13,60 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.aggregation import Aggregation, Request, Term
+from fedtorch.comm.checks import norm_problem
 from fedtorch.comm.header import Op
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
-from fedtorch.compression.payload import Sparse
+from fedtorch.compression.payload import PayloadError, Sparse
+from fedtorch.core.errors import RefusedUpdatesError
+from fedtorch.core.norms import norm_and_max
+from fedtorch.core.update import Report
 
 Decoded = Sparse | Tensor
 Decode = Callable[[Tensor], Decoded]
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message and what it stands for."""
+
+    message: Tensor
+    """As it came; a dense vector is decoded from it again when it is added, one at a time."""
+    norm: float
+    """Of the vector that it stands for."""
+    max_abs: float
+    """Largest absolute value in that vector."""
+    sparse: Sparse | None
+    """That vector; None if it is dense."""
+
+    @classmethod
+    def of(cls, message: Tensor, decode: Decode) -> Received:
+        """Raises PayloadError: the message is not what it should be."""
+        decoded = decode(message)
+        sparse = decoded if isinstance(decoded, Sparse) else None
+        values = decoded.values if isinstance(decoded, Sparse) else decoded
+        return cls(message, *norm_and_max(_widened(values)), sparse)
+
+
+def read_messages(reports: Sequence[Report], messages: Sequence[Tensor], decode: Decode) -> list[Received]:
+    """The accepted clients' messages, each compared with what its client reported.
+
+    Raises:
+        RefusedUpdatesError: some are no messages, or not what their clients reported; names all of them.
+    """
+    found: list[Received] = []
+    refused: dict[str, str] = {}
+    for report, message in zip(reports, messages, strict=True):
+        try:
+            found.append(Received.of(message, decode))
+            problem = norm_problem(report, found[-1].norm, found[-1].max_abs)
+        except PayloadError as error:
+            problem = f"its message cannot be read: {error}"
+        if problem:
+            refused[report.client] = problem
+    if refused:
+        raise RefusedUpdatesError(refused)
+    return found
 
 
 def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
@@ -30,16 +77,20 @@ def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode
     Raises:
         ValueError: a decoded number is not finite. PayloadError: a message is not what it should be.
     """
-    terms = [_Term.of(message, decode) for message in messages]
+    return sum_of_received([Received.of(message, decode) for message in messages], weights, decode, out)
+
+
+def sum_of_received(terms: Sequence[Received], weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
+    """The same of messages that were read already."""
     scale = SumScale.of(weights, [term.max_abs for term in terms])
     if all(term.sparse is not None for term in terms):
         sparse = [term.sparse for term in terms if term.sparse is not None]
         return _sum_sparse(sparse, weights, scale, out)
     accumulator = Accumulator(out.numel(), out.dtype)
     accumulator.reset(scale)
-    for message, weight in zip(messages, weights, strict=True):
-        term = decode(message)  # one dense vector at a time, however many messages there are
-        accumulator.add(term.dense(out.dtype) if isinstance(term, Sparse) else term, weight)
+    for term, weight in zip(terms, weights, strict=True):
+        decoded = decode(term.message)  # one dense vector at a time, however many messages there are
+        accumulator.add(decoded.dense(out.dtype) if isinstance(decoded, Sparse) else decoded, weight)
     return accumulator.result(out)
 
 
@@ -73,6 +124,10 @@ def _sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumSca
 
 def _readable(values: Tensor) -> npt.NDArray[Any]:
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
+
+
+def _widened(values: Tensor) -> Tensor:
+    return values.float() if values.dtype.itemsize < 4 else values
 
 
 def all_gather_updates(aggregation: Aggregation, terms: Sequence[Term] | None) -> list[Tensor]:
@@ -109,23 +164,3 @@ def count_replicated(meter: Meter, num_bytes: int, clients: int) -> None:
     meter.count("up", "aggregate", logical=num_bytes * clients, messages=clients)
     copies = clients * (clients - 1)
     meter.count("down", "aggregate", logical=num_bytes * copies, messages=copies)
-
-
-@dataclass(frozen=True)
-class _Term:
-    """What a message stands for."""
-
-    max_abs: float
-    """Of its numbers."""
-    sparse: Sparse | None
-    """None if it is a dense vector, which is decoded again when it is added."""
-
-    @classmethod
-    def of(cls, message: Tensor, decode: Decode) -> _Term:
-        decoded = decode(message)
-        sparse = decoded if isinstance(decoded, Sparse) else None
-        values = decoded.values if isinstance(decoded, Sparse) else decoded
-        if not values.numel():
-            return cls(0.0, sparse)
-        low, high = torch.aminmax(values)
-        return cls(float(max(high.item(), -low.item())), sparse)

@@ -14,10 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from fedtorch.comm.digests import Passing
 
 # Vectors are summed window by window, so that the sum stays in the cache and no rank ever holds one of full length:
 # 4 MB of fp32 to send, 8 MB of float64 to reduce. Smaller windows cost more in messages than they save.
@@ -83,6 +87,8 @@ class Accumulator:
     """Of the vectors that are added."""
     total: Tensor
     """The sum of whole numbers, float64, shape (size,), on the CPU."""
+    squares: float
+    """Σ of the squares of the whole numbers in all sums that `result` has written; its last bits are BLAS's."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
         self.size, self.dtype = size, dtype
@@ -90,6 +96,7 @@ class Accumulator:
         self._whole = np.empty(max(1, min(size, CHUNK)))
         self._scale = SumScale(0)
         self._is_fresh = True
+        self.squares = 0.0
 
     def reset(self, scale: SumScale) -> None:
         """Start a new sum at `scale`."""
@@ -97,29 +104,50 @@ class Accumulator:
         self._is_fresh = True
 
     @torch.no_grad()
-    def add(self, grad: Tensor, weight: float) -> None:
-        """Add weight · grad; grad has at most `size` elements, the same number in every call of one sum."""
+    def add(self, grad: Tensor, weight: float, *, came: Passing | None = None, goes: Passing | None = None) -> None:
+        """Add weight · grad; grad has at most `size` elements, the same number in every call of one sum.
+
+        came: is shown `grad`, and the whole numbers that are added. goes: is shown the sum as it then is.
+        """
         if grad.dtype != self.dtype or grad.dim() != 1 or grad.numel() > self.size:
             raise ValueError(
                 f"an accumulator of {self.size} {self.dtype} was given {tuple(grad.shape)} {grad.dtype}; "
                 f"expected a vector of its own dtype that is no longer"
             )
         factor = np.float64(self._scale.scaled(weight))
-        for start in range(0, grad.numel(), CHUNK):
-            part = grad[start : start + CHUNK].numpy()
-            total = self.total[start : start + len(part)].numpy()
-            whole = total if self._is_fresh else self._whole[: len(part)]
-            np.multiply(part, factor, out=whole, dtype=np.float64)  # torch widens into a vector of its own first
-            np.rint(whole, out=whole)
-            if not self._is_fresh:
-                np.add(total, whole, out=total)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
+            for part, total in self._pieces(grad):
+                whole = total if self._is_fresh else self._whole[: len(part)]
+                np.multiply(part, factor, out=whole, dtype=np.float64)  # torch widens into a vector of its own first
+                np.rint(whole, out=whole)
+                if came is not None:
+                    came.read(part)
+                    came.weigh(whole)
+                if not self._is_fresh:
+                    np.add(total, whole, out=total)
+                if goes is not None:
+                    goes.read(total)
         self._is_fresh = False
 
-    def add_sum(self, sums: Tensor) -> None:
-        """Add the beginning of another accumulator's `total`, of the same scale."""
-        total = self.total[: sums.numel()]
-        total.copy_(sums) if self._is_fresh else total.add_(sums)
+    def add_sum(self, sums: Tensor, came: Passing | None = None) -> None:
+        """Add the beginning of another accumulator's `total`, of the same scale. came: is shown it."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part, total in self._pieces(sums):
+                if came is not None:
+                    came.read(part)
+                    came.weigh(part)
+                if self._is_fresh:
+                    total[:] = part
+                else:
+                    np.add(total, part, out=total)
         self._is_fresh = False
+
+    def _pieces(self, vector: Tensor) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float64]]]:
+        """The vector in pieces that stay in the cache, each with its place in `total`."""
+        values, total = vector.numpy(), self.total.numpy()
+        for start in range(0, len(values), CHUNK):
+            part = values[start : start + CHUNK]
+            yield part, total[start : start + len(part)]
 
     def partial(self, length: int) -> Tensor:
         """The first `length` elements of `total`, zero if nothing was added; shares memory with `total`.
@@ -135,10 +163,13 @@ class Accumulator:
     @torch.no_grad()
     def result(self, out: Tensor) -> Tensor:
         """Write the sum into `out`, rounded once to its dtype; `out` is at most `size` long. Zero is never −0.0."""
-        total = self.partial(out.numel())
-        with np.errstate(over="ignore"):  # beyond the range of `out` is infinity, as everywhere in torch
-            factor = np.float64(math.ldexp(1.0, -self._scale.exponent))
-            np.multiply(total.numpy(), factor, out=out.numpy(), casting="same_kind")
-        # Whether whole numbers add up to 0.0 or −0.0 depends on who began with 0.0; adding it ends in 0.0 for both.
-        np.add(out.numpy(), 0.0, out=out.numpy())
+        self.partial(out.numel())
+        factor = np.float64(math.ldexp(1.0, -self._scale.exponent))
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond the range of `out` is infinity, as in torch
+            for part, total in self._pieces(out):
+                self.squares += float(np.dot(total, total))
+                np.multiply(total, factor, out=part, casting="same_kind")
+                # Whether whole numbers add up to 0.0 or −0.0 depends on who began with 0.0; adding it ends in 0.0 for
+                # both.
+                np.add(part, 0.0, out=part)
         return out

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation, Request, Term
 from fedtorch.comm.base import AcceptedUpdates
+from fedtorch.comm.checks import DAMAGED, SumCheck
+from fedtorch.comm.digests import Passing, window_digest
 from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
 from fedtorch.comm.local_updates import reduce_sum
@@ -37,24 +39,24 @@ class DistributedUpdates(AcceptedUpdates):
         super().__init__(reports, aggregation.local.size, aggregation.local.dtype)
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange = places, exchange
-        self._receiving: tuple[Transfer, Tensor] | None = None
+        self._receiving: tuple[Transfer, Tensor, int] | None = None
 
     def finish(self, op: Op) -> None:
         """Tell the other ranks that the server is done, or has given up."""
         self._finish_receiving()
         self._aggregation.broadcast_request(Request(op))
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def _each(self) -> Iterator[tuple[Tensor, str]]:
         # Two buffers: while the caller works on one update the next one is received in the other.
         buffers = (torch.empty(self.size, dtype=self.dtype), torch.empty(self.size, dtype=self.dtype))
         following = self._start_receiving(0, buffers[0]) if self.reports else None
         for place in range(len(self.reports)):
-            self._finish_receiving()
+            problem = self._finish_receiving()
             update, following = following, None
             if place + 1 < len(self.reports):
                 following = self._start_receiving(place + 1, buffers[(place + 1) % 2])
             assert update is not None
-            yield update
+            yield update, problem
 
     def _start_receiving(self, place: int, buffer: Tensor) -> Tensor:
         """Begin to receive the update of the report at `place` into `buffer`; the server's own needs no buffer."""
@@ -63,33 +65,43 @@ class DistributedUpdates(AcceptedUpdates):
         self._aggregation.broadcast_request(Request(Op.SEND_ONE, terms))
         for own, _ in self._aggregation.agree(Op.SEND_ONE, terms):
             return own
-        self._receiving = self._group.start_receive(buffer, terms[0].rank), buffer
+        self._receiving = self._group.start_receive(buffer, terms[0].rank), buffer, terms[0].rank
         self._aggregation.meter.count("up", "aggregate", physical=buffer.nbytes)
         return buffer
 
-    def _finish_receiving(self) -> None:
-        """Wait for an update that is on its way: its sender takes part in nothing else until then."""
-        if self._receiving is not None:
-            (transfer, _), self._receiving = self._receiving, None
-            self._group.wait(transfer)
+    def _finish_receiving(self) -> str:
+        """Wait for an update that is on its way: its sender takes part in nothing else until then.
+
+        Returns what went wrong with it on its way.
+        """
+        if self._receiving is None:
+            return ""
+        (transfer, buffer, rank), self._receiving = self._receiving, None
+        self._group.wait(transfer)
+        is_whole = self._group.receive_numbers(1, rank) == [window_digest(buffer)]
+        return "" if is_whole else f"its update {DAMAGED}"
 
     def _term(self, report: Report, weight: float) -> Term:
         return Term(*self._places[report.client], weight)
 
-    def _sum(self, scale: SumScale, weighted: list[tuple[Report, float]]) -> Tensor:
+    def _sum(
+        self, scale: SumScale, weighted: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
+    ) -> Tensor:
         self._finish_receiving()
         terms = [self._term(report, weight) for report, weight in weighted]
-        op = self._transport(terms)
+        op = Op.SEND_UPDATES if singly else self._transport(terms)
         self._aggregation.broadcast_request(Request(op, terms, scale))
         own = self._aggregation.agree(op, terms)
         out = torch.empty(self.size, dtype=self.dtype)
-        remote = [(term.rank, term.weight) for term in terms if term.rank != 0]
         if op is Op.REDUCE:
-            reduce_sum(self._aggregation, own, scale, out)
-        elif op is Op.SEND_SUMS:
-            self._receive([(rank, None) for rank in _distinct(remote)], own, scale, out)
-        else:
-            self._receive(remote, own, scale, out)
+            reduce_sum(self._aggregation, own, scale, (out, check))
+            return out
+        remote = [
+            Incoming(term.rank, (report.client,), term.weight)
+            for term, (report, _) in zip(terms, weighted, strict=True)
+            if term.rank != 0
+        ]
+        self._receive(_by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
         return out
 
     def _transport(self, terms: Sequence[Term]) -> Op:
@@ -100,8 +112,8 @@ class DistributedUpdates(AcceptedUpdates):
         however many ranks there are. At a tie the earliest of SEND_SUMS, REDUCE, SEND_UPDATES: in the first two all
         ranks add at the same time.
         """
-        remote = [(term.rank, term.weight) for term in terms if term.rank != 0]
-        sums = (8 * len(_distinct(remote)), 0, Op.SEND_SUMS)
+        remote = [term.rank for term in terms if term.rank != 0]
+        sums = (8 * len(set(remote)), 0, Op.SEND_SUMS)
         reduce = (8 * 2, 1, Op.REDUCE)
         updates = (self.dtype.itemsize * len(remote), 2, Op.SEND_UPDATES)
         allowed = {"auto": (sums, reduce, updates), "reduce": (sums, reduce), "send": (updates,)}
@@ -109,46 +121,94 @@ class DistributedUpdates(AcceptedUpdates):
 
     def _receive(
         self,
-        remote: Sequence[tuple[int, float | None]],
+        remote: Sequence[Incoming],
         own: Sequence[tuple[Tensor, float]],
         scale: SumScale,
-        out: Tensor,
+        into: tuple[Tensor, SumCheck],
     ) -> None:
-        """Add this rank's own updates and what the other ranks send, by (rank, weight) in this order.
-
-        A weight of None stands for a rank's sum, which is of its clients' weighted updates already.
-        """
-        width = min(self.size, WINDOW)
-        dtype = SUM_DTYPE if any(weight is None for _, weight in remote) else self.dtype
-        idle = [torch.empty(width, dtype=dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
-        expected = iter([(rank, stop - start) for start, stop in windows(self.size) for rank, _ in remote])
-        receiving: deque[tuple[Transfer, Tensor, Tensor]] = deque()
-
-        def fill_idle_buffers() -> None:
-            """Begin to receive into every idle buffer."""
-            while idle and (following := next(expected, None)):
-                rank, length = following
-                buffer = idle.pop()
-                receiving.append((self._group.start_receive(buffer[:length], rank), buffer[:length], buffer))
-
-        accumulator = Accumulator(width, self.dtype)
+        """Add this rank's own updates and what the other ranks send, in this order. into: see `reduce_sum`."""
+        out, check = into
+        dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
+        arriving = self._arriving(remote, dtype)
+        accumulator = Accumulator(min(self.size, WINDOW), self.dtype)
+        squares = [0.0] * len(remote)
+        digests: list[int] = []
         for start, stop in windows(self.size):
             accumulator.reset(scale)
             for grad, weight in own:
                 accumulator.add(grad[start:stop], weight)
-            for _, remote_weight in remote:
-                fill_idle_buffers()
-                transfer, part, buffer = receiving.popleft()
-                self._group.wait(transfer)
-                if remote_weight is None:
-                    accumulator.add_sum(part)
+            for place, each in enumerate(remote):
+                part = next(arriving)
+                came = Passing(len(part), part.dtype)
+                if each.weight is None:
+                    accumulator.add_sum(part, came)
                 else:
-                    accumulator.add(part, remote_weight)
-                idle.append(buffer)
+                    accumulator.add(part, each.weight, came=came)
+                digests.append(came.digest)
+                squares[place] += came.squares
             accumulator.result(out[start:stop])
+        self._compare(remote, digests, squares, check)
+        check.see_sum(accumulator.squares, out)
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
 
+    def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype) -> Iterator[Tensor]:
+        """What the others send, window by window and in this order within it; valid until the next one is asked for."""
+        width = min(self.size, WINDOW)
+        idle = [torch.empty(width, dtype=dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
+        expected = [(each.rank, stop - start) for start, stop in windows(self.size) for each in remote]
+        following = iter(expected)
+        receiving: deque[tuple[Transfer, Tensor, Tensor]] = deque()
+        for _ in expected:
+            while idle and (sender := next(following, None)):
+                rank, length = sender
+                buffer = idle.pop()
+                receiving.append((self._group.start_receive(buffer[:length], rank), buffer[:length], buffer))
+            transfer, part, buffer = receiving.popleft()
+            self._group.wait(transfer)
+            yield part
+            idle.append(buffer)
 
-def _distinct(remote: Sequence[tuple[int, float | None]]) -> list[int]:
+    def _compare(
+        self, remote: Sequence[Incoming], digests: Sequence[int], squares: Sequence[float], check: SumCheck
+    ) -> None:
+        """What came with what was sent and reported. digests: of the windows, as they came."""
+        senders = [each.rank for each in remote] * (len(digests) // max(1, len(remote)))
+        sent = {
+            rank: iter(self._group.receive_numbers(senders.count(rank), rank)) for rank in _distinct(remote) if digests
+        }
+        damaged = {
+            place % len(remote)
+            for place, (rank, digest) in enumerate(zip(senders, digests, strict=True))
+            if next(sent[rank]) != digest
+        }
+        for place, each in enumerate(remote):
+            if each.weight is not None:
+                check.see_client(each.clients[0], squares[place])
+            else:
+                check.see_part(each.rank, each.clients, squares[place])
+            if place in damaged:
+                check.see_damage(each.rank, each.clients)
+
+
+class Incoming(NamedTuple):
+    """What the server receives from another rank."""
+
+    rank: int
+    """Who sends it."""
+    clients: tuple[str, ...]
+    """Whose updates it is made of."""
+    weight: float | None
+    """Of the update; None: it is a sum of the clients' weighted updates already."""
+
+
+def _by_rank(remote: Sequence[Incoming]) -> list[Incoming]:
+    """The sums that ranks send in place of these updates."""
+    return [
+        Incoming(rank, tuple(each.clients[0] for each in remote if each.rank == rank), None)
+        for rank in _distinct(remote)
+    ]
+
+
+def _distinct(remote: Sequence[Incoming]) -> list[int]:
     """The ranks, each once, in order."""
-    return list(dict.fromkeys(rank for rank, _ in remote))
+    return list(dict.fromkeys(each.rank for each in remote))

@@ -22,7 +22,6 @@ class Shutdown:
         store: Store,
         liveness: Liveness,
         rendezvous: Rendezvous,
-        *,
         hosts_store: bool,
         grace_s: float,
         drop: Callable[[], None],

@@ -6,7 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor
 
 from fedtorch.core.errors import PreflightError
-from fedtorch.core.update import Report
+from fedtorch.core.update import SCALARS, Report
 
 Number = int | float
 
@@ -200,15 +200,10 @@ def report_problem(report: Report) -> str:
     return _problem({"status": message.status, "numbers": message.numbers, "lists": lists})
 
 
-_SCALARS = tuple(f.name for f in fields(Report) if f.name not in ("client", "status", "curve", "extra", "draws"))
-
-
 def report_to_message(report: Report, index: int) -> Message:
-    """The report of the client with this place in the manifest; `message_to_report` gives it back exactly."""
-    numbers: dict[str, Number] = {name: getattr(report, name) for name in _SCALARS}
+    """The report of the client with this place in the manifest; `message_to_report` gives back all but `draws`."""
+    numbers: dict[str, Number] = {name: getattr(report, name) for name in SCALARS}
     numbers |= {_EXTRA + name: value for name, value in report.extra.items()}
-    if report.draws != 1:
-        numbers[f"{_EXTRA}draws"] = report.draws
     return Message(index, "report", report.status, numbers, {"curve": report.curve})
 
 
@@ -220,13 +215,12 @@ def message_to_report(message: Message, names: Sequence[str]) -> Report:
     """
     scalars = {key: value for key, value in message.numbers.items() if not key.startswith(_EXTRA)}
     extra = {key[len(_EXTRA) :]: value for key, value in message.numbers.items() if key.startswith(_EXTRA)}
-    draws = extra.pop("draws", 1)
-    is_complete = scalars.keys() == set(_SCALARS) and message.lists.keys() == {"curve"} and isinstance(draws, int)
+    is_complete = scalars.keys() == set(SCALARS) and message.lists.keys() == {"curve"}
     if message.kind != "report" or not 0 <= message.client < len(names) or not is_complete:
         raise PreflightError(
             f"a {message.kind} message of client {message.client} has fields {sorted(scalars)} and lists "
-            f"{sorted(message.lists)}; expected a report of one of {len(names)} clients with {sorted(_SCALARS)}"
+            f"{sorted(message.lists)}; expected a report of one of {len(names)} clients with {sorted(SCALARS)}"
         )
     values: dict[str, Any] = dict(scalars)
-    values |= {"curve": message.lists["curve"], "extra": extra, "draws": draws}
+    values |= {"curve": message.lists["curve"], "extra": extra}
     return Report(names[message.client], message.status, **values)

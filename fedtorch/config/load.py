@@ -11,17 +11,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtorch.config.find import find, run_name
+from fedtorch.config.layers import overlay, read_file, read_override
 from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.schema import ClientConfig, Config
-from fedtorch.config.validate import at, field_names, unknown, validate, wrong
-from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value, write
+from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
+from fedtorch.config.yaml_tree import Tree, write
 from fedtorch.core.errors import ConfigError
 
 DEFAULT = Path(__file__).with_name("default.yaml")
@@ -30,6 +30,7 @@ DEFAULT = Path(__file__).with_name("default.yaml")
 NO_EFFECT = (
     "run.name",  # where the results are kept and what they are called
     "run.dir",
+    "run.export",
     "run.published",
     "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
     "track",  # logging takes no part in training
@@ -60,9 +61,9 @@ def load(path: Path | str | Sequence[Path] | None = None, overrides: Sequence[st
     paths = [Path(path or DEFAULT)] if isinstance(path, Path | str | None) else list(path)
     tree = Tree()
     for file in [file for given in paths for file in find(given)]:
-        tree = _overlay(tree, _read_file(file, ()))
+        tree = overlay(tree, read_file(file, (), {}))
     for override in overrides:
-        tree = _overlay(tree, _read_override(override))
+        tree = overlay(tree, read_override(override))
     run = tree.data.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("name", "+".join(map(run_name, paths)))
@@ -84,7 +85,7 @@ def companion(config: Config, tree: Tree | None = None) -> Config | None:
     for refused in ("compare", "base"):
         if refused in config.compare:
             raise ConfigError(f"compare.{refused} is set{at(upper, (refused,))} but cannot be; remove it")
-    merged = _overlay(Tree(lower, {key: mark for key, mark in kept.items() if key[0] != "compare"}), upper)
+    merged = overlay(Tree(lower, {key: mark for key, mark in kept.items() if key[0] != "compare"}), upper)
     changes = config.compare.get("run", {})
     if isinstance(changes, dict):
         paradigm = merged.data["paradigm"]
@@ -149,59 +150,11 @@ def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
     ]
 
 
-# Files and layers
-
-
-def _read_file(path: Path, parents: tuple[Path, ...]) -> Tree:
-    if path.resolve() in parents:
-        chain = " -> ".join(os.path.relpath(p) for p in (*parents, path.resolve()))
-        raise ConfigError(f"base files form a cycle: {chain}; remove one `base`")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{'base' if parents else 'config'} file {path} cannot be read: {error}") from error
-    own = read(text, str(path))
-    bases = own.data.pop("base", None)
-    bases = [bases] if isinstance(bases, str) else bases or []
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(f"base{at(own, ('base',))} is {describe(bases)} but should be a list of file names")
-    tree = Tree()
-    for base in bases:
-        for file in find(Path(base), folder=path.parent, named_in=at(own, ("base",))):
-            tree = _overlay(tree, _read_file(file, (*parents, path.resolve())))
-    return _overlay(tree, own)
-
-
-def _read_override(override: str) -> Tree:
-    name, equals, text = override.partition("=")
-    keys = name.strip().split(".")
-    source = f"--set {override}"
-    if not equals or not all(keys):
-        raise ConfigError(f"`{source}` should have the form `--set section.key=value`")
-    if keys[0] == "base":
-        raise ConfigError(f"`{source}`: base can only be given in a file")
-    value = read_value(text, f"`{source}`")
-    marks: dict[Key, str] = {tuple(keys[: n + 1]): source for n in range(len(keys))}
-    for key in reversed(keys):
-        value = {key: value}
-    return Tree(value, marks)
-
-
-def _overlay(lower: Tree, upper: Tree) -> Tree:
-    data = dict(lower.data)
-    for section, (_, _, default) in NAMED.items():
-        old, new = data.get(section), upper.data.get(section)
-        if isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get("name"), str):
-            if new["name"] != old.get("name", default):
-                known = field_names(named_class(section, new["name"], at(upper, (section, "name"))))
-                data[section] = {key: value for key, value in old.items() if key in known}
-    return Tree(merge(data, upper.data), {**lower.marks, **upper.marks})
-
-
 # Validation
 
 
 def _build(tree: Tree) -> Config:
+    check_text(tree)
     data, problems = dict(tree.data), []
     for hidden in _HIDDEN:
         if hidden in data:

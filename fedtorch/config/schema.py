@@ -48,7 +48,8 @@ class ClientsConfig:
     min: Count = 1
     """With fewer accepted updates than this the server takes no step in that round."""
     on_failure: Literal["skip", "stop"] = "skip"
-    """A client whose training fails or whose update is not finite: go on without it, or end the run."""
+    """A client whose training fails, whose update is not finite or not what was reported, or whose numbers cannot be
+    true: go on without it, or end the run."""
     on_loss: Literal["continue", "restart"] = "restart"
     """A worker's process or machine dies. restart: the run ends, for the launcher to start it again; continue: go on
     without its clients, where the launcher lets the others live (srun, launchers.local), if `min` clients are left."""

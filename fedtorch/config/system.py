@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import Count, Positive, Whole
+from fedtorch.core.ranges import Count, Whole
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,9 @@ class RunConfig:
     """Run folder, with everything the run writes; null: `runs/<name>`."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """All randomness is derived from this number."""
+    export: Literal["all", "none"] = "all"
+    """At the end write the models that clients were judged with into `model/`: the server's, or one per client, as
+    large as the model each; none: leave that to `fedtorch export`."""
     published: str | None = None
     """Row of a paper's table that reports show beside this run, as `lorar/fedopt_lorar`; null: the one of its name."""
 
@@ -68,9 +71,9 @@ class SystemConfig:
     """How weights and updates travel. nccl: from GPU to GPU, for which every rank must have one of its own; gloo: over
     the network from the CPU's memory; auto: nccl where it can be had (never with `clients.on_loss: continue`). Numbers
     always travel over gloo. Same result."""
-    threads: Count = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
-    timeout: Positive = 600.0
+    timeout: Annotated[float, Field(gt=0, le=1e7)] = 600.0
     """Seconds without a sign of life from a rank before the run ends with its name."""
     shutdown_grace: Annotated[float, Field(gt=0, lt=30)] | None = 20.0
     """Seconds after a signal in which the state must be saved. Then a rank leaves at once, with the last checkpoint as

@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic.errors import PydanticUserError
 
 from fedtorch.config.yaml_tree import Key, Tree, describe
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import LARGEST
 
 
 def validate(cls: Any, values: dict[str, Any], prefix: Key, tree: Tree) -> tuple[Any, list[str]]:
@@ -43,6 +44,33 @@ def validate(cls: Any, values: dict[str, Any], prefix: Key, tree: Tree) -> tuple
     for key, details in found:
         grouped.setdefault(key, []).append(details)
     return None, [_explain(cls, prefix, key, group, tree) for key, group in grouped.items()]
+
+
+def check_text(tree: Tree) -> None:
+    """No name and no value has a character that no file, log or message can take.
+
+    Raises:
+        ConfigError: one has NUL, or half of a surrogate pair.
+    """
+    for key, text in _texts(tree.data, ()):
+        strange = next((char for char in text if char == "\0" or "\ud800" <= char <= "\udfff"), None)
+        if strange is not None:
+            kind = "NUL" if strange == "\0" else "half of a surrogate pair"
+            name = ascii(".".join(map(str, key)))[1:-1]
+            raise ConfigError(f"{name} has {kind} in it{at(tree, key)}; remove that character")
+
+
+def _texts(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
+    """(where, text) of every string and key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield (*key, name), str(name)
+            yield from _texts(item, (*key, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, (*key, index))
 
 
 def _cleared(kind: Any, value: Any) -> Any:
@@ -104,6 +132,8 @@ def _explain(cls: Any, prefix: Key, key: Key, errors: list[Any], tree: Tree) -> 
         return f"{lead}{reason}" + (f" ({mark})" if mark else "")
     kind = _type_at(cls, key)
     expected = _expected(kind) if kind is not None else first["msg"]
+    if first["type"] == "less_than_equal" and first["ctx"]["le"] == LARGEST:
+        expected += f" and at most {LARGEST}"
     return wrong(where, first["input"], expected, tree)
 
 
@@ -133,7 +163,8 @@ def _expected(kind: Any) -> str:
     if origin is typing.Annotated:
         words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
         limits = [m for item in args[1:] for m in getattr(item, "metadata", [item])]
-        found = [f"{words[n]} {getattr(m, n):g}" for m in limits for n in words if getattr(m, n, None) is not None]
+        pairs = [(n, getattr(m, n)) for m in limits for n in words if getattr(m, n, None) is not None]
+        found = [f"{words[name]} {limit:g}" for name, limit in pairs if limit != LARGEST]
         return _expected(args[0]) + (f" {' and '.join(found)}" if found else "")
     if origin is typing.Literal:
         return " or ".join(str(value) for value in args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -53,6 +54,11 @@ def file_stem(name: str) -> str:
     """A safe file name for a client: its own letters, digits, `-`, `_`, and a hash against collisions."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in name)[:60]
     return f"{safe}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def folder_name(name: str) -> str:
+    """A safe folder name that people can guess: the client's own name where that is one, else `file_stem`."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) else file_stem(name)
 
 
 class ClientStore:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class FedtorchError(Exception):
     """Base of every error that a user can cause or fix; `exit_code` is the process's exit status."""
@@ -34,9 +36,23 @@ class QuorumError(FedtorchError, RuntimeError):
 
 
 class NonFiniteError(FedtorchError, RuntimeError):
-    """A client sent NaN or infinity and `clients.on_failure` is `stop`."""
+    """A client sent NaN or infinity and `clients.on_failure` is `stop`, or the global weights are not finite."""
 
     exit_code = 6
+
+
+class RefusedUpdatesError(NonFiniteError):
+    """Updates are not what their clients reported, or cannot be combined. It ends no round: the server decides again.
+
+    `rounds.aggregation` catches it, on all ranks, and leaves the clients out. A NonFiniteError where nobody does.
+    """
+
+    reasons: Mapping[str, str]
+    """Client -> what is wrong with its update; on ranks other than the server empty."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"client `{name}`: {reason}" for name, reason in reasons.items()))
+        self.reasons = dict(reasons)
 
 
 class LostRankError(FedtorchError, RuntimeError):

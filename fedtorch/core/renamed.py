@@ -11,6 +11,7 @@ MODULES = {
     "fedtorch.config": "fedtorch.config.schema",
     "fedtorch.errors": "fedtorch.core.errors",
     "fedtorch.job": "fedtorch.train.job",
+    "fedtorch.models.scorer": "fedtorch.models.networks.scoring",
     "fedtorch.payload": "fedtorch.compression.payload",
     "fedtorch.sampling": "fedtorch.core.sampling",
     "fedtorch.seeds": "fedtorch.core.seeds",

@@ -41,19 +41,23 @@ class Report:
     extra: Mapping[str, float] = field(default_factory=dict)
     """further numbers of the algorithm, e.g. `loss_reduction`, `penalty`, `normaliser`"""
     draws: int = 1
-    """how often the client was drawn for the round; more than once only under size-proportional sampling"""
+    """how often the client was drawn for the round; more than once only under size-proportional sampling. Does not
+    travel: the server draws the clients, and fills it in"""
 
     @property
     def is_ok(self) -> bool:
-        """Delivered, and every number that decides about weights and sums is finite."""
-        decisive = (self.norm, self.max_abs, self.loss_mean, *self.extra.values())
-        return self.status == "ok" and all(map(math.isfinite, decisive))
+        """Delivered, and every number of it is finite."""
+        numbers = (getattr(self, name) for name in SCALARS)
+        return self.status == "ok" and all(map(math.isfinite, (*numbers, *self.extra.values(), *self.curve)))
 
     def numbers(self) -> dict[str, int | float]:
         """The scalar fields, for logs; `draws` where it is not 1."""
-        skipped = {"client", "status", "curve", "extra", "draws"}
-        scalars = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
+        scalars = {name: getattr(self, name) for name in SCALARS}
         return {**scalars, **self.extra, **({"draws": self.draws} if self.draws != 1 else {})}
+
+
+SCALARS = tuple(f.name for f in fields(Report) if f.name not in ("client", "status", "curve", "extra", "draws"))
+"""The fields of a report that are single numbers, as they travel."""
 
 
 @dataclass

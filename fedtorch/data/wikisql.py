@@ -159,7 +159,7 @@ def check_prepared(row: Mapping[str, Any], where: str, *, labelled: bool) -> Non
     Raises:
         DataError: a field is missing or has another type, or the query refers to what is not there.
     """
-    fields = {"question": str, "header": list, "types": list}
+    fields: dict[str, type] = {"question": str, "header": list, "types": list}
     fields |= {"agg": int, "sel": int, "conds": list} if labelled else {}
     if wrong := [name for name, kind in fields.items() if type(row.get(name)) is not kind]:
         raise DataError(f"{where}: `{wrong[0]}` is no {fields[wrong[0]].__name__}; prepare the data again")

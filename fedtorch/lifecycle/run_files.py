@@ -1,18 +1,25 @@
-"""What the server writes into the run folder beside checkpoints and records: at the start, and the model at the end."""
+"""What the server writes into the run folder when a run starts."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 
 from fedtorch.config.load import to_yaml
+from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
+from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import write_status
 from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
+
+MODEL = "model"
+"""The folder with the models that clients were judged with, in the run folder."""
 
 
 def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -> Tracker:
@@ -24,6 +31,8 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
     config = built.config
     try:
         config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if start is None:
+            _set_aside(config)
         replace_file(config.folder / "config.yaml", to_yaml(config))
         replace_file(config.folder / "env.json", json.dumps(built.facts() | {"ranks": num_ranks}, indent=1) + "\n")
     except OSError as error:
@@ -44,11 +53,16 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
     )
 
 
-def save_model(built: BuiltRun) -> None:
-    """For users of the model; that it cannot be written is no reason to lose the run's result."""
-    folder = built.config.folder / "model"
+def _set_aside(config: Config) -> None:
+    """A model that is there when a run begins would be taken for that run's if it is stopped before it has one."""
+    found = config.folder / MODEL
+    if not found.is_dir():
+        return
     try:
-        with built.engine.exported() as module:
-            built.task.save_model(module, folder)
-    except Exception as error:
-        log.warning("the model could not be saved in %s: %s: %s", folder, type(error).__name__, error)
+        if (config.folder / STATUS).is_file():
+            shutil.rmtree(found)  # of an earlier run that began here
+        else:
+            os.replace(found, kept := found.with_name(f"{MODEL}.before"))
+            log.warning("%s is no model of this run; it is called %s now", found, kept)
+    except OSError as error:
+        log.warning("%s is no model of this run but cannot be removed: %s", found, error)

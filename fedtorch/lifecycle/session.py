@@ -20,7 +20,7 @@ from fedtorch.config.load import companion
 from fedtorch.config.schema import Config
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.results import table
-from fedtorch.lifecycle.run_files import open_run, save_model
+from fedtorch.lifecycle.run_files import MODEL, open_run
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
 from fedtorch.lifecycle.status import write_status
@@ -125,8 +125,8 @@ class Session:
         self.stop.last_words = partial(last_words, config, folders, comm.rank, self.command, runner)
         try:
             result = runner.run(start)
-            if comm.is_server and built.algorithm.exchanged_vectors:
-                save_model(built)
+            if config.run.export == "all":
+                runner.export(config.folder / MODEL)
         finally:
             if tracker is not None:
                 tracker.close()

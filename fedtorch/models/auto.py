@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.models.pretrained import fit_vocabulary, in_own_memory
+from fedtorch.models.pretrained import fit_vocabulary
 from fedtorch.text.pretrained import first_line, located
 
 Head = Literal["SequenceClassification", "TokenClassification", "Seq2SeqLM", "CausalLM"]
@@ -176,13 +176,6 @@ class AnyModel:
                 raise ConfigError(f"task.model.{key}: the configuration of {self.random} has no such field{hint}")
             if isinstance(value, int) and abs(value) > 10**7:
                 raise ConfigError(f"task.model.{key} is {value}, which is beyond any model")
-
-
-def save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write model and tokenizer for `AutoModel….from_pretrained(folder)`, `AutoTokenizer` and `pipeline`."""
-    hf_logging.disable_progress_bar()
-    model.save_pretrained(folder, state_dict=in_own_memory(model.state_dict()))
-    tokenizer.save_pretrained(folder)
 
 
 def longest_input(model: Any) -> int | None:

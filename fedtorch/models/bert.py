@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, RobertaModel
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
+from fedtorch.models.networks.patched_bert import Ranker
+from fedtorch.models.networks.scoring import Head
 from fedtorch.models.patch import Patch
 from fedtorch.models.pretrained import load_config, load_pretrained
-from fedtorch.models.ranker import Ranker, save_ranker
-from fedtorch.models.scorer import Head
+from fedtorch.models.ranker import initialise, save_ranker
 from fedtorch.text.wordpieces import Pair, encode, frame, load_wordpieces
 
 RANDOM = "bert-random"
@@ -35,7 +36,7 @@ class BertEncoder:
     local hub cache such as bert-base-uncased, `hub:NAME` to download it, or `bert-random`"""
     hidden: Count = 128
     """width"""
-    layers: Count = 2
+    layers: Layers = 2
     """layers"""
     heads: Count = 2
     """attention heads, of which `hidden` must be a multiple"""
@@ -75,7 +76,7 @@ class BertEncoder:
         torch.manual_seed(seed)
         bert = BertModel(self._random_config(vocabulary)) if self.name == RANDOM else self._load(vocabulary)
         ranker = Ranker(bert, patch=self.patch, head=self.head, head_dropout=self.head_dropout)
-        ranker.initialise(seed)
+        initialise(ranker, seed)
         return ranker
 
     def encode(self, vocabulary: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[list[int]]:

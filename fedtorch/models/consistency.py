@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtorch.models.encoder import encode
-from fedtorch.models.hydranet import HEADS, MASKED, HydraNet, Outputs
+from fedtorch.models.networks.hydranet import HEADS, MASKED, HydraNet, Outputs, encode
 
 ALL_HEADS = (*HEADS, "start", "end")
 WITHOUT_COLUMN = ("where_num",)

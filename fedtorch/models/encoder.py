@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import load_config, load_pretrained
 from fedtorch.text.byte_bpe import load_subwords
 
@@ -31,7 +31,7 @@ class EncoderModel:
     """of a random one: bert tells column and question apart by segment, roberta does not"""
     width: Count = 128
     """hidden size of a random one"""
-    layers: Count = 2
+    layers: Layers = 2
     """layers of a random one"""
     heads: Count = 4
     """attention heads of a random one"""
@@ -106,11 +106,3 @@ class EncoderModel:
         if drawn:
             log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
         return model
-
-
-def encode(encoder: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(token vectors (rows, tokens, width), pooled vectors (rows, width)); segments go to encoders that have two."""
-    config: Any = encoder.config
-    segments = batch["token_type_ids"] if config.type_vocab_size > 1 else None
-    output = encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], token_type_ids=segments)
-    return output.last_hidden_state, output.pooler_output

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import fit_vocabulary, load_config, load_pretrained
 from fedtorch.models.t5 import RANDOM as T5_RANDOM
 from fedtorch.models.t5 import T5Model
@@ -36,7 +36,7 @@ class EncoderDecoder:
     """width of the feed-forward layers"""
     num_heads: Count = 4
     """attention heads"""
-    num_layers: Count = 2
+    num_layers: Layers = 2
     """layers of the encoder, and of the decoder"""
     max_positions: Count = 512
     """of bart-random: longest input or output in tokens; T5 has no limit"""

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import BelowOne, Count
+from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
 RANDOM = "gpt2-random"
@@ -24,7 +24,7 @@ class GPT2Model:
     `hub:NAME` to download it, or `gpt2-random`"""
     width: Count = 128
     """width of the embeddings (768 in GPT-2 small)"""
-    layers: Count = 2
+    layers: Layers = 2
     """layers (12 in GPT-2 small)"""
     heads: Count = 4
     """attention heads (12 in GPT-2 small)"""

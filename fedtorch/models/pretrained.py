@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.models import networks
 from fedtorch.text.pretrained import first_line, located
 
 
@@ -68,6 +71,34 @@ def in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: copies.setdefault((tensor.data_ptr(), tensor.shape), tensor.detach().cpu().clone())
         for name, tensor in tensors.items()
     }
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """`save_pretrained` of a model of transformers, on whatever rank this is.
+
+    transformers 5.23 writes, without a word, on the first rank of torch's default group alone
+    (`should_save_on_this_rank`). Here that group is a worker, each of whose ranks may have a model of its own.
+    """
+    hf_logging.disable_progress_bar()  # its bar would run into ours
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    try:
+        model.save_pretrained(folder, state_dict=in_own_memory(model.state_dict()))
+    finally:
+        del model.should_save_on_this_rank
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """`save_pretrained`, without the cut and the padding of the last call, which transformers 5.23 would write too."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    tokenizer.save_pretrained(folder)
+
+
+def copy_networks(folder: Path) -> None:
+    """Put the source of `networks`, which needs nothing of this package, into `folder` for whoever loads the model."""
+    source = Path(networks.__file__).parent
+    shutil.copytree(source, folder / "network", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
 
 
 def fit_vocabulary(model: Any, size: int) -> None:

@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
-from transformers.utils import logging as hf_logging
 
-from fedtorch.core.ranges import BelowOne, Count
-from fedtorch.models.pretrained import fit_vocabulary, in_own_memory, load_pretrained
+from fedtorch.core.ranges import BelowOne, Count, Layers
+from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, save_model, save_tokenizer
 
 RANDOM = "t5-random"
 
@@ -33,9 +32,9 @@ class T5Model:
     """width of an attention head"""
     num_heads: Count = 4
     """attention heads"""
-    num_layers: Count = 2
+    num_layers: Layers = 2
     """layers of the encoder"""
-    num_decoder_layers: Count | None = None
+    num_decoder_layers: Layers | None = None
     """layers of the decoder; null: as many as the encoder's"""
     feed_forward: Literal["relu", "gated-gelu"] = "relu"
     """kind of feed-forward layer"""
@@ -110,9 +109,8 @@ def favour_copying(model: Any) -> None:
 
 def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write model and tokenizer for `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer`."""
-    hf_logging.disable_progress_bar()  # its bar would run into ours
-    model.save_pretrained(folder, state_dict=in_own_memory(model.state_dict()))
-    tokenizer.save_pretrained(folder)
+    save_model(model, folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:

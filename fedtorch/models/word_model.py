@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count
-from fedtorch.models.pretrained import in_own_memory
-from fedtorch.models.scorer import Head, Scorer
+from fedtorch.models.networks.scoring import Head, Scorer
+from fedtorch.models.pretrained import copy_networks, in_own_memory
 from fedtorch.text.words import FILE, PADDING, UNKNOWN, Words, read_vectors, read_words
 
 Pair = tuple[list[int], list[int]]
@@ -96,6 +95,7 @@ class WordModel:
         (folder / FILE).write_text("".join(f"{word}\n" for word in vocabulary.words), encoding="utf-8")
         (folder / DESCRIPTION).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         save_file(in_own_memory(dict(model.named_parameters())), folder / WEIGHTS)
+        copy_networks(folder)
 
     @classmethod
     def load(cls, folder: Path | str) -> Scorer:
@@ -125,30 +125,6 @@ class WordModel:
         found = len(read_vectors(self.vectors, self.embedding, vocabulary).found)
         coverage = round(found / len(vocabulary.words), 4)
         return {"word_vectors": Path(self.vectors).name, "words": len(vocabulary.words), "coverage": coverage}
-
-
-def align(
-    attention: Tensor, left: Tensor, right: Tensor, left_mask: Tensor, right_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Each side's words as mixtures of the other side's: softmax of `attention` (batch, left, right) over the other.
-
-    left, right: (batch, words, width); the masks (batch, words) are True on words. What padding gets is of no use.
-    """
-    low = torch.finfo(attention.dtype).min
-    from_right = attention.masked_fill(~right_mask.unsqueeze(1), low).softmax(2) @ right
-    from_left = attention.masked_fill(~left_mask.unsqueeze(2), low).softmax(1).transpose(1, 2) @ left
-    return from_right, from_left
-
-
-def max_over_words(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Largest value of each feature over the words, (batch, words, width) to (batch, width)."""
-    return hidden.masked_fill(~mask.unsqueeze(-1), -math.inf).amax(1)
-
-
-def mean_over_words(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean of each feature over the words, (batch, words, width) to (batch, width)."""
-    weights = mask.unsqueeze(-1).to(hidden.dtype)
-    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 def word_table(vocabulary: Words, width: int) -> nn.Embedding:

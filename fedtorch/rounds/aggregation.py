@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm, Updates
+from fedtorch.algorithms.weighting import NothingToWeighError
+from fedtorch.comm.messages import Received
 from fedtorch.core.client import Client
-from fedtorch.core.errors import NonFiniteError, QuorumError
+from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
+from fedtorch.core.norms import is_finite
 from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.report_checks import impossible
 
 log = logging.getLogger(__name__)
 
 # Rounds in a row without `clients.min` usable updates after which a run is given up: what failed will fail again.
 QUORUM_PATIENCE = 3
 LOST = "failed:Lost"
+NOTHING: Mapping[str, str] = {}
 LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one decides
 
 
@@ -45,7 +51,7 @@ class Decision:
     """client -> weight"""
     combined: Tensor | None = None
     """the pseudo-gradient, on the server"""
-    messages: list[Tensor] = field(default_factory=list)
+    messages: list[Received] = field(default_factory=list)
     """where clients send messages: the accepted ones, on the ranks that combine them"""
 
 
@@ -59,9 +65,23 @@ class Combination:
     """after the call: client -> weight"""
 
     def __call__(self, updates: Updates) -> Tensor:
-        weights = self.algorithm.weigh(updates.reports)
+        """What the updates come to.
+
+        Raises:
+            RefusedUpdatesError: there are clients without whom it has to be done again.
+        """
+        try:
+            weights = self.algorithm.weigh(updates.reports)
+        except NothingToWeighError as error:
+            raise RefusedUpdatesError({report.client: str(error) for report in updates.reports}) from error
         self.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
-        return self.algorithm.aggregate(updates, weights)
+        if endless := {name: weight for name, weight in self.weights.items() if not math.isfinite(weight)}:
+            raise RefusedUpdatesError({name: f"what it reports weighs {weight}" for name, weight in endless.items()})
+        combined = self.algorithm.aggregate(updates, weights)
+        if not is_finite(combined):
+            why = "it is one of those that came to NaN or infinity together"
+            raise RefusedUpdatesError({report.client: why for report in updates.reports})
+        return combined
 
 
 def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
@@ -69,17 +89,45 @@ def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[
 
     reports: on the server, all that were gathered. cohort: of the round.
     """
-    decision = _decide(context, with_lost(context, reports, cohort)) if context.comm.is_server else Decision()
-    decision = _share(context, decision)
-    if decision.verdict != "ok" or not decision.accepted or not context.algorithm.exchanged_vectors:
-        return decision
+    refused: dict[str, str] = {}
+    if context.comm.is_server:
+        reports = with_lost(context, reports, cohort)
+        refused = _impossible(context, reports, cohort)
+    while True:
+        decision = _decide(context, reports, refused) if context.comm.is_server else Decision()
+        decision = _share(context, decision)
+        if decision.verdict != "ok" or not decision.accepted or not context.algorithm.exchanged_vectors:
+            return decision
+        try:
+            _combine(context, decision)
+        except RefusedUpdatesError as found:  # on all ranks; every time there is a client less
+            refused.update(found.reasons)
+        else:
+            return decision
+
+
+def _combine(context: RoundContext, decision: Decision) -> None:
+    """Add what the accepted updates come to.
+
+    Raises:
+        RefusedUpdatesError: on all ranks, if an update is not what its client reported.
+    """
     if context.has_messages:
         decision.messages = replicas.collect(context, decision.accepted)
-        return decision
+        return
     combine = Combination(context.algorithm)
     decision.combined = context.comm.aggregate(context.updates, decision.accepted, combine, round=context.round)
     decision.weights = combine.weights
-    return decision
+
+
+def _impossible(
+    context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]
+) -> dict[str, str]:
+    """Client -> why its report cannot be true."""
+    clients = {client.name: client for client, _ in cohort}
+    size = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
+    problems = {r.client: impossible(r, clients[r.client], size) for r in reports if r.is_ok}
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 def apply_verdict(context: RoundContext, decision: Decision) -> None:
@@ -102,8 +150,8 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
             )
     if decision.verdict == "NonFiniteError":
         raise NonFiniteError(
-            f"round {context.round + 1}: a client failed, sent NaN or infinity, or an update above a limit of "
-            "`clients`, and clients.on_failure is stop; the log names it"
+            f"round {context.round + 1}: a client failed, sent NaN or infinity, an update above a limit of `clients` "
+            "or numbers that cannot be true, and clients.on_failure is stop; the log names it"
         )
     if decision.verdict == "QuorumError":
         raise QuorumError(
@@ -123,21 +171,27 @@ def with_lost(context: RoundContext, reports: Sequence[Report], cohort: Sequence
 
 
 def filter_reports(
-    reports: Sequence[Report], max_norm: float | None, max_ratio: float | None = None
+    reports: Sequence[Report],
+    max_norm: float | None,
+    max_ratio: float | None = None,
+    known: Mapping[str, str] = NOTHING,
 ) -> tuple[list[Report], list[tuple[Report, str]]]:
     """(accepted reports, refused ones with the reason), each in the given order.
 
-    max_ratio: of a norm to the median of all finite ones that are not zero, if they are `LEAST_FOR_MEDIAN`.
+    max_ratio: of a norm to the median of all that count and are not zero, if they are `LEAST_FOR_MEDIAN`.
+    known: client -> why it is refused already.
     """
     accepted: list[Report] = []
     refused: list[tuple[Report, str]] = []
-    norms = [report.norm for report in reports if report.is_ok and report.norm > 0]
+    norms = [report.norm for report in reports if report.is_ok and report.norm > 0 and report.client not in known]
     middle = median(norms) if max_ratio is not None and len(norms) >= LEAST_FOR_MEDIAN else None
     for report in reports:
         if report.status != "ok":
             refused.append((report, report.status))
         elif not report.is_ok:
             refused.append((report, "its update or its loss is not finite"))
+        elif report.client in known:
+            refused.append((report, known[report.client]))
         elif max_norm is not None and report.norm > max_norm:
             refused.append((report, f"its update's norm {report.norm:.3g} is above clients.max_update_norm {max_norm}"))
         elif middle is not None and max_ratio is not None and report.norm > max_ratio * middle:
@@ -154,9 +208,10 @@ def reports_for_log(decision: Decision) -> list[Report]:
     return [replace(r, status="refused") if r.client in refused else r for r in decision.reports]
 
 
-def _decide(context: RoundContext, reports: list[Report]) -> Decision:
+def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str, str]) -> Decision:
+    """What comes of the reports. known: client -> why it is refused already."""
     config = context.config.clients
-    accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median)
+    accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median, known)
     usable = sum(report.draws for report in accepted)
     void_rounds = 0 if usable >= config.min else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
     has_failed = any(report.status != LOST for report, _ in refused)
@@ -166,15 +221,28 @@ def _decide(context: RoundContext, reports: list[Report]) -> Decision:
         verdict = "QuorumError"
     else:
         verdict = "ok"
-    return Decision(verdict, reports, [] if void_rounds else accepted, refused, usable, void_rounds)
+    return Decision(verdict, [*reports], [] if void_rounds else accepted, refused, usable, void_rounds)
 
 
 def _share(context: RoundContext, decision: Decision) -> Decision:
     messages = []
     if context.comm.is_server:
         messages = [context.message("decision", status=decision.verdict)]
-        messages += [context.message("decision", report.client) for report in decision.accepted]
+        messages += [
+            context.message("decision", report.client, numbers=_claims(context, report)) for report in decision.accepted
+        ]
     verdict, *names = context.comm.broadcast_messages(messages, round=context.round)
     if context.comm.is_server:
         return decision
-    return Decision(verdict.status, accepted=[Report(context.name(message)) for message in names])
+    accepted = [
+        Report(context.name(about), norm=about.numbers.get("norm", 0.0), max_abs=about.numbers.get("max_abs", 0.0))
+        for about in names
+    ]
+    return Decision(verdict.status, accepted=accepted)
+
+
+def _claims(context: RoundContext, report: Report) -> dict[str, float]:
+    """What every rank must know of a report that combines the updates itself."""
+    if not context.has_messages or not context.message_algorithm.combines_everywhere:
+        return {}
+    return {"norm": report.norm, "max_abs": report.max_abs}

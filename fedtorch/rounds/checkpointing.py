@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from fedtorch.checkpoint.store import FileEntry
 from fedtorch.comm.wire import Message
 from fedtorch.core.client import ClientState
-from fedtorch.core.errors import CheckpointError
+from fedtorch.core.errors import CheckpointError, NonFiniteError
+from fedtorch.core.norms import is_finite
 from fedtorch.core.state_keys import DECIDING, FAILED_SAVES
 from fedtorch.core.weights import digest_of, digest_of_entries, xor
 from fedtorch.rounds.context import RoundContext
@@ -28,6 +29,7 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
 
     Raises:
         CheckpointError: on all ranks, when the retries are used up or this was the last chance (`is_last`).
+        NonFiniteError: on all ranks, if the global weights are not finite: the checkpoints before are the run's last.
     """
     members = context.members
     with context.timed("checkpoint"):
@@ -43,6 +45,12 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
         (answered,) = members.retry_on_loss(
             "saved", lambda: context.comm.broadcast_messages(answer, round=context.round)
         )
+        if answered.status == "nonfinite":
+            raise NonFiniteError(
+                f"the global weights after round {context.round} are not finite and are not saved; what clients "
+                "send is checked, so the server's own step or training diverged (see server.lr). What was saved before "
+                "is whole"
+            )
         if answered.status == "failed":
             raise CheckpointError(f"the state after round {context.round} could not be saved; see the errors above")
         if answered.status == "ok":
@@ -50,8 +58,11 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
         return answered.status == "ok"
 
 
-def restore(context: RoundContext, round: int) -> None:
-    """Take the state after `round` rounds from the run's checkpoint: the server's, and each client's at its home."""
+def restore(context: RoundContext, round: int, only: Collection[str] | None = None) -> None:
+    """Take the state after `round` rounds from the run's checkpoint: the server's, and each client's at its home.
+
+    only: of these clients; None: of all.
+    """
     checkpoints, placement = context.components.checkpoints, context.components.placement
     found = checkpoints.at(round)
     if context.comm.is_server:
@@ -65,7 +76,7 @@ def restore(context: RoundContext, round: int) -> None:
             plane.copy_(saved.tensors.pop(name))
         context.server.tensors.update(saved.tensors)
         context.server.numbers = saved.numbers
-    for name in sorted(found.clients):
+    for name in sorted(found.clients if only is None else found.clients.keys() & set(only)):
         home = placement.homes.get(name, placement.evaluators.get(name))
         if home is not None and context.role.hosts(home):
             context.comm.heartbeat(phase="restore", round=round, client=name)
@@ -152,8 +163,10 @@ def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -
 
 
 def _write(context: RoundContext, gathered: Sequence[Message], is_last: bool) -> str:
-    """`ok`, `retry` or `failed`; on the server."""
+    """`ok`, `retry`, `failed` or `nonfinite`; on the server."""
     numbers, components = context.server.numbers, context.components
+    if not is_finite(context.received):
+        return "nonfinite"
     failures = int(numbers.pop(FAILED_SAVES, 0))  # no part of what is saved
     try:
         if any(message.status != "ok" for message in gathered):

@@ -54,7 +54,7 @@ class ClientScorer:
         config, results = self.context.config.eval, {}
         each = config.per_example and at_best
         try:
-            for name in self._here(split):
+            for name in self.here(split):
                 weights, private = self.model(name, at_best=at_best)
                 self.each[name] = {}
                 results[name] = self._score(name, split, weights, private, self.each[name] if each else None)
@@ -68,7 +68,7 @@ class ClientScorer:
     def received_scores(self, split: str) -> dict[str, Scores]:
         """With the weights received last, as `received/<metric>`."""
         context, results = self.context, {}
-        for name in self._here(split):
+        for name in self.here(split):
             private = private_weights(context.components, name, context.store.get(name))
             scores = self._score(name, split, context.shared, private)
             results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
@@ -92,15 +92,15 @@ class ClientScorer:
             return best.client_weights(received, weights), best.client_private(private)
         return weights, private
 
+    def here(self, split: str) -> list[str]:
+        """The clients with examples in `split` that this rank evaluates, without those that were lost."""
+        return [name for name in self._at_home(split) if name not in self.context.members.lost]
+
     def _find_at_home(self, split: str) -> list[str]:
-        """The clients with examples in `split` that this rank evaluates."""
+        """The same with those that were lost, which in one process may be of its own clients."""
         components = self.context.components
         sizes, evaluators = components.task.manifest(), components.placement.evaluators
         return [name for name in sizes if sizes[name].get(split) and self.context.role.hosts(evaluators[name])]
-
-    def _here(self, split: str) -> list[str]:
-        """The same without those that were lost, which in one process may be of its own clients."""
-        return [name for name in self._at_home(split) if name not in self.context.members.lost]
 
     def _score(
         self, name: str, split: str, weights: Tensor, private: Tensor | None, each: Each | None = None

@@ -56,16 +56,21 @@ class Evaluation:
             context.broadcast()
             with context.timed("evaluate"):
                 received = self.scorer.received_scores(split)
-        if context.comm.is_server and self.best.server_weights is not None:
-            context.server.weights.copy_(self.best.server_weights)
-        context.is_fresh = False
-        context.broadcast()
+        self.take_best()
         with context.timed("evaluate"):
             own = self.scorer.scores(split, at_best=True)
             context.members.barrier("scores")
             if context.config.eval.per_example:
                 self.each = self._gather_each(self.scorer.each)
             return self._gather({name: {**pairs, **received.get(name, {})} for name, pairs in own.items()})
+
+    def take_best(self) -> None:
+        """The server's weights become the best ones, if there are such, on all ranks."""
+        context = self.context
+        if context.comm.is_server and self.best.server_weights is not None:
+            context.server.weights.copy_(self.best.server_weights)
+        context.is_fresh = False
+        context.broadcast()
 
     def _gather(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
         context = self.context

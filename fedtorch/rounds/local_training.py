@@ -16,6 +16,7 @@ from fedtorch.comm.wire import report_problem
 from fedtorch.comm.worker import Verdict
 from fedtorch.core.client import Client
 from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
+from fedtorch.core.norms import norm_and_max
 from fedtorch.core.sampling import cohort
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import Report
@@ -79,9 +80,9 @@ class ClientTrainer:
         )
         reports = []
         try:
-            for client, draws in self.drawn:
+            for client, _ in self.drawn:
                 if context.role.hosts(placed[client.name]):
-                    reports.append(self._train_or_retry(client, draws))
+                    reports.append(self._train_or_retry(client))
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
@@ -101,17 +102,17 @@ class ClientTrainer:
             f"{longest - second:.1f} s longer than for any other"
         )
 
-    def _train_or_retry(self, client: Client, draws: int) -> Report:
+    def _train_or_retry(self, client: Client) -> Report:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
         context = self.context
-        report = self._train(client, draws)
+        report = self._train(client)
         can_retry = context.config.system.oom_retry and context.config.client_for(client.name).batch_size > 1
         if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
         log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
-        return self._train(client, draws, parts=2)
+        return self._train(client, parts=2)
 
-    def _train(self, client: Client, draws: int, parts: int = 1) -> Report:
+    def _train(self, client: Client, parts: int = 1) -> Report:
         """One client's round: its report; its update and new state wait for the server's decision.
 
         All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError, and only where
@@ -130,7 +131,7 @@ class ClientTrainer:
         if failure:
             self.context.components.engine.free()
             return Report(client.name, status=failure, seconds=time.monotonic() - started)
-        return replace(report, draws=draws, seconds=time.monotonic() - started)
+        return replace(report, seconds=time.monotonic() - started)
 
     def _failure(self, client: Client, error: Exception) -> str:
         """The status of a client whose training raised `error`, which is logged."""
@@ -222,9 +223,8 @@ class ClientTrainer:
         self.context.comm.faults("update", round=self.context.round, client=job.client.name, update=update)
         if self.context.has_messages:
             return report
-        # a norm is finite only when every element is; as a norm, the largest takes 10 times as long
-        norm, (low, high) = torch.linalg.vector_norm(update).item(), torch.aminmax(update)
-        return replace(report, norm=norm, max_abs=max(high.item(), -low.item()))
+        norm, max_abs = norm_and_max(update)
+        return replace(report, norm=norm, max_abs=max_abs)
 
     def _stage(self, job: ClientJob, report: Report) -> None:
         """Hold the new state back until the server has decided."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.base import AcceptedUpdates
-from fedtorch.comm.messages import Decoded, sum_of_messages
+from fedtorch.comm.messages import Decode, Received, read_messages, sum_of_received
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
@@ -25,42 +25,50 @@ from fedtorch.rounds.context import RoundContext
 class Collected:
     """What `Communicator.aggregate` calls on the server where it is to keep the messages and combine them later."""
 
-    messages: list[Tensor] = field(default_factory=list)
-    """after the call: a copy of each, in the order of the reports"""
+    decode: Decode
+    """of the algorithm"""
+    received: list[Received] = field(default_factory=list)
+    """after the call: each message, in the order of the reports"""
 
     def __call__(self, updates: AcceptedUpdates) -> Tensor:
-        self.messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
+        messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
+        self.received = read_messages(updates.reports, messages, self.decode)
         return torch.empty(0)
 
 
-def collect(context: RoundContext, accepted: Sequence[Report]) -> list[Tensor]:
-    """The accepted clients' messages, on the ranks that combine them; elsewhere []. All ranks call it."""
+def collect(context: RoundContext, accepted: Sequence[Report]) -> list[Received]:
+    """The accepted clients' messages, on the ranks that combine them; elsewhere []. All ranks call it.
+
+    Raises:
+        RefusedUpdatesError: on all ranks, if a message is not what its client reported.
+    """
     if context.message_algorithm.combines_everywhere:
-        return context.comm.all_gather_updates(
-            context.updates, [report.client for report in accepted], round=context.round
-        )
-    collected = Collected()
+        names = [report.client for report in accepted]
+        messages = context.comm.all_gather_updates(context.updates, names, round=context.round)
+        return read_messages(accepted, messages, _decoder(context))  # the same bytes everywhere: the same verdict
+    collected = Collected(_decoder(context))
     context.comm.aggregate(context.updates, accepted, collected, round=context.round)
-    return collected.messages
+    return collected.received
 
 
-def step(context: RoundContext, accepted: Sequence[Report], messages: Sequence[Tensor]) -> dict[str, float]:
+def _decoder(context: RoundContext) -> Decode:
+    algorithm, layout = context.message_algorithm, context.components.engine.shared
+    return lambda message: algorithm.decode(message, layout)
+
+
+def step(context: RoundContext, accepted: Sequence[Report], received: Sequence[Received]) -> dict[str, float]:
     """Combine the accepted clients' messages and take the server's step, on every rank; returns the weights.
 
-    accepted: on ranks other than the server only the names are set. messages: see `collect`. All ranks call it.
+    accepted: on ranks other than the server only the names are set. received: see `collect`. All ranks call it.
 
     Raises:
         FedtorchError: on all ranks, when their replicas differ.
     """
     algorithm, layout = context.message_algorithm, context.components.engine.shared
     weights = algorithm.weigh(accepted)
-
-    def decode(message: Tensor) -> Decoded:
-        return algorithm.decode(message, layout)
-
     chosen = torch.zeros(context.updates.size, dtype=torch.uint8)
     if algorithm.combines_everywhere or context.comm.is_server:
-        chosen = algorithm.choose(context.server, sum_of_messages(messages, weights, decode, context.total))
+        chosen = algorithm.choose(context.server, sum_of_received(received, weights, _decoder(context), context.total))
     if not algorithm.combines_everywhere:
         context.members.retry_on_loss("broadcast", lambda: context.comm.broadcast(chosen))
     taken = algorithm.decode(chosen, layout)

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedtorch.core.errors import Interrupted
 from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
@@ -19,8 +20,10 @@ from fedtorch.rounds.checkpointing import digest, restore, save
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
+from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Stopped
+from fedtorch.rounds.report_checks import of_cohort
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
 
@@ -94,6 +97,27 @@ class Runner:
                 f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
             ) from None
 
+    def export(self, folder: Path) -> None:
+        """After `run`: write the models that clients were judged with into `folder`; all ranks call it alike.
+
+        That one cannot be written is a warning, and no reason to lose the run's result.
+
+        Raises:
+            Interrupted: a signal came; the run, resumed, is evaluated and written again.
+        """
+        try:
+            failed = ModelWriter(self.context, self.evaluation.scorer, folder).write_all()
+        except Stopped:
+            raise Interrupted(
+                f"stopped by a signal; all {self.context.round} rounds are saved, not all models are written"
+            ) from None
+        if failed:
+            (name, error), *more = failed.items()
+            what = f"the model of {name}" if name else "the model"
+            others = f", nor those of {len(more)} other clients" if more else ""
+            kind = type(error).__name__
+            log.warning("%s could not be saved in %s: %s: %s%s", what, folder, kind, error, others)
+
     def _one_round(self) -> None:
         context, config = self.context, self.components.config
         self.weights = {}
@@ -120,7 +144,8 @@ class Runner:
             own = self.trainer.train_cohort()
             members.barrier("gather")
         with context.timed("aggregate"):
-            reports = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
+            gathered = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
+            reports = of_cohort(gathered, self.trainer.drawn)
             if context.comm.is_server and (waited := self.trainer.waited_for(reports)):
                 log.debug("round %d: %s", context.round + 1, waited)
             decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
@@ -216,7 +241,8 @@ class Runner:
         self.result.reports.update({report.client: report for report in shown})
         traffic = Counter(context.comm.meter.take())
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
-            traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
+            if report.is_ok:
+                traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
         tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -125,8 +125,30 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])
     something_is_shared(plan, engine)
     remarks += about_decay(plan, engine)
-    return BuiltRun(
+    return _whole(plan, placement, engine, remarks)
+
+
+def rebuild(config: Config) -> BuiltRun:
+    """A run that is over, in one process on the CPU, to look at its models: no client's rows are read.
+
+    Raises:
+        ConfigError, DataError: the model, its vocabulary or the data's manifest cannot be read.
+    """
+    plan = Plan.of(config, 1)
+    engine = make_engine(
         config,
+        lambda: plan.task.build_model(config.run.seed),
+        torch.device("cpu"),
+        hp=config.client,
+        trains=False,
+    )
+    placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
+    return _whole(plan, placement, engine, remarks=())
+
+
+def _whole(plan: Plan, placement: Placement, engine: Engine, remarks: Sequence[str]) -> BuiltRun:
+    return BuiltRun(
+        plan.config,
         plan.task,
         plan.training,
         plan.algorithm,

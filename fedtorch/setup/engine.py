@@ -13,6 +13,7 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.setup.checks import check_module
+from fedtorch.setup.model_size import WithinMemory
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
@@ -39,9 +40,11 @@ def make_engine(
     """The engine of one rank. trains: does it belong to a worker? A server that only serves needs no DeepSpeed.
 
     Raises:
-        ConfigError: a pattern that matches nothing, or a model that the engine cannot take.
+        ConfigError: a pattern that matches nothing, or a model that the engine, or this machine, cannot take.
     """
-    module, partition = make_module(), Partition(config.partition.private, config.partition.frozen)
+    with WithinMemory():
+        module = make_module()
+    partition = Partition(config.partition.private, config.partition.frozen)
     check_module(config, module)
     engine = config.engine
     try:

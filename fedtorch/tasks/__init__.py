@@ -8,5 +8,7 @@ TASKS = {
     "qa_esim": "fedtorch.tasks.qa:QAEsim",
     "wikisql": "fedtorch.tasks.wikisql:WikiSQL",
     "text_classification": "fedtorch.tasks.text_classification:TextClassification",
+    "seq2seq": "fedtorch.tasks.seq2seq:Seq2Seq",
+    "causal_lm": "fedtorch.tasks.causal_lm:CausalLM",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }

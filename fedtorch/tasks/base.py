@@ -131,7 +131,12 @@ class Task:
         return {}
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """Write the model so that users can load it with the tools of its kind; nothing by default."""
+        """Write the model into `folder`, which need not exist, so that users can load it without this package.
+
+        Called with the weights that a client, or all of them, were judged with, in fp32; by a worker's first rank, or
+        where `parameter_owners` divides the model by each of its ranks, for what that rank computes. By default
+        nothing is written.
+        """
 
     def facts(self) -> dict[str, str]:
         """What must be the same on every rank (digest of the data manifest); compared at start."""

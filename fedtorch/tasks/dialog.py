@@ -241,10 +241,14 @@ class Dialog(Prepared):
         }
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """`save_pretrained` of each model with the tokenizer, in the folders `user` and `assistant`, or the folder."""
+        """`save_pretrained` of each model with the tokenizer, in the folders `user` and `assistant`, or the folder.
+
+        Where the sides are on two ranks, each writes its own.
+        """
         if isinstance(model, TwoSide):
-            for name, side in (("user", model.user), ("assistant", model.assistant)):
-                save_pretrained(side, self.vocabulary, folder / name)
+            for name, side in SIDES.items():
+                if side in model.here:
+                    save_pretrained(model.get_submodule(name), self.vocabulary, folder / name)
         elif isinstance(model, OneModel):
             save_pretrained(model.model, self.vocabulary, folder)
 

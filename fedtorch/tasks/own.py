@@ -18,7 +18,8 @@ from fedtorch.data.folder import read_rows
 from fedtorch.data.own.prepare import folder_of, prepare
 from fedtorch.data.own.rows import Form
 from fedtorch.data.own.settings import OwnData
-from fedtorch.models.auto import AnyModel, Head, longest_input, save
+from fedtorch.models.auto import AnyModel, Head, longest_input
+from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.byte_bpe import train_subwords
@@ -106,7 +107,8 @@ class OwnTask(Prepared):
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """`save_pretrained` of model and tokenizer."""
-        save(model, self.vocabulary, folder)
+        save_model(model, folder)
+        save_tokenizer(self.vocabulary, folder)
 
     def record(self) -> dict[str, Any]:
         """How the data were made."""

@@ -20,8 +20,8 @@ from fedtorch.data.qa_folder import QARow, check_counts, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.esim import Esim
+from fedtorch.models.networks.scoring import Scorer
 from fedtorch.models.re2 import Re2
-from fedtorch.models.scorer import Scorer
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.tasks.qa_examples import Labelled, Question, Triple, triples_of

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from safetensors.torch import save_file
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -23,8 +23,8 @@ from fedtorch.data.hydranet import Gold, Question, Row, Rows, row_labels
 from fedtorch.data.question_pool import QuestionPool
 from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, masked_word_loss, squared_distance
 from fedtorch.models.encoder import EncoderModel
-from fedtorch.models.hydranet import HydraNet, Outputs, Query, decode, row_losses
-from fedtorch.models.pretrained import in_own_memory
+from fedtorch.models.hydranet import save_hydranet
+from fedtorch.models.networks.hydranet import HydraNet, Outputs, Query, decode, row_losses
 from fedtorch.tasks.base import SERVER, Scores, Task
 from fedtorch.tasks.prepared import SYNTHETIC, data_folder
 from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
@@ -60,7 +60,7 @@ class WikiSQL(Task):
     """build the head for masked words, which `algorithm.group: hydranet_mlm` trains"""
     server_labelled: Count = 1000
     """S, labelled training questions on the server"""
-    num_clients: Count = 1000
+    num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     """clients with unlabelled questions"""
     client_size: tuple[Count, Count] = (20, 40)
     """smallest and largest number of questions of a client, drawn uniformly"""
@@ -72,7 +72,7 @@ class WikiSQL(Task):
     """what `batch_size` counts: rows (a question with one of its columns), or questions with all their columns"""
     client_input: Literal["pair", "question_only"] = "pair"
     """rows of clients: with a column each, or one per question without (only heads that need no column then count)"""
-    parts: Count = 16
+    parts: Annotated[int, Field(ge=1, le=10_000)] = 16
     """into how many parts dev and test are divided, for the workers to evaluate"""
     max_dev: Count | None = None
     """at most so many dev questions, the same ones in every run; null: all"""
@@ -246,12 +246,9 @@ class WikiSQL(Task):
         return (*MEASURES, LOGICAL_FORM)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """The encoder's config, the vocabulary, and all weights in `hydranet.safetensors`."""
+        """Encoder and vocabulary by `save_pretrained`, the heads beside them."""
         assert isinstance(model, HydraNet)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.vocabulary.save_pretrained(folder)
-        model.encoder.config.save_pretrained(folder)
-        save_file(in_own_memory(dict(model.named_parameters())), folder / "hydranet.safetensors")
+        save_hydranet(model, self.vocabulary, folder)
 
     def facts(self) -> dict[str, str]:
         """Digest of the data manifest and of who holds what."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedtorch.data.hydranet import Gold, Question
-from fedtorch.models.hydranet import Query
+from fedtorch.models.networks.hydranet import Query
 
 MEASURES = ("overall", "agg", "sel", "wn", "wc", "op", "val")
 LOGICAL_FORM = "logical_form"

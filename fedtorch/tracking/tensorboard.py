@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedtorch.core.client import file_stem
+from fedtorch.core.client import folder_name as plain_name
 from fedtorch.tracking.event_file import EventFile
 from fedtorch.tracking.records import Record
 
@@ -141,7 +140,7 @@ class Curves:
 
 def folder_name(client: str) -> str:
     """The run folder of a client; a name that is not a plain word gets a safe one."""
-    return f"client-{client if re.fullmatch(r'[A-Za-z0-9_-]{1,60}', client) else file_stem(client)}"
+    return f"client-{plain_name(client)}"
 
 
 def client_prefix(label: str) -> str:

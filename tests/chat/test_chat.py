@@ -280,7 +280,7 @@ def test_a_chat_in_two_processes(
     assert main(command) == 0
     out = capsys.readouterr().out
     run = open_run(run_dir, "pizza")
-    vocabulary = load_bpe(run_dir / "model" / "user")
+    vocabulary = load_bpe(run_dir / "model" / "pizza" / "user")
     turns = [vocabulary(text).input_ids for text in typed]
     models = (load_side(run, "pizza", "user"), load_side(run, "pizza", "assistant"))
     expected = walk(models, turns, int(vocabulary.eos_token_id), 6)
@@ -350,14 +350,27 @@ def test_a_run_that_cannot_be_talked_to_is_refused(run_dir: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="one model for both sides"):
         open_run(copy_without(run_dir, tmp_path / "one", sides="one"), "pizza")
     copied = copy_without(run_dir, tmp_path / "copied")
-    with pytest.raises(CheckpointError, match="has no model of pizza that fits"):
-        load_side(open_run(copied, "pizza"), "pizza", "user")
-    (copied / "model" / "user" / "model.safetensors").write_bytes(b"none")
+    (copied / "model" / "pizza" / "user" / "model.safetensors").write_bytes(b"none")
     with pytest.raises(ConfigError, match="holds no GPT-2"):
         load_side(open_run(copied, "pizza"), "pizza", "user")
     shutil.rmtree(copied / "model")
-    with pytest.raises(ConfigError, match="has no trained model: model/user is missing; let the run end"):
+    with pytest.raises(ConfigError, match="model/user is missing; .* fedtorch export .*/copied --client pizza"):
         open_run(copied, "pizza")
+
+
+def test_in_runs_of_version_0_1_the_clients_own_part_comes_from_the_checkpoint(run_dir: Path, tmp_path: Path) -> None:
+    """There `model/` had what is shared, and in place of the private parts others."""
+    old = tmp_path / "old"
+    shutil.copytree(run_dir, old, ignore=shutil.ignore_patterns("model"))
+    shutil.copytree(run_dir / "model" / "ride", old / "model")
+    for side in ("user", "assistant"):
+        found, own = (
+            dict(load_side(open_run(run, "pizza"), "pizza", side).named_parameters()) for run in (old, run_dir)
+        )
+        assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+    shutil.rmtree(old / "checkpoints")
+    with pytest.raises(CheckpointError, match="has no model of pizza that fits"):
+        load_side(open_run(old, "pizza"), "pizza", "user")
 
 
 @pytest.mark.parametrize(
@@ -388,6 +401,8 @@ def test_a_model_that_is_shared_needs_no_checkpoint(run_dir: Path, tmp_path: Pat
     run = open_run(run_dir, "pizza")
     config = {**run.config, "partition": {"private": [], "frozen": ["user.*"]}}
     bare = Run(copy_without(run_dir, tmp_path / "bare"), config, [], clients=run.clients)
+    shutil.rmtree(bare.folder / "model")
+    shutil.copytree(run_dir / "model" / "pizza", bare.folder / "model")
     loaded = dict(load_side(bare, "pizza", "user").named_parameters())
-    saved = GPT2LMHeadModel.from_pretrained(run_dir / "model" / "user")
+    saved = GPT2LMHeadModel.from_pretrained(run_dir / "model" / "pizza" / "user")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.named_parameters())

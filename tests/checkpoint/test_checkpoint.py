@@ -10,10 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from xxhash import xxh3_64_hexdigest
 
+from fedtorch.checkpoint.files import digest_file, to_json
 from fedtorch.checkpoint.store import Checkpoints, FileEntry
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
@@ -354,10 +357,6 @@ def test_another_runs_checkpoint_can_be_adopted(checkpoints: Checkpoints, tmp_pa
 
 
 def test_a_manifest_cannot_point_outside(checkpoints: Checkpoints) -> None:
-    from xxhash import xxh3_64_hexdigest
-
-    from fedtorch.checkpoint.files import to_json
-
     path = save(checkpoints, 1, "atis") / "manifest.json"
     manifest = json.loads(path.read_bytes())["manifest"]
     manifest["files"]["clients/../../x-r000001.safetensors"] = manifest["files"].pop(manifest["clients"]["atis"][0])
@@ -365,6 +364,59 @@ def test_a_manifest_cannot_point_outside(checkpoints: Checkpoints) -> None:
     path.write_text(to_json({"manifest": manifest, "xxh3": xxh3_64_hexdigest(to_json(manifest).encode())}))
     with pytest.raises(CheckpointError, match="no file of a checkpoint"):
         checkpoints.at(1)
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest and give it the digest that goes with it."""
+    manifest = json.loads(path.read_bytes())["manifest"]
+    change(manifest)
+    path.write_text(to_json({"manifest": manifest, "xxh3": xxh3_64_hexdigest(to_json(manifest).encode())}))
+
+
+def another_client(manifest: dict[str, Any]) -> None:
+    manifest["clients"]["yelp"] = manifest["clients"]["atis"]
+
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "round": (lambda m: m.update(round=2), "is of round 2, but its folder is round_000001"),
+    "round of another kind": (lambda m: m.update(round="1"), "has no `round`, or not as int"),
+    "no facts": (lambda m: m.pop("facts"), "has no `facts`, or not as dict"),
+    "files as a list": (lambda m: m.update(files=[]), "has no `files`, or not as dict"),
+    "no server file": (lambda m: m["files"].pop("server.json"), "does not list server.json"),
+    "no size": (lambda m: m["files"]["server.json"].pop("bytes"), "has no size and digest of 'server.json'"),
+    "another client": (another_client, "lists 'clients/atis-"),
+    "renamed client": (lambda m: m.update(clients={"yelp": m["clients"]["atis"]}), "for client 'yelp', whose file"),
+    "no client": (lambda m: m.update(clients={}), "which is of no client"),
+    "a client of numbers": (lambda m: m["clients"].update(atis=[1]), "lists no files of client 'atis'"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_manifest_that_contradicts_itself_or_its_folder_is_refused(checkpoints: Checkpoints, forgery: str) -> None:
+    change, problem = FORGERIES[forgery]
+    path = save(checkpoints, 1, "atis") / "manifest.json"
+    forge(path, change)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.at(1)
+    assert str(caught.value).startswith(str(path)) and problem in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"xxh3": 1}', "[]", '{"manifest": {}, "xxh3": []}', "\0", "9" * 5000])
+def test_what_is_no_manifest_at_all_is_refused(checkpoints: Checkpoints, text: str) -> None:
+    path = save(checkpoints, 1, "atis") / "manifest.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match="manifest.json"):
+        checkpoints.at(1)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", '{"names": ["x"], "numbers": {}, "num_clients": 1}'])
+def test_a_file_of_another_form_with_the_right_digest_is_refused(checkpoints: Checkpoints, content: str) -> None:
+    folder = save(checkpoints, 1, "atis")
+    (folder / "server.json").write_text(content)
+    entry = {"bytes": len(content), "xxh3": f"{digest_file(folder / 'server.json'):016x}"}
+    forge(folder / "manifest.json", lambda m: m["files"].update({"server.json": entry}))
+    with pytest.raises(CheckpointError, match=r"server.json is not what a checkpoint has there"):
+        checkpoints.load_server(checkpoints.at(1))
 
 
 def test_the_status_file_ends_with_code_reason_and_command(tmp_path: Path) -> None:

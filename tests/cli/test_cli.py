@@ -17,6 +17,7 @@ import fedtorch
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
 import fedtorch.data.own.init
+import fedtorch.lifecycle.export
 import fedtorch.main
 import fedtorch.report.__main__
 import launchers.local
@@ -34,6 +35,7 @@ FUNCTIONS = {
     "init": fedtorch.data.own.init.main,
     "data": fedtorch.data.__main__.main,
     "report": fedtorch.report.__main__.main,
+    "export": fedtorch.lifecycle.export.main,
     "chat": fedtorch.chat.__main__.main,
 }
 """command -> what `python -m` of the module calls"""
@@ -89,7 +91,7 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("reprot", "did you mean `report`?"),
         ("slrum", "did you mean `slurm`?"),
-        ("train", "choose one of run, local, sweep, slurm, init, data, report, chat"),
+        ("train", "choose one of run, local, sweep, slurm, init, data, report, export, chat"),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
     ],

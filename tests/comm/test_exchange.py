@@ -22,6 +22,7 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.server_updates import DistributedUpdates, Exchange
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
+from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import digest_of
@@ -40,7 +41,8 @@ def fill(comm: Communicator, homes: dict[str, int], folder: str, size: int, dtyp
             place = NAMES.index(name)
             grad = torch.randn(size, generator=generator_for(0, "test", name), dtype=dtype) * 10.0 ** (place - 6)
             local.put(name, grad)
-            reports.append(Report(name, examples=place, max_abs=float(grad.abs().max()) if size else 0.0))
+            norm, max_abs = norm_and_max(grad)
+            reports.append(Report(name, examples=place, norm=norm, max_abs=max_abs))
     return local, reports
 
 
@@ -132,10 +134,10 @@ def dying_round(exchange: Exchange, folder: str) -> None:
     if rank == 2 and exchange == "reduce":
         add, calls = reproducible.Accumulator.add, iter(range(1000))
 
-        def deadly(self: reproducible.Accumulator, grad: torch.Tensor, weight: float) -> None:
+        def deadly(self: reproducible.Accumulator, grad: torch.Tensor, weight: float, **passing: Any) -> None:
             if next(calls) == 20:
                 os.kill(os.getpid(), signal.SIGKILL)
-            add(self, grad, weight)
+            add(self, grad, weight, **passing)
 
         reproducible.Accumulator.add = deadly  # type: ignore[method-assign]
     elif rank == 2:
@@ -191,7 +193,7 @@ def small_round(exchange: Exchange, folder: str) -> Any:
         reports = []
         if comm.rank:
             local.put("ab"[comm.rank - 1], torch.tensor([1.0, -2.0, 4.0]) * comm.rank)
-            reports = [Report("ab"[comm.rank - 1], max_abs=4.0 * comm.rank)]
+            reports = [Report("ab"[comm.rank - 1], norm=21**0.5 * comm.rank, max_abs=4.0 * comm.rank)]
         gathered = comm.gather_reports(reports, round=1)
         both = comm.aggregate(local, gathered, lambda updates: updates.weighted_sum([0.5, 0.25]), round=1)
         second = comm.aggregate(local, gathered[1:], lambda updates: updates.weighted_sum([1.0]), round=1)
@@ -245,7 +247,7 @@ def mismatched(case: str, folder: str) -> None:
             if case == "twice":
                 reports = [Report("a")] if comm.rank else []
             else:
-                reports = [Report("ab"[comm.rank - 1], max_abs=1.0)] if comm.rank else []
+                reports = [Report("ab"[comm.rank - 1], norm=2.0, max_abs=1.0)] if comm.rank else []
             gathered = comm.gather_reports(reports, round=1)
             if odd and case == "missing":
                 local.clear()
@@ -285,7 +287,7 @@ def failing_combine(folder: str) -> None:
         reports = []
         if comm.rank:
             local.put("ab"[comm.rank - 1], torch.ones(4))
-            reports = [Report("ab"[comm.rank - 1], max_abs=1.0)]
+            reports = [Report("ab"[comm.rank - 1], norm=2.0, max_abs=1.0)]
         gathered = comm.gather_reports(reports, round=1)
 
         def combine(updates: AcceptedUpdates) -> torch.Tensor:

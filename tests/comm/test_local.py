@@ -22,7 +22,7 @@ def local(tmp_path: Path) -> UpdateBuffer:
     return buffer
 
 
-REPORTS = [Report("b", max_abs=4.0), Report("a", max_abs=2.0)]
+REPORTS = [Report("b", norm=5.0, max_abs=4.0), Report("a", norm=5**0.5, max_abs=2.0)]
 
 
 def test_a_round_a_reader_can_redo(local: UpdateBuffer) -> None:

@@ -15,9 +15,11 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, T5C
 
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
-from fedtorch.models.esim import Esim, EsimNetwork
-from fedtorch.models.hydranet import HydraNet, row_losses
-from fedtorch.models.re2 import Re2, Re2Network
+from fedtorch.models.esim import Esim
+from fedtorch.models.networks.esim import EsimNetwork
+from fedtorch.models.networks.hydranet import HydraNet, row_losses
+from fedtorch.models.networks.re2 import Re2Network
+from fedtorch.models.re2 import Re2
 from fedtorch.models.t5 import generate_greedily
 from fedtorch.models.word_model import WordModel
 from fedtorch.train.engine import Engine

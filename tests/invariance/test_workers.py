@@ -144,8 +144,8 @@ def fragile(folder: str, where: tuple[int, ...], by: str = "error", timeout: flo
         found = []
         result = runner.trainer._train
 
-        def watch(client: Any, draws: int) -> Any:
-            report = result(client, draws)
+        def watch(client: Any) -> Any:
+            report = result(client)
             found.append((client.name, report.status))
             return report
 

@@ -23,8 +23,8 @@ from transformers import (
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.models.bert import BertEncoder
+from fedtorch.models.networks.patched_bert import Ranker
 from fedtorch.models.patch import Patch
-from fedtorch.models.ranker import Ranker
 from fedtorch.text.pretrained import located
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "what", "is", "water", "##s", "policy", "covers"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtorch.models.esim import Esim, over_words
+from fedtorch.models.esim import Esim
+from fedtorch.models.networks.esim import over_words
 from fedtorch.text.words import Words
 
 WORDS = Words(tuple(f"w{i}" for i in range(18)))

@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.models.networks.patched_bert import Ranker
 from fedtorch.models.patch import Patch
-from fedtorch.models.ranker import Ranker
+from fedtorch.models.ranker import initialise
 
 SIZES = {
     "vocab_size": 20,
@@ -43,7 +44,7 @@ def build(patch: Patch | None, kind: str = "bert") -> Ranker:
     torch.manual_seed(3)
     config = BertConfig(**SIZES) if kind == "bert" else RobertaConfig(**SIZES, pad_token_id=0, type_vocab_size=1)
     model = Ranker(BertModel(config) if kind == "bert" else RobertaModel(config), patch=patch)
-    model.initialise(5)
+    initialise(model, 5)
     return model.eval()
 
 
@@ -153,7 +154,7 @@ def test_pal_drops_attention_in_training_only() -> None:
 @all_patches
 def test_activation_checkpointing_gives_the_same_gradients(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two batches in one loss: what is computed again must see its own batch's mask."""
-    monkeypatch.setattr("fedtorch.models.patch.ATTENTION_DROPOUT", 0.0)
+    monkeypatch.setattr("fedtorch.models.networks.patched_bert.ATTENTION_DROPOUT", 0.0)
     one, other = enlarged(patch).train(), enlarged(patch).train()
     for module in (*one.modules(), *other.modules()):
         if isinstance(module, torch.nn.Dropout):

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.models.re2 import Re2, augmented
+from fedtorch.models.networks.re2 import augmented
+from fedtorch.models.re2 import Re2
 from fedtorch.text.words import Words
 
 WORDS = Words(tuple(f"w{i}" for i in range(18)))

@@ -10,8 +10,9 @@ import torch
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.models.esim import Esim
+from fedtorch.models.networks.scoring import align, max_over_words, mean_over_words
 from fedtorch.models.re2 import Re2
-from fedtorch.models.word_model import WordModel, align, max_over_words, mean_over_words
+from fedtorch.models.word_model import WordModel
 from fedtorch.text.words import Words, read_vectors, read_words
 
 WORDS = Words(("what", "is", "water", "policy", "covers"))

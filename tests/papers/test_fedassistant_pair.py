@@ -213,8 +213,15 @@ def runner(config: Config, comm: Communicator | None = None, **changes: Any) -> 
 
 
 def outcome(config: Config, comm: Communicator | None = None, resume: int | None = None) -> tuple[str, Any]:
-    result = runner(config, comm).run(resume)
+    run = runner(config, comm)
+    result = run.run(resume)
+    run.export(config.folder / "model")
     return result.digest, result.scores
+
+
+def models_of(folder: Path) -> dict[str, bytes]:
+    """The files that the run has exported."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in (folder / "model").rglob("*.safetensors")}
 
 
 def all_cases(folder: str, data: str, names: Sequence[str], system: SystemConfig = PAIRS) -> Any:
@@ -244,6 +251,9 @@ def test_a_server_and_two_pairs_give_the_bits_of_one_process(names: Sequence[str
         alone = outcome(config_of(name, tmp_path / "one", data))
         assert server[name] == alone, name
         assert not any(each[name][0] for each in others)
+        models = models_of(tmp_path / "many" / name)  # each side is written by the rank that computes it
+        assert models == models_of(tmp_path / "one" / name)
+        assert len(models) == len(NAMES) * (1 if name == "local" else 2), name
         many, one = bytes_of(tmp_path / "many" / name), bytes_of(tmp_path / "one" / name)
         assert len(one) == config_of(name, tmp_path, data).rounds and all(
             0 < kv and physical == 0 for kv, _, physical in one

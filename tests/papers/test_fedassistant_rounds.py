@@ -31,6 +31,7 @@ from fedtorch.config.schema import (
     ServerConfig,
 )
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.norms import norm_and_max
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout
 from fedtorch.rounds.runner import Runner
@@ -333,7 +334,8 @@ def test_a_sum_of_messages_has_the_bits_of_the_sum_of_vectors(dtype: torch.dtype
     vectors[0][:50] = -1e-45  # with a weight it is smaller than the least fp32: zero, never -0.0
     weights = [0.1, 1 / 3, -0.7]
     dense = UpdateBuffer(300, dtype, tmp_path / "dense", 1 << 20)
-    reports = [Report(f"c{i}", max_abs=v.abs().max().item()) for i, v in enumerate(vectors)]
+    claims = [norm_and_max(vector) for vector in vectors]
+    reports = [Report(f"c{i}", norm=norm, max_abs=max_abs) for i, (norm, max_abs) in enumerate(claims)]
     for report, vector in zip(reports, vectors, strict=True):
         dense.put(report.client, vector)
     expected = LocalUpdates(reports, dense).weighted_sum(weights)

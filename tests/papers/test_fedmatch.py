@@ -153,7 +153,7 @@ def test_the_paper_sizes_at_bert_base() -> None:
 
     from fedtorch.config.load import load
     from fedtorch.core.weights import Partition
-    from fedtorch.models.ranker import Ranker
+    from fedtorch.models.networks.patched_bert import Ranker
 
     with torch.device("meta"):
         model: nn.Module = Ranker(BertModel(BertConfig()), patch=None, head="two_class", head_dropout=0.2)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
+from fedtorch.models.networks.patched_bert import Ranker
 from fedtorch.models.patch import Patch
-from fedtorch.models.ranker import Ranker
 
 IDS = [2, 5, 7, 3, 9, 11, 13, 3]
 SEGMENTS = [0, 0, 0, 0, 1, 1, 1, 1]

@@ -26,7 +26,7 @@ from fedtorch.core.update import Report
 from fedtorch.core.weights import Partition
 from fedtorch.data.hydranet import Gold, Question, Row
 from fedtorch.models.consistency import mask_words, probabilities, squared_distance
-from fedtorch.models.hydranet import Query, best_spans, decode, masked, row_losses, where_num_scores
+from fedtorch.models.networks.hydranet import Query, best_spans, decode, masked, row_losses, where_num_scores
 from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.base import SERVER
 from fedtorch.tasks.wikisql_measures import logical_form, measures

@@ -47,7 +47,8 @@ def as_rank(config: str, payloads: str) -> int:
 
     pickle.Unpickler = pickle.loads = pickle.load = refuse  # type: ignore[assignment, misc]
     log = open(Path(payloads) / f"rank{os.environ['RANK']}.bin", "wb")  # noqa: SIM115
-    for name in ("broadcast", "start_send", "start_reduce"):  # everything that is received is sent by one of these
+    # everything that is received is sent by one of these, but for digests
+    for name in ("broadcast", "start_send", "start_reduce"):
         original = getattr(Group, name)
 
         def spy(self: Group, tensor: torch.Tensor, _original: Any = original) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedtorch.tasks.base import Scores, Task
@@ -79,3 +81,16 @@ class Quadratic(Task):
 
     def score(self, examples: Sequence[Any], predictions: Sequence[float]) -> Scores:
         return {"nearness": (sum(predictions), len(examples))}
+
+
+@dataclass(frozen=True)
+class Saved(Quadratic):
+    """The same that writes its weights; with `full` only where the first of them is not positive."""
+
+    full: bool = False
+
+    def save_model(self, model: nn.Module, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        if self.full and float(model.get_parameter("w")[0].detach()) > 0:
+            raise OSError(28, "No space left on device")
+        save_file({name: part.detach().clone() for name, part in model.named_parameters()}, folder / "w.safetensors")

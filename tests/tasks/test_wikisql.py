@@ -14,6 +14,7 @@ from harness import make_config, make_runner
 from prepared_files import seal
 from ranks import run_ranks
 from safetensors.torch import load_file
+from transformers import AutoModel
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedparsing import FedParsing
@@ -25,7 +26,7 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.folder import write_manifest
 from fedtorch.data.hydranet import Question
 from fedtorch.models.encoder import EncoderModel
-from fedtorch.models.hydranet import HydraNet
+from fedtorch.models.networks.hydranet import HydraNet
 from fedtorch.tasks.base import SERVER
 from fedtorch.tasks.wikisql import WikiSQL
 
@@ -262,8 +263,11 @@ def test_a_model_is_saved_with_all_that_is_needed_to_load_it(task: WikiSQL, tmp_
     assert all(torch.equal(parameter, same[name]) for name, parameter in model.encoder.named_parameters())
     assert len(again.vocabulary) == len(task.vocabulary)
     task.save_model(model, tmp_path / "model")
-    saved = load_file(tmp_path / "model" / "hydranet.safetensors")
+    heads = load_file(tmp_path / "model" / "hydranet.safetensors")
+    encoder = AutoModel.from_pretrained(tmp_path / "model")
+    saved = {**heads, **{f"encoder.{name}": tensor for name, tensor in encoder.named_parameters()}}
     assert set(saved) == {name for name, _ in model.named_parameters()}
+    assert all(torch.equal(parameter, saved[name]) for name, parameter in model.named_parameters())
     with pytest.raises(ConfigError, match="has positions for 40 tokens but rows may have 50"):
         replace(again, max_length=50).build_model(0)
 

@@ -20,7 +20,7 @@ from fedtorch.config.schema import ClientConfig, EngineConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.models.consistency import squared_distance
-from fedtorch.models.hydranet import MASKED, Decoder
+from fedtorch.models.networks.hydranet import MASKED, Decoder
 from fedtorch.rounds.scoring import evaluate
 from fedtorch.setup.build import build
 from fedtorch.setup.checks import the_algorithm_takes_the_precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import json
 import tempfile
@@ -127,7 +128,7 @@ def _of_hub(source: Hub, cache: str) -> list[Table]:
 
 
 def _read(file: Path, root: Path | None, cache: str) -> Table:
-    from datasets import Dataset, disable_progress_bars
+    from datasets import Dataset, Features, Value, disable_progress_bars
     from datasets.utils.logging import set_verbosity_error
 
     disable_progress_bars()
@@ -141,8 +142,8 @@ def _read(file: Path, root: Path | None, cache: str) -> Table:
             rows = Dataset.from_json(path, cache_dir=cache)
         elif kind == "csv":  # every cell is a string: pandas would take "NA" and "null" for missing ones
             separator = "\t" if suffix == ".tsv" else ","
-            texts = _all_texts(path, separator)
-            rows = Dataset.from_csv(path, cache_dir=cache, sep=separator, features=texts, keep_default_na=False)
+            cells = Features({name: Value("string") for name in _header(file, separator)})
+            rows = Dataset.from_csv(path, features=cells, cache_dir=cache, sep=separator, keep_default_na=False)
         elif kind == "text":
             rows = Dataset.from_text(path, cache_dir=cache)
         elif kind == "arrow":
@@ -157,13 +158,17 @@ def _read(file: Path, root: Path | None, cache: str) -> Table:
     return Table(rows, str(file), owner, "", file if is_lines else None, int(kind == "csv"))
 
 
-def _all_texts(path: str, separator: str) -> Any:
-    """The `features` of a CSV file, with columns named as its reader names them."""
-    from datasets import Features, Value
-    from pandas import read_csv
+def _header(file: Path, separator: str) -> list[str]:
+    """The names of a table's columns.
 
-    names = read_csv(path, sep=separator, nrows=0, dtype=object).columns
-    return Features({str(name): Value("string") for name in names})
+    Raises:
+        ValueError: one stands twice.
+    """
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        names = next(csv.reader(lines, delimiter=separator), [])
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the column `{twice[0]}` stands twice in its first line")
+    return names
 
 
 def _split(name: str) -> str:

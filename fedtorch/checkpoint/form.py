@@ -1,0 +1,65 @@
+"""What a checkpoint's manifest must look like, beside the digest that it carries of itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtorch.core.client import file_stem
+
+FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
+SERVER_FILES = ("server.safetensors", "server.json")
+_CLIENT = re.compile(r"clients/([A-Za-z0-9_-]+)-r(\d{6,})(?:-part\d+)?\.safetensors")
+_DIGEST = re.compile(r"[0-9a-f]{1,16}")
+
+
+def paths_of(listed: Any) -> list[Any]:
+    """The files that a manifest lists for a client; one alone in manifests of earlier versions."""
+    return [listed] if isinstance(listed, str) else [*listed]
+
+
+def problems(folder: Path, manifest: Any) -> Iterator[str]:
+    """What is wrong with a manifest that was read in `folder`, the first thing first; quotes names of files only."""
+    if not isinstance(manifest, dict):
+        yield "is no object"
+        return
+    kinds = {"round": int, "config": dict, "facts": dict, "files": dict, "clients": dict}
+    strange = [name for name, kind in kinds.items() if type(manifest.get(name)) is not kind]
+    if strange:
+        yield f"has no `{strange[0]}`, or not as {kinds[strange[0]].__name__}"
+        return
+    named = FOLDER.fullmatch(folder.name)
+    if manifest["round"] < 0 or (named and int(named[1]) != manifest["round"]):
+        yield f"is of round {manifest['round']}, but its folder is {folder.name}"
+    yield from _in_files(manifest["files"])
+    yield from _in_clients(manifest["clients"], manifest["files"], manifest["round"])
+
+
+def _in_files(files: Mapping[str, Any]) -> Iterator[str]:
+    for path, entry in files.items():
+        if path not in SERVER_FILES and not _CLIENT.fullmatch(path):
+            yield f"names {path!r}, which is no file of a checkpoint"
+        size, digest = (entry.get(key) if isinstance(entry, dict) else None for key in ("bytes", "xxh3"))
+        if type(size) is not int or size < 0 or type(digest) is not str or not _DIGEST.fullmatch(digest):
+            yield f"has no size and digest of {path!r}"
+    if missing := [name for name in SERVER_FILES if name not in files]:
+        yield f"does not list {missing[0]}"
+
+
+def _in_clients(clients: Mapping[str, Any], files: Mapping[str, Any], round: int) -> Iterator[str]:
+    used: set[str] = set()
+    for client, listed in clients.items():
+        if not isinstance(listed, str | list) or not all(isinstance(path, str) for path in listed):
+            yield f"lists no files of client {ascii(client)[:80]}"
+            return
+        for path in paths_of(listed):
+            match = _CLIENT.fullmatch(path)
+            if path not in files or match is None:
+                yield f"names {path!r}, which is no file of a checkpoint"
+            elif match[1] != file_stem(client) or int(match[2]) > round or path in used:
+                yield f"lists {path!r} for client {ascii(client)[:80]}, whose file after {round} rounds it cannot be"
+            used.add(path)
+    if unused := [path for path in files if path not in used and path not in SERVER_FILES]:
+        yield f"names {unused[0]!r}, which is of no client"

@@ -1,0 +1,46 @@
+"""What is noted of a window of a payload, by whoever sends it and by whoever receives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import Tensor
+
+from fedtorch.comm.header import DTYPES
+
+
+class Passing:
+    """A window that passes by in pieces, so that each is read while it is in the cache."""
+
+    squares: float
+    """Σ of the squares of the whole numbers that it stands for in a sum."""
+
+    def __init__(self, length: int, dtype: torch.dtype) -> None:
+        known = DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
+        self._hasher = xxhash.xxh3_64(seed=length << 8 | known)
+        self.squares = 0.0
+
+    def read(self, piece: npt.NDArray[Any]) -> None:
+        """The next piece, as it travels."""
+        self._hasher.update(piece.data)
+
+    def weigh(self, whole: npt.NDArray[np.float64]) -> None:
+        """The whole numbers of a piece."""
+        self.squares += float(np.dot(whole, whole))
+
+    @property
+    def digest(self) -> int:
+        """64 bits, as a signed integer, that depend on the window's bytes, their number and its dtype."""
+        unsigned = self._hasher.intdigest()
+        return unsigned - (1 << 64) if unsigned >> 63 else unsigned
+
+
+def window_digest(window: Tensor) -> int:
+    """The same of a whole window."""
+    passing = Passing(window.numel(), window.dtype)
+    passing.read(window.numpy())
+    return passing.digest

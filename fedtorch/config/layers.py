@@ -1,0 +1,78 @@
+"""The layers of a config: files with their bases, and `--set`, each laid over the ones before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedtorch.config.find import find
+from fedtorch.config.registry import NAMED, named_class
+from fedtorch.config.validate import at, field_names
+from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value
+from fedtorch.core.errors import ConfigError
+
+_LARGEST_BYTES = 1 << 20
+_DEEPEST = 50
+
+
+def read_file(path: Path, parents: tuple[Path, ...], known: dict[Path, Tree]) -> Tree:
+    """The file over its base files; known: what was read already, as several files may have the same base."""
+    place = path.resolve()
+    if place in known:
+        return known[place]
+    if place in parents:
+        chain = " -> ".join(os.path.relpath(p) for p in (*parents, place))
+        raise ConfigError(f"base files form a cycle: {chain}; remove one `base`")
+    if len(parents) > _DEEPEST:
+        raise ConfigError(f"base file {path} is number {_DEEPEST + 1} in a chain of `base` lines; make it shorter")
+    own = read(_text_of(path, "base" if parents else "config"), str(path))
+    bases = own.data.pop("base", None)
+    bases = [bases] if isinstance(bases, str) else bases or []
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"base{at(own, ('base',))} is {describe(bases)} but should be a list of file names")
+    tree = Tree()
+    for base in bases:
+        for file in find(Path(base), folder=path.parent, named_in=at(own, ("base",))):
+            tree = overlay(tree, read_file(file, (*parents, place), known))
+    known[place] = overlay(tree, own)
+    return known[place]
+
+
+def _text_of(path: Path, kind: str) -> str:
+    # a command's output, as bash hands it over, may be a config; what never ends, or never begins, is none
+    if not path.is_file() and (kind == "base" or not path.is_relative_to("/dev")):
+        raise ConfigError(f"{kind} file {path} is no ordinary file; give the path of one")
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+        if len(data) > _LARGEST_BYTES:
+            raise ConfigError(f"{kind} file {path} has more than {_LARGEST_BYTES} bytes; is it a config?")
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{kind} file {path} cannot be read: {error}") from error
+
+
+def read_override(override: str) -> Tree:
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    source = f"--set {override}"
+    if not equals or not all(keys):
+        raise ConfigError(f"`{source}` should have the form `--set section.key=value`")
+    if keys[0] == "base":
+        raise ConfigError(f"`{source}`: base can only be given in a file")
+    value = read_value(text, f"`{source}`")
+    marks: dict[Key, str] = {tuple(keys[: n + 1]): source for n in range(len(keys))}
+    for key in reversed(keys):
+        value = {key: value}
+    return Tree(value, marks)
+
+
+def overlay(lower: Tree, upper: Tree) -> Tree:
+    data = dict(lower.data)
+    for section, (_, _, default) in NAMED.items():
+        old, new = data.get(section), upper.data.get(section)
+        if isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get("name"), str):
+            if new["name"] != old.get("name", default):
+                known = field_names(named_class(section, new["name"], at(upper, (section, "name"))))
+                data[section] = {key: value for key, value in old.items() if key in known}
+    return Tree(merge(data, upper.data), {**lower.marks, **upper.marks})

@@ -1,0 +1,53 @@
+"""The norm and the largest element of a flat vector: right at any length, and the same bits on any number of threads.
+
+torch adds the squares of an fp32 vector in fp32: 0.5 % too few at 60 M numbers (*measured*, torch 2.13), and in another
+order with another number of threads. numpy adds in pairs, and on one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+CHUNK = 1 << 16  # elements looked at together, which stay in the cache
+_SAFE = 1e140  # squares of numbers between its inverse and itself, and their sums, are in the range of float64
+
+
+def norm_and_max(vector: Tensor) -> tuple[float, float]:
+    """(L2 norm, largest absolute value) of a flat CPU vector of fp32 or float64, in one pass; (0, 0) if it is empty.
+
+    Squares are taken and added in float64. The largest value is exact. Both are finite exactly when all elements are
+    (and the norm is below 1.8e308).
+    """
+    values = vector.detach().numpy()
+    squares, largest = _squares_and_max(values)
+    if 0 < largest < math.inf and not 1 / _SAFE < largest < _SAFE:  # only float64 reaches that far
+        power = math.frexp(largest)[1]
+        squares, _ = _squares_and_max(np.ldexp(values, -power))
+        with np.errstate(over="ignore"):  # a norm may be beyond float64 though no element is
+            return float(np.ldexp(math.sqrt(squares), power)), largest
+    return math.sqrt(squares), largest
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Is every element? One pass without a mask, unless something is wrong or the sum is beyond the dtype."""
+    return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())
+
+
+def _squares_and_max(values: npt.NDArray[Any]) -> tuple[float, float]:
+    """(sum of squares, largest absolute value)."""
+    chunks = range(0, len(values), CHUNK)
+    squares, largest = np.zeros(len(chunks)), np.zeros(len(chunks))
+    wide = np.empty(min(len(values), CHUNK))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for place, start in enumerate(chunks):
+            part = values[start : start + CHUNK]
+            largest[place] = np.maximum(np.maximum.reduce(part), -np.minimum.reduce(part))  # NaN if one is
+            wide[: len(part)] = part
+            square = np.multiply(wide[: len(part)], wide[: len(part)], out=wide[: len(part)])
+            squares[place] = np.add.reduce(square)
+        return float(np.add.reduce(squares)), float(np.maximum.reduce(largest, initial=0.0))

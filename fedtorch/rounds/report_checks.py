@@ -1,0 +1,41 @@
+"""Whether a client's report can be true, by what the server knows: who was drawn, and what the manifest counts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedtorch.core.client import Client
+from fedtorch.core.update import Report
+
+log = logging.getLogger(__name__)
+
+SLACK = 1e-6  # relative, for numbers that were rounded on their way through a mean or a root
+
+
+def of_cohort(reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
+    """The reports of clients that were drawn, each with how often; of others there is a warning and nothing else."""
+    draws = {client.name: count for client, count in cohort}
+    if strangers := [report.client for report in reports if report.client not in draws]:
+        log.warning("reports of clients that were not drawn for the round are ignored: %s", ", ".join(strangers))
+    return [replace(report, draws=draws[report.client]) for report in reports if report.client in draws]
+
+
+def impossible(report: Report, client: Client, size: int) -> str:
+    """Why the numbers of a report that is `ok` cannot be true; empty if they can. size: elements of an update."""
+    held = client.sizes.get("train", 0)
+    if not 0 <= report.examples <= held:
+        return f"it reports {report.examples} training examples, the manifest counts {held}"
+    if report.steps < 0:
+        return f"it reports {report.steps} steps"
+    least, most = report.max_abs, math.sqrt(size) * report.max_abs  # of one such element, and of `size`
+    if size and not 0 <= least * (1 - SLACK) <= report.norm <= most * (1 + SLACK):
+        return f"no update of {size} numbers has the norm {report.norm:.6g} and the largest one {report.max_abs:.6g}"
+    fall = report.loss_max - report.loss_min
+    reduction = report.extra.get("loss_reduction", 0.0)
+    if reduction > fall + SLACK * max(abs(report.loss_max), abs(report.loss_min)):
+        losses = f"{report.loss_min:.6g} to {report.loss_max:.6g}"
+        return f"it reports a loss reduction of {reduction:.6g}, but losses from {losses}"
+    return ""

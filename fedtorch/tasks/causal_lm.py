@@ -1,0 +1,232 @@
+"""Texts that a decoder continues: plain text, prompts and their completions, or conversations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.scores import COUNT
+from fedtorch.models.auto import padded
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
+from fedtorch.text.chat import supervised
+
+LOG_LIKELIHOOD = "log_likelihood"
+_MOST_UNSUPERVISED = 0.01
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A tokenised row."""
+
+    ids: list[int]
+    is_learned: list[bool]
+    """by token"""
+    prompt: list[int]
+    """what an answer is generated from; empty where nothing is generated"""
+    gold: str
+    """the answer"""
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """What a row has to have: `messages`, or columns that are filled into a prompt, and `completion`, or `text`."""
+
+    required: Sequence[str]
+    template: str | None
+    optional: Sequence[str] = ()
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """messages; or prompt and completion; or text."""
+        if "messages" in self.required:
+            return {"messages": _messages(values["messages"])}
+        for name in self.required:
+            if not isinstance(values[name], str):
+                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
+        if self.required == ("text",):
+            return {"text": values["text"]}
+        prompt = values["prompt"] if self.template is None else self.template.format(**values)
+        return {"prompt": prompt, "completion": values[self.required[-1]]}
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """All of them."""
+        if "messages" in row:
+            return [message["content"] for message in row["messages"]]
+        return list(row.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLM(TextTask):
+    """Cross entropy over the tokens of answers, their end token among them, or of whole texts; perplexity is pooled."""
+
+    main_metric: ClassVar[str] = LOG_LIKELIHOOD
+    head: ClassVar[Any] = "CausalLM"
+    kind: ClassVar[str] = "causal_lm"
+
+    rows_are: Literal["text", "completion", "messages"] = "completion"
+    """plain text (column `text`); `prompt` and `completion`; or `messages`, lists of {role, content}"""
+    loss_on: Literal["answer", "all"] = "answer"
+    """the tokens that are learned: those of completions or of the assistant, or all"""
+    chat_template: Path | None = None
+    """a file with a chat template in place of the tokenizer's"""
+    measures: tuple[Metric, ...] = ()
+    """what is measured of generated answers, beside perplexity; none: nothing is generated"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows_are == "text" and (self.template is not None or self.measures):
+            raise ConfigError("task.rows_are is text, which has no prompt: leave task.template and task.measures out")
+        if self.rows_are == "messages" and self.template is not None:
+            raise ConfigError("task.rows_are is messages, whose form is task.chat_template's; leave task.template out")
+
+    def form(self) -> Conversations:
+        """As `rows_are` says."""
+        if self.rows_are != "completion":
+            return Conversations((self.rows_are,), None)
+        names = self.template_columns() if self.template else ["prompt"]
+        return Conversations((*names, "completion"), self.template)
+
+    def settings(self) -> dict[str, Any]:
+        """Also the form of rows."""
+        return {**super().settings(), "rows_are": self.rows_are}
+
+    @cached_property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with the chat template that is to be used."""
+        tokenizer = super().vocabulary
+        if self.chat_template is not None:
+            try:
+                tokenizer.chat_template = Path(self.chat_template).read_text()
+            except OSError as error:
+                raise ConfigError(f"task.chat_template: {self.chat_template} cannot be read ({error})") from None
+        if self.rows_are == "messages" and not tokenizer.chat_template:
+            raise ConfigError(
+                "task.rows_are is messages but the tokenizer has no chat template; give task.chat_template"
+            )
+        return tokenizer
+
+    def load(self, client: str, split: str) -> list[Continued]:
+        """Tokenised rows of one client; of a conversation several where its template cannot render it as one.
+
+        Raises:
+            DataError: more than 1 % of the rows have no token to learn within `max_length`.
+        """
+        rows, where = self.rows(client, split), f"{split} of client {client}"
+        found = [sample for row in rows for sample in self._samples(row, where)]
+        if empty := sum(not any(sample.is_learned[1:]) for sample in found):
+            if empty > _MOST_UNSUPERVISED * len(found):
+                raise DataError(
+                    f"{where}: {empty} of {len(found)} rows have no token to learn within task.max_length = "
+                    f"{self.max_length}; raise it, set task.truncate to left, or leave empty answers out"
+                )
+        return found
+
+    def collate(self, examples: Sequence[Continued], train: bool) -> dict[str, Any]:
+        """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned."""
+        labels = [
+            [token if learned else IGNORED for token, learned in zip(example.ids, example.is_learned, strict=True)]
+            for example in examples
+        ]
+        return {
+            "input_ids": padded([example.ids for example in examples], self.vocabulary.pad_token_id),
+            "attention_mask": padded([[1] * len(example.ids) for example in examples], 0),
+            "labels": padded(labels, IGNORED),
+        }
+
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """(sum over learned tokens, their number); the first token of a text has no loss."""
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        return token_loss(logits[:, :-1], batch["labels"][:, 1:])
+
+    @torch.inference_mode()
+    def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Any]:
+        """(log-likelihood of the learned tokens, their number, generated text) of each row."""
+        order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
+        device = next(model.parameters()).device
+        sums: list[tuple[float, int]] = [(0.0, 0)] * len(examples)
+        for start in range(0, len(order), batch_size):
+            picked = order[start : start + batch_size]
+            batch = {k: v.to(device) for k, v in self.collate([examples[i] for i in picked], False).items()}
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
+            labels = batch["labels"][:, 1:]
+            each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+            counts = (labels != IGNORED).sum(1).tolist()
+            for i, total, count in zip(picked, each.double().sum(1).tolist(), counts, strict=True):
+                sums[i] = (-total, count)
+        texts = [""] * len(examples)
+        if self.measures:
+            ids = self.generated(model, [example.prompt for example in examples], batch_size, left=True)
+            texts = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
+        return [(*pair, text) for pair, text in zip(sums, texts, strict=True)]
+
+    def score(self, examples: Sequence[Continued], predictions: Sequence[Any]) -> Scores:
+        """log_likelihood: a mean over tokens, from which perplexity is made; and what `measures` names."""
+        tokens = sum(count for _, count, _ in predictions)
+        total = math.fsum(value for value, _, _ in predictions)
+        scores: Scores = {LOG_LIKELIHOOD: (total, tokens)}
+        if self.measures:
+            texts = [text for _, _, text in predictions]
+            scores |= self.text_scores(texts, [example.gold for example in examples])
+        return {**scores, f"{COUNT}tokens": (float(tokens), tokens), f"{COUNT}nll": (-total, tokens)}
+
+    def metrics(self) -> tuple[str, ...]:
+        """log_likelihood, and means of what is generated."""
+        return (LOG_LIKELIHOOD, *super().metrics())
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Those of generated texts; a row has many tokens."""
+        return super().metrics()
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Also perplexity, exp(Σ nll / Σ tokens)."""
+        tokens = totals.get(f"{COUNT}tokens", 0.0)
+        found = {"perplexity": math.exp(min(700.0, totals[f"{COUNT}nll"] / tokens))} if tokens else {}
+        return {**found, **super().figures(totals)}
+
+    def _samples(self, row: Mapping[str, Any], where: str) -> list[Continued]:
+        end = self.vocabulary.eos_token_id
+        if "messages" in row:
+            turns = supervised(self.vocabulary, row["messages"])
+            golds = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
+            return [self._sample(ids, mask, golds[-1], where) for ids, mask in turns]
+        if "text" in row:
+            ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, end]
+            return [self._sample(ids, [True] * len(ids), "", where)]
+        ids, mask = self._split(row["prompt"], row["completion"])
+        return [self._sample([*ids, end], [*mask, True], row["completion"], where)]
+
+    def _split(self, prompt: str, completion: str) -> tuple[list[int], list[bool]]:
+        """Tokens of both together, and which of them are the completion's: apart, the border would be cut otherwise."""
+        found = self.vocabulary(prompt + completion, add_special_tokens=False, return_offsets_mapping=True)
+        return list(found.input_ids), [stop > len(prompt) for _, stop in found.offset_mapping]
+
+    def _sample(self, ids: list[int], mask: list[bool], gold: str, where: str) -> Continued:
+        kept = self.cut(ids, self.max_length, where)
+        learned = mask[: self.max_length] if self.truncate != "left" else mask[-self.max_length :]
+        first = next((i for i, is_answer in enumerate(learned) if is_answer), len(kept))
+        prompt = kept[:first]
+        if self.loss_on == "all":
+            learned = [True] * len(kept)
+        return Continued(kept, learned, prompt if self.measures else [], gold)
+
+
+def _messages(value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list):
+        raise ValueError(f"`messages` is a {type(value).__name__}, expected a list of {{role, content}}")
+    found = []
+    for place, message in enumerate(value):
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise ValueError(f"message {place + 1} has no role and content that are strings")
+        found.append({"role": message["role"], "content": message["content"]})
+    if not any(message["role"] == "assistant" for message in found):
+        raise ValueError("no message is the assistant's, so there is nothing to learn")
+    return found

@@ -1,0 +1,67 @@
+"""A text from a text, by any encoder-decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from fedtorch.core.ranges import Count
+from fedtorch.models.auto import padded
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.text_generation import IGNORED, Sequence2, Texts, TextTask, token_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2Seq(TextTask):
+    """Cross entropy over the target's tokens, with the end token; what is generated is compared with the target."""
+
+    head: ClassVar[Any] = "Seq2SeqLM"
+    kind: ClassVar[str] = "seq2seq"
+
+    max_target_length: Count = 128
+    """tokens of the longest target, with the end token"""
+
+    def form(self) -> Texts:
+        """`source` and `target`, or the columns of the template and `target`."""
+        return Texts((*(self.template_columns() if self.template else ["source"]), "target"), self.template)
+
+    def load(self, client: str, split: str) -> list[Sequence2]:
+        """Tokenised rows of one client; case and spaces are as in the file."""
+        rows, where = self.rows(client, split), f"{split} of client {client}"
+        if not rows:
+            return []
+        sources = self.vocabulary([row["source"] for row in rows]).input_ids
+        targets = self.vocabulary(text_target=[row["target"] for row in rows]).input_ids
+        end = self.vocabulary.eos_token_id
+        found = []
+        for row, source, target in zip(rows, sources, targets, strict=True):
+            target = target if target and target[-1] == end else [*target, end]
+            kept = self.cut(source[:-1], self.max_length - 1, where) + source[-1:] if source else [end]
+            found.append(Sequence2(kept, target[: self.max_target_length - 1] + [end]
+                                   if len(target) > self.max_target_length else target, row["target"]))  # fmt: skip
+        return found
+
+    def collate(self, examples: Sequence[Sequence2], train: bool) -> dict[str, Any]:
+        """input_ids, attention_mask (B, longest source), labels (B, longest target), int64; -100 is padding."""
+        sources = [example.source for example in examples]
+        return {
+            "input_ids": padded(sources, self.vocabulary.pad_token_id),
+            "attention_mask": padded([[1] * len(row) for row in sources], 0),
+            "labels": padded([example.target for example in examples], IGNORED),
+        }
+
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """(sum over target tokens, their number)."""
+        return token_loss(model(**batch, use_cache=False).logits, batch["labels"])
+
+    def predict(self, model: nn.Module, examples: Sequence[Sequence2], batch_size: int) -> list[str]:
+        """Generated texts."""
+        ids = self.generated(model, [example.source for example in examples], batch_size, left=False)
+        return [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
+
+    def score(self, examples: Sequence[Sequence2], predictions: Sequence[str]) -> Scores:
+        """What `measures` names."""
+        return self.text_scores(predictions, [example.gold for example in examples])

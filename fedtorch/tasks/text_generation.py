@@ -1,0 +1,168 @@
+"""What tasks whose answers are texts have in common: templates, generating, and metrics of what was generated."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.extras import require
+from fedtorch.core.ranges import Count
+from fedtorch.core.scores import COUNT
+from fedtorch.metrics.text import MEANS, POOLED, from_numbered, numbered, of_statistics, row_scores, statistics
+from fedtorch.models.auto import padded
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.own import OwnTask, pooled
+
+Metric = Literal["exact_match", "rouge_l", "bleu", "chrf"]
+IGNORED = -100
+"""The label of a token that is not learned."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How answers are generated."""
+
+    max_new_tokens: Count = 64
+    """tokens of the longest answer"""
+    num_beams: Count = 1
+    """1: greedy"""
+
+
+@dataclass(frozen=True)
+class Sequence2:
+    """A tokenised row: what is read, and what is to come."""
+
+    source: list[int]
+    target: list[int]
+    """with the end token"""
+    gold: str
+    """the target as text"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask(OwnTask):
+    """A task whose answer is a text."""
+
+    main_metric: ClassVar[str] = "exact_match"
+
+    generate: Generation = field(default_factory=Generation)
+    """how answers are generated"""
+    measures: tuple[Metric, ...] = ("exact_match",)
+    """what is measured of generated answers; bleu and chrf are sacrebleu's of all rows together"""
+    template: str | None = None
+    """what the model reads, with columns in braces: `Question: {question}\\nAnswer: `; null: the source alone"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if {"bleu", "chrf"} & set(self.measures):
+            require("task.measures bleu and chrf", "sacrebleu", extra="own")
+        if "rouge_l" in self.measures:
+            require("task.measures rouge_l", "rouge_score", extra="own")
+        if self.template is not None:
+            self.template_columns()
+
+    def template_columns(self) -> list[str]:
+        """The columns that the template names.
+
+        Raises:
+            ConfigError: it is no template.
+        """
+        try:
+            found = [name for _, name, _, _ in string.Formatter().parse(self.template or "") if name is not None]
+        except ValueError as error:
+            raise ConfigError(
+                f"task.template is no template ({error}); write {{column}}, and {{{{ for a brace"
+            ) from None
+        if bad := [name for name in found if not name.isidentifier()]:
+            raise ConfigError(f"task.template names {bad[0]!r}; write the name of a column in braces, such as {{text}}")
+        return list(dict.fromkeys(found))
+
+    def settings(self) -> dict[str, Any]:
+        """Also the template, which is applied when rows are prepared."""
+        return {**super().settings(), "template": self.template}
+
+    def metrics(self) -> tuple[str, ...]:
+        """Means over rows that a best model can be chosen by."""
+        return tuple(name for name in MEANS if name in self.measures)
+
+    def text_scores(self, predictions: Sequence[str], golds: Sequence[str]) -> Scores:
+        """Of generated texts: means, and counts for figures of all rows together."""
+        count = len(golds)
+        scores: Scores = {name: (s, count) for name, s in row_scores(predictions, golds, self.measures).items()}
+        counts = numbered(statistics(predictions, golds, self.measures)) if count else {}
+        return {**scores, **{f"{COUNT}{name}": (value, count) for name, value in counts.items()}}
+
+    def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
+        """BLEU and chrF of all clients' rows together, and of each client's."""
+        each = {client: self.figures(pooled({client: found})) for client, found in scores.items()}
+        return {"pooled": self.figures(pooled(scores)), "clients": each}
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Figures that are no means, from sums by name."""
+        counts = {name.removeprefix(COUNT): value for name, value in totals.items() if name.startswith(COUNT)}
+        found = {name: from_numbered(counts, name) for name in POOLED}
+        return {name: of_statistics(name, values) for name, values in found.items() if values}
+
+    @torch.inference_mode()
+    def generated(
+        self, model: Any, sources: Sequence[Sequence[int]], batch_size: int, *, left: bool
+    ) -> list[list[int]]:
+        """New tokens after each source, in the given order; sources of like length share a batch."""
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
+        device, pad = next(model.parameters()).device, self.vocabulary.pad_token_id
+        found: list[list[int]] = [[] for _ in sources]
+        for start in range(0, len(order), batch_size):
+            picked = order[start : start + batch_size]
+            ids = padded([sources[i] for i in picked], pad, left=left).to(device)
+            mask = padded([[1] * len(sources[i]) for i in picked], 0, left=left).to(device)
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=self.generate.max_new_tokens,
+                num_beams=self.generate.num_beams,
+                do_sample=False,
+                pad_token_id=pad,
+                eos_token_id=self.vocabulary.eos_token_id,
+            )
+            new = out[:, ids.shape[1] :] if left else out[:, 1:]
+            for i, row in zip(picked, new.tolist(), strict=True):
+                end = row.index(self.vocabulary.eos_token_id) if self.vocabulary.eos_token_id in row else len(row)
+                found[i] = row[:end]
+        return found
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a row has to have: texts in columns, of which `source` is filled into a template."""
+
+    required: Sequence[str]
+    """roles, the last of which is the answer"""
+    template: str | None
+    optional: Sequence[str] = ()
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """source and target."""
+        for name, value in values.items():
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"`{name}` is a {type(value).__name__}, expected a string")
+        answer = self.required[-1]
+        source = values[self.required[0]] if self.template is None else self.template.format(**values)
+        return {"source": source, "target": values[answer]}
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """Both."""
+        return [row["source"], row["target"]]
+
+
+def token_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum of the cross entropies, number) of the labels that are not -100; logits (B, T, V), labels (B, T)."""
+    flat = nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return flat, (labels != IGNORED).sum()

@@ -1,0 +1,84 @@
+"""The norm and the largest element of an update: right at any length, and the same bits on any number of threads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import make_config, make_runner
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import Quadratic
+
+from fedtorch.core.norms import CHUNK, norm_and_max
+
+NAN, INF = math.nan, math.inf
+
+
+def drawn(size: int) -> torch.Tensor:
+    """Numbers of very different sizes, as fp32."""
+    values = np.random.default_rng(size).standard_normal(size, dtype=np.float32)
+    values[::3] *= 1e-3
+    return torch.from_numpy(values)
+
+
+@pytest.mark.parametrize("size", [10_000_000, pytest.param(60_000_000, marks=pytest.mark.slow)])
+def test_a_long_vectors_norm_is_that_of_float64(size: int) -> None:
+    vector = drawn(size)
+    wide = vector.numpy().astype(np.float64)
+    norm, largest = norm_and_max(vector)
+    # both add 10^7 rounded numbers in pairs: some ten roundings of 2^-53 one upon the other
+    assert norm == pytest.approx(float(np.sqrt(np.add.reduce(wide * wide))), rel=1e-14)
+    assert largest == float(np.abs(wide).max())
+
+
+def test_the_norm_in_a_report_is_that_of_float64(tmp_path: Path) -> None:
+    """The client's update has 1.6 million numbers of three sizes, whose squares come to too little in fp32."""
+    task = Quadratic(clients={"a": (1.0, 1.0, 3)}, start=(0.3, 0.2, 0.1), width=1 << 19, double=False)
+    runner = make_runner(make_config(tmp_path, task, rounds=1))
+    runner.run()
+    (report,) = runner.context.server.accepted
+    update = 0.1 * (np.array([0.3, 0.2, 0.1]) - 1.0)  # the learning rate times the gradient
+    assert report.norm == pytest.approx(math.sqrt(float((update**2).sum()) * (1 << 19)), rel=1e-6)  # fp32 weights
+    assert report.max_abs == pytest.approx(0.09, rel=1e-6)
+
+
+def test_the_bits_are_the_same_on_any_number_of_threads() -> None:
+    vector = drawn(3 * CHUNK + 17)
+    found = norm_and_max(vector)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        assert norm_and_max(vector) == found
+    finally:
+        torch.set_num_threads(threads)
+
+
+@given(st.lists(st.floats(width=64), max_size=5))
+def test_both_are_finite_exactly_when_every_element_is(values: list[float]) -> None:
+    norm, largest = norm_and_max(torch.tensor(values, dtype=torch.float64))
+    if not all(map(math.isfinite, values)):
+        assert not math.isfinite(norm) and not math.isfinite(largest)
+        return
+    assert largest == max(map(abs, values), default=0.0)
+    expected = math.hypot(*values)
+    assert norm == (expected if math.isinf(expected) else pytest.approx(expected, rel=1e-12))
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("place", [0, CHUNK - 1, CHUNK, CHUNK + 4])
+def test_one_bad_element_anywhere_shows(bad: float, place: int) -> None:
+    vector = torch.ones(CHUNK + 5)
+    vector[place] = bad
+    assert not any(map(math.isfinite, norm_and_max(vector)))
+
+
+def test_extreme_numbers_of_fp32_neither_vanish_nor_overflow() -> None:
+    limits = torch.finfo(torch.float32)
+    assert norm_and_max(torch.full((4,), -limits.max)) == (2 * limits.max, limits.max)
+    tiny = torch.full((4,), 2.0**-149)
+    assert norm_and_max(tiny) == (2.0**-148, 2.0**-149)
+    assert norm_and_max(torch.zeros(0)) == (0.0, 0.0) == norm_and_max(torch.zeros(3))
