@@ -124,7 +124,9 @@ class OwnTask(Prepared):
         found, form, vocabulary = list[int](), self.form(), self.vocabulary
         for start in range(0, len(rows), 1000):
             texts = [list(form.texts(row)) for row in rows[start : start + 1000]]
-            ids = iter(vocabulary([text for own in texts for text in own], verbose=False).input_ids if any(texts) else ())
+            ids = iter(
+                vocabulary([text for own in texts for text in own], verbose=False).input_ids if any(texts) else ()
+            )
             found += [sum(len(next(ids)) for _ in own) for own in texts]
         return found
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedtorch.core.errors import DataError
 from fedtorch.data.own.overview import NAMED, ClientRows, Overview, set_divergences, split_digests
+from fedtorch.data.own.partition_files import write_partition
 from fedtorch.data.own.picture import draw
+from fedtorch.data.own.prepare import partition_of
 from fedtorch.data.own.rows import content_digest
 from fedtorch.tasks.own import OwnTask
 
-__all__ = ["Overview", "draw", "overview", "some_rows"]
+__all__ = ["Overview", "draw", "overview", "some_rows", "write_partition_of"]
 
 
 def overview(task: OwnTask) -> Overview:
@@ -52,6 +56,19 @@ def some_rows(task: OwnTask, number: int) -> Iterator[tuple[str, Mapping[str, An
             elif number:
                 number -= 1
                 yield client, row
+
+
+def write_partition_of(task: OwnTask, folder: Path) -> list[int]:
+    """Write which rows each client has, see `write_partition`; how many each has.
+
+    Raises:
+        ConfigError, DataError: the rows cannot be read or dealt, or the folder is taken.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".rows-", dir=folder.parent) as scratch:
+        parts, ids = partition_of(task.data, task.form(), Path(scratch), task.label_of)
+    write_partition(folder, parts, ids)
+    return [len(rows) for rows in parts.values()]
 
 
 def _add(facts: ClientRows, task: OwnTask, split: str, rows: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What there is to know of clients' rows before training: sizes, labels, lengths, rows that stand where they should not."""
+"""What to know of clients' rows before training: sizes, labels, lengths, rows that stand where they should not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtorch.data.folder import client_file
 from fedtorch.data.own.divergence import label_divergence
+from fedtorch.data.paths import folder_name
 
 NAMED = 20
 """So many leaks and problems are named; more are counted."""
@@ -63,7 +63,7 @@ class Overview:
         for client in self.clients.values():
             for split, count in client.rows.items():
                 found.rows[split] = count if split in self.shared else found.rows.get(split, 0) + count
-            found.labels += client.labels
+            found.labels.update(client.labels)
             found.tokens += client.tokens
             for key in ("cut", "unsupervised", "inside", "across", "leaks"):
                 setattr(found, key, getattr(found, key) + getattr(client, key))
@@ -134,11 +134,12 @@ def _named(digests: Mapping[tuple[str, str], Sequence[bytes]], trained: set[byte
 
 
 def _place(folder: Path, client: str, split: str, line: int) -> str:
-    return f"{client_file(folder, client, f'{split}.jsonl')}:{line}"
+    return f"{folder / folder_name(client) / split}.jsonl:{line}"
 
 
 def set_divergences(overview: Overview) -> None:
     """Of every client with labels."""
-    found = label_divergence({name: client.labels for name, client in overview.clients.items()})
+    counts: dict[str, dict[int | str, int]] = {name: {**client.labels} for name, client in overview.clients.items()}
+    found = label_divergence(counts)
     for name, value in found.items():
         overview.clients[name].divergence = value
