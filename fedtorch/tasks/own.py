@@ -25,6 +25,22 @@ from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import load_tokenizer_as
 
+_PIPELINES = {
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "CausalLM": "text-generation",
+}
+_PIPELINE_CODE = """\
+from transformers import pipeline
+
+classify = pipeline("{0}", model="FOLDER")
+print(classify("a text"))"""
+_CODE = """\
+from transformers import AutoModelFor{0}, AutoTokenizer
+
+model = AutoModelFor{0}.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
+
 log = logging.getLogger(__name__)
 
 
@@ -109,6 +125,13 @@ class OwnTask(Prepared):
         """`save_pretrained` of model and tokenizer."""
         save_model(model, folder)
         save_tokenizer(self.vocabulary, folder)
+
+    def usage(self) -> Mapping[str, str]:
+        """By the head: the pipeline of classes, or model and tokenizer."""
+        name = _PIPELINES.get(self.head, "")
+        start = "random weights" if self.source_model.random else f"`{Path(self.source_model.path or '').name}`"
+        return {"pipeline": name, "code": _PIPELINE_CODE.format(name) if "classif" in name else _CODE.format(self.head),
+                "start": start}  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """How the data were made."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedtorch.data.own.source import Table, column_names
+from fedtorch.data.own.source import Table, column_names, rows_of
 
 LOOKED_AT = 5000
 """Rows at most; of a larger source every n-th, for files are often sorted by label or client."""
@@ -74,31 +74,42 @@ class Column:
             self.values.update(map(str, value) if isinstance(value, list) else [str(value)])
 
 
-def look(tables: Sequence[Table]) -> tuple[int, dict[str, Column]]:
-    """(rows that were looked at, name -> column)."""
-    columns = {name: Column(name) for name in column_names(tables)}
-    count = 0
-    for row in _spread(tables):
-        count += 1
-        for name, column in columns.items():
-            column.add(row.get(name))
-    return count, columns
+@dataclass
+class Looked:
+    """A source as far as it was looked at."""
+
+    columns: dict[str, Column]
+    """name -> column"""
+    rows: int = 0
+    """in all files"""
+    seen: int = 0
+    """rows that were looked at"""
+    values: dict[str, set[str]] = field(default_factory=dict)
+    """of some columns all values in all rows, as texts"""
+    problems: list[str] = field(default_factory=list)
+    """rows that cannot be read, with file and line"""
 
 
-def distinct_values(tables: Sequence[Table], name: str) -> list[str]:
-    """All values of a column in all rows, as texts, sorted; rows without one are left out."""
-    found: set[str] = set()
+def look(tables: Sequence[Table], whole: Container[str]) -> Looked:
+    """Look at a source. Of columns with one of the words `whole` in their name all values are kept."""
+    found = Looked({name: Column(name) for name in column_names(tables)})
+    found.values = {name: set() for name, column in found.columns.items() if any(p in whole for p in column.parts)}
+    step = max(1, -(-sum(len(table.rows) for table in tables) // LOOKED_AT))
+    every = {name: name for name in found.columns}
     for table in tables:
-        if name in table.rows.column_names:
-            found.update(str(value) for value in table.rows.unique(name) if value is not None and str(value).strip())
-    return sorted(found)
-
-
-def _spread(tables: Sequence[Table]) -> Iterator[Mapping[str, Any]]:
-    total = sum(len(table.rows) for table in tables)
-    step = max(1, -(-total // LOOKED_AT))
-    for table in tables:
-        yield from table.rows.select(range(0, len(table.rows), step)) if step > 1 else table.rows
+        for index, values in rows_of(table, every):
+            found.rows += 1
+            if isinstance(values, ValueError):
+                found.problems.append(f"{table.where(index)}: {values}")
+                continue
+            for name, known in found.values.items():
+                if values[name] is not None and str(values[name]).strip():
+                    known.add(str(values[name]))
+            if (found.rows - 1) % step == 0:
+                found.seen += 1
+                for name, column in found.columns.items():
+                    column.add(values[name])
+    return found
 
 
 def _kind(value: Any) -> Kind:

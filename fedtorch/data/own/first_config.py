@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedtorch.data.own.guess import Guess
 
@@ -15,6 +16,12 @@ RANDOM = {
     "causal_lm": "{random: gpt2, n_embd: 64, n_layer: 2, n_head: 4}",
 }
 RANDOM["token_classification"] = RANDOM["text_classification"]
+# Roles and contents stand between end tokens, so that no token reaches over the border of an answer.
+_CHAT = (
+    "{% for message in messages %}{{ message['role'] }}{{ eos_token }}{{ message['content'] }}{{ eos_token }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}assistant{{ eos_token }}{% endif %}"
+)
 _PLAIN = re.compile(r"[A-Za-z_][\w./*-]*")
 _TAKEN = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _STEPS = 400  # of all clients and rounds together, about what two cores do in half a minute with the sizes above
@@ -22,15 +29,22 @@ _BATCH = 8
 
 
 def config_text(
-    found: Guess, source: str | Sequence[str], *, model: str | None, positions: int | None, splits: dict[str, str]
+    found: Guess,
+    source: str | Sequence[str],
+    *,
+    model: str | None,
+    positions: int | None,
+    splits: dict[str, str],
+    template: Path,
 ) -> str:
-    """The YAML. positions: that the model has; splits: dev or test -> the file that has it."""
+    """The YAML. positions: that the model has; splits: dev or test -> its file; template: see `chat_template`."""
     own = f"{{path: {quoted(model)}}}" if model else RANDOM[found.task]
     lines = [
         "# A first config; every key can be changed, `fedtorch run --config FILE --dry-run` shows all of them.",
         "task:",
         f"  name: {found.task}",
         *([] if found.problem == "single_label" else [f"  problem: {found.problem}"]),
+        *(f"  {key}: {value}" for key, value in _rows_are(found, model, template)),
         *([] if model else ["  # small, and from random weights; {path: FOLDER} takes a pretrained one"]),
         f"  model: {own}",
         "  data:",
@@ -44,6 +58,11 @@ def config_text(
         *_training(found, model),
     ]
     return "\n".join(lines) + "\n"
+
+
+def chat_template(found: Guess, model: str | None) -> str:
+    """The template to be written beside the config, where rows are conversations and a new tokenizer has none."""
+    return _CHAT if "messages" in found.roles and not model else ""
 
 
 def quoted(text: str | None) -> str:
@@ -66,6 +85,18 @@ def _labels(found: Guess) -> list[str]:
     return [f"    # labels: [{listed}] # seen; declared here, any other one is an error"]
 
 
+def _rows_are(found: Guess, model: str | None, file: Path) -> list[tuple[str, str]]:
+    """Keys of the tasks with texts for answers."""
+    if found.task == "seq2seq":
+        tokens = _rounded(found.answer_tokens)
+        return [("max_target_length", str(tokens)), ("generate", f"{{max_new_tokens: {tokens}}}")]
+    if found.task != "causal_lm" or "prompt" in found.roles:
+        return []
+    kind = next(iter(found.roles))
+    template = [("chat_template", f"{quoted(str(file))} # the tokenizer is a new one and has none")]
+    return [("rows_are", kind), *(template if chat_template(found, model) else [])]
+
+
 def _clients(found: Guess) -> list[str]:
     if found.by is not None:
         what = "one client for each file or sub-folder" if found.by == "file" else f"{found.clients} clients"
@@ -79,8 +110,7 @@ def _splits(found: Guess, splits: dict[str, str]) -> list[str]:
     if found.split:
         return [f"    splits: {{column: {quoted(found.split)}}}"]
     if found.splits:
-        what = "" if "dev" in found.splits else "; without a dev the last round's model is the one that counts"
-        return [f"    # splits: those of the data set, {', '.join(found.splits)}{what}"]
+        return [f"    # splits: as the data set comes, {', '.join(found.splits)}"]
     if splits:
         given = {name: quoted(splits[name]) if name in splits else "0.1" for name in ("dev", "test")}
         return [f"    splits: {{dev: {given['dev']}, test: {given['test']}}}"]
@@ -88,8 +118,12 @@ def _splits(found: Guess, splits: dict[str, str]) -> list[str]:
 
 
 def _length(found: Guess, model: str | None, positions: int | None) -> int:
-    wanted = max(32, -(-found.tokens // 16) * 16)
+    wanted = max(32, _rounded(found.tokens))
     return min(wanted, 512 if model else 256, positions or wanted)
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // 16) * 16
 
 
 def _training(found: Guess, model: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.own.columns import Column, distinct_values, look
+from fedtorch.data.own.columns import Column, Looked, look
 from fedtorch.data.own.source import Table
 from fedtorch.data.paths import check_client_names
 
@@ -60,6 +60,8 @@ class Guess:
     """in all files"""
     tokens: int = 0
     """a length that 99 of 100 rows hardly exceed, in tokens, estimated from words"""
+    answer_tokens: int = 0
+    """the same of `target`, which is not counted in `tokens`"""
     why: list[tuple[str, str]] = field(default_factory=list)
     """(what was guessed, from what)"""
 
@@ -72,15 +74,14 @@ def guess(tables: Sequence[Table], *, can_generate: bool | None = None) -> Guess
     Raises:
         DataError: there are no rows, or no column of texts.
     """
-    count, columns = look(tables)
-    if not count:
-        raise DataError(f"{tables[0].name} has no rows")
-    found = Guess(rows=sum(len(table.rows) for table in tables))
-    columns = {name: column for name, column in columns.items() if column.kind != "empty"}
-    found.splits = [table.split for table in tables if table.split]
+    looked = look(tables, {*CLIENT_NAMES, *ID_NAMES})
+    if not looked.seen:
+        raise DataError(looked.problems[0] if looked.problems else f"{tables[0].name} has no rows")
+    found = Guess(rows=looked.rows, splits=[table.split for table in tables if table.split])
+    columns = {name: column for name, column in looked.columns.items() if column.kind != "empty"}
     _find_split(found, columns)
-    _find_clients(found, columns, tables)
-    _find_id(found, columns, tables)
+    _find_clients(found, columns, looked, tables)
+    _find_id(found, columns, looked)
     taken = {found.by, found.id, found.split}
     free = {name: column for name, column in columns.items() if name not in taken}
     for rule in (_turns, _tags, _prompts, _pairs, _classes, _plain):
@@ -94,8 +95,10 @@ def guess(tables: Sequence[Table], *, can_generate: bool | None = None) -> Guess
         )
     if can_generate is not None:
         _fit_model(found, can_generate)
-    found.tokens = int(1.5 * sum(columns[name].share_below(0.99) for name in found.roles.values())) + 2
-    _tell_gaps(found, columns, count)
+    read = {role: _tokens(columns[name]) for role, name in found.roles.items()}
+    found.answer_tokens = read.pop("target", 0)
+    found.tokens = sum(read.values())
+    _tell_gaps(found, columns, looked)
     return found
 
 
@@ -107,10 +110,10 @@ def _find_split(found: Guess, columns: Mapping[str, Column]) -> None:
             return
 
 
-def _find_clients(found: Guess, columns: Mapping[str, Column], tables: Sequence[Table]) -> None:
+def _find_clients(found: Guess, columns: Mapping[str, Column], looked: Looked, tables: Sequence[Table]) -> None:
     scalar = [column for column in columns.values() if column.kind in ("text", "whole")]
     for column in _by_name(scalar, CLIENT_NAMES):
-        names = distinct_values(tables, column.name)
+        names = sorted(looked.values[column.name])
         if len(names) < 2 or len(names) * FEW_ROWS > found.rows:
             continue
         try:
@@ -131,10 +134,10 @@ def _find_clients(found: Guess, columns: Mapping[str, Column], tables: Sequence[
     found.why.append((f"{found.iid} client{plural}", "no column says whose a row is, so rows are shuffled and dealt"))
 
 
-def _find_id(found: Guess, columns: Mapping[str, Column], tables: Sequence[Table]) -> None:
+def _find_id(found: Guess, columns: Mapping[str, Column], looked: Looked) -> None:
     for name, column in columns.items():
         if column.parts & ID_NAMES and name != found.by and column.kind in ("text", "whole"):
-            if column.distinct == sum(column.values.values()) and len(distinct_values(tables, name)) == found.rows:
+            if len(looked.values[name]) == found.rows:
                 found.id = name
                 found.why.append(("ids of rows", f"column `{name}`, all different"))
                 return
@@ -260,9 +263,15 @@ def _fit_model(found: Guess, can_generate: bool) -> None:
         found.why.append(("causal_lm", "the model has no encoder beside its decoder"))
 
 
-def _tell_gaps(found: Guess, columns: Mapping[str, Column], count: int) -> None:
+def _tokens(column: Column) -> int:
+    return int(1.5 * column.share_below(0.99)) + 2
+
+
+def _tell_gaps(found: Guess, columns: Mapping[str, Column], looked: Looked) -> None:
+    if looked.problems:
+        found.why.append(("correct first", f"{len(looked.problems)} rows cannot be read, as {looked.problems[0]}"))
     used = [*found.roles.values(), *(name for name in (found.by, found.split) if name in columns)]
     for name in used:
         if name is not None and columns[name].missing:
-            text = f"{columns[name].missing} of {count} rows have nothing in `{name}`: training refuses them"
+            text = f"{columns[name].missing} of {looked.seen} rows have nothing in `{name}`: training refuses them"
             found.why.append(("correct first", text))

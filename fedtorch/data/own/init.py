@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedtorch.core.errors import ConfigError, FedtorchError
-from fedtorch.data.own.first_config import config_text
+from fedtorch.data.own.first_config import chat_template, config_text
 from fedtorch.data.own.guess import SPLITS, Guess, guess
 from fedtorch.data.own.source import Table, files_of, open_tables
 
@@ -42,17 +42,20 @@ def write(source: str, out: Path, model: str | None = None) -> str:
     """
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} is there already and is not overwritten; give another name by --out")
+    jinja = out.with_suffix(".jinja")
     _check_there(source)
     kind = ModelKind.of(model) if model else ModelKind()
     train, splits = _split_files(source)
     with _scratch(out.parent) as scratch, open_tables(train, scratch) as tables:
         found = guess(tables, can_generate=kind.can_generate)
-        text = config_text(found, train, model=model, positions=kind.positions, splits=splits)
+        text = config_text(found, train, model=model, positions=kind.positions, splits=splits, template=jinja)
         text = f"# From {source}: {found.rows} rows.\n{text}"
         told = _told(source, found, tables)
+    template = chat_template(found, model)
     try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
+        for place, content in ((out, text), *(((jinja, template),) if template else ())):
+            with place.open("x", encoding="utf-8") as file:
+                file.write(content)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror}); give another name by --out") from error
     name = shlex.quote(str(out))

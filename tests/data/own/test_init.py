@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from datasets import Dataset
 
 from fedtorch.config import load as yaml_config
 from fedtorch.data.own.first_config import quoted
@@ -28,22 +29,8 @@ def rows(number: int = 60, **columns: Maker) -> list[dict[str, Any]]:
     return [{name: make(i) for name, make in columns.items()} for i in range(number)]
 
 
-class Rows(list[dict[str, Any]]):
-    """What `guess` asks of a `datasets.Dataset`."""
-
-    @property
-    def column_names(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self for name in row))
-
-    def select(self, places: range) -> Rows:
-        return Rows(self[i] for i in places)
-
-    def unique(self, name: str) -> list[Any]:
-        return list(dict.fromkeys(row.get(name) for row in self))
-
-
 def guessed(found: list[dict[str, Any]], **options: Any) -> Guess:
-    return guess([Table(Rows(found), "a.jsonl", "a", "")], **options)
+    return guess([Table(Dataset.from_list(found), "a.jsonl", "a", "")], **options)
 
 
 @pytest.mark.parametrize(
@@ -227,3 +214,29 @@ def test_a_model_that_is_given_bounds_the_length(tmp_path: Path, monkeypatch: py
     write(notes(tmp_path), Path("n.yaml"), "./m")
     found = yaml.safe_load((tmp_path / "n.yaml").read_text())
     assert (found["task"]["model"], found["task"]["max_length"]) == ({"path": "./m"}, 24)
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys"),
+    [
+        ({"prompt": text, "completion": text}, {}),
+        ({"text": text}, {"rows_are": "text"}),
+        (
+            {"messages": lambda i: [{"role": "assistant", "content": text(i)}]},
+            {"rows_are": "messages", "chat_template": "a.jinja"},
+        ),
+        (
+            {"source": text, "target": lambda i: f"{i}"},
+            {"max_target_length": 16, "generate": {"max_new_tokens": 16}},
+        ),
+    ],
+)
+def test_tasks_with_texts_for_answers_are_told_what_rows_are(
+    columns: Mapping[str, Maker], keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(30, **columns)))
+    write("a.jsonl", Path("a.yaml"))
+    task = yaml.safe_load((tmp_path / "a.yaml").read_text())["task"]
+    assert {key: value for key, value in task.items() if key not in ("name", "model", "data", "max_length")} == keys
+    assert (tmp_path / "a.jinja").exists() == ("chat_template" in keys)
