@@ -38,6 +38,7 @@ COMMANDS = {
     "data partition": Command("fedtorch.setup.data_partition", "write which client has which rows of them"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
     "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
+    "predict": Command("fedtorch.setup.predict", "what a run's model says of new rows of your own"),
     "chat": Command("fedtorch.chat.__main__", "talk to a trained dialog assistant"),
 }
 

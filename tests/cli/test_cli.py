@@ -22,6 +22,7 @@ import fedtorch.main
 import fedtorch.report.__main__
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
+import fedtorch.setup.predict
 import launchers.local
 import launchers.slurm
 import launchers.sweep
@@ -40,6 +41,7 @@ FUNCTIONS = {
     "data partition": fedtorch.setup.data_partition.main,
     "report": fedtorch.report.__main__.main,
     "export": fedtorch.lifecycle.export.main,
+    "predict": fedtorch.setup.predict.main,
     "chat": fedtorch.chat.__main__.main,
 }
 """command -> what `python -m` of the module calls"""
@@ -97,7 +99,7 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
         ("slrum", "did you mean `slurm`?"),
         (
             "train",
-            "choose one of run, local, sweep, slurm, init, data, data check, data partition, report, export, chat",
+            "choose one of run, local, sweep, slurm, init, data, data check, data partition, report, export, predict, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

@@ -43,7 +43,7 @@ def write(source: str, out: Path, model: str | None = None) -> str:
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} is there already and is not overwritten; give another name by --out")
     jinja = out.with_suffix(".jinja")
-    _check_there(source)
+    check_there(source)
     kind = ModelKind.of(model) if model else ModelKind()
     train, splits = _split_files(source)
     with _scratch(out.parent) as scratch, open_tables(train, scratch) as tables:
@@ -109,7 +109,8 @@ def _split_files(source: str) -> tuple[str | list[str], dict[str, str]]:
     return (splits.pop("train"), splits) if "train" in splits else (source, {})
 
 
-def _check_there(source: str) -> None:
+def check_there(source: str) -> None:
+    """Raises ConfigError where a source that was named on the command line is not there."""
     try:
         files_of(source)
     except ConfigError:
