@@ -32,9 +32,13 @@ COMMANDS = {
     "local": Command("launchers.local", "the same on several ranks of this machine, restarted when one dies"),
     "sweep": Command("launchers.sweep", "many runs: configs x grid x seeds, here or on SLURM; their status"),
     "slurm": Command("launchers.slurm", "hand a run to SLURM"),
+    "init": Command("fedtorch.data.own.init", "look at a data file and write a config for it"),
     "data": Command("fedtorch.data.prepare", "prepare data sets"),
+    "data check": Command("fedtorch.setup.data_check", "sizes, labels, lengths and leaks of data of your own"),
+    "data partition": Command("fedtorch.setup.data_partition", "write which client has which rows of them"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
     "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
+    "predict": Command("fedtorch.setup.predict", "what a run's model says of new rows of your own"),
     "chat": Command("fedtorch.chat.__main__", "talk to a trained dialog assistant"),
 }
 
@@ -46,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help())
         return 0
     name, *rest = words
+    if rest and f"{name} {rest[0]}" in COMMANDS:
+        name, rest = f"{name} {rest[0]}", rest[1:]
     if name == "--version":
         print(f"fedtorch {fedtorch.__version__}")
         return 0
@@ -72,7 +78,7 @@ def _has_launchers() -> bool:
 
 
 def _help() -> str:
-    lines = [f"  {name:8}{command.about}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:16}{command.about}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: fedtorch [--help] [--version] COMMAND ...",

@@ -50,7 +50,11 @@ RECIPES = {
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m fedtorch.data") -> int:
     """The command line; returns the exit code. Errors of `fedtorch.core.errors` become one line on stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    parser = argparse.ArgumentParser(prog=prog, description="Prepare data sets for fedtorch.")
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Prepare data sets for fedtorch.",
+        epilog="For files of your own: `fedtorch data check CONFIG`, `fedtorch data partition CONFIG`.",
+    )
     prepare = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("prepare", help="prepare a data set")
     names = prepare.add_subparsers(required=True, dest="name", metavar="NAME")
     for name, recipe in RECIPES.items():

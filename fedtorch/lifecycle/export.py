@@ -25,6 +25,7 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.run_files import MODEL
 from fedtorch.lifecycle.start import lasting_facts
 from fedtorch.rounds.best_model import BestModel
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.lifecy
     try:
         for line in export(args.run, args.client, args.out, is_global=args.is_global, settings=args.set):
             print(line)
+        if not args.is_global:  # scores of the run are not that model's where clients have models of their own
+            write_cards(_config(args.run, args.set), args.run, args.out or args.run / MODEL, args.client or "")
         return 0
     except FedtorchError as error:
         print(f"fedtorch: {error}", file=sys.stderr)

@@ -19,6 +19,7 @@ from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
 from fedtorch.config.load import companion
 from fedtorch.config.schema import Config
 from fedtorch.lifecycle.exit import last_words
+from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import table
 from fedtorch.lifecycle.run_files import MODEL, open_run
 from fedtorch.lifecycle.signals import StopFlag
@@ -132,6 +133,7 @@ class Session:
                 tracker.close()
         if tracker is not None:
             tracker.result(table(built, result))
+            write_cards(config, config.folder, config.folder / MODEL)
             self._say_done(built, result)
         return tracker
 

@@ -138,6 +138,14 @@ class Task:
         nothing is written.
         """
 
+    def usage(self) -> Mapping[str, str]:
+        """What a model card says of the saved model; by default nothing, and then no card is written.
+
+        `pipeline`: its name among transformers' pipelines or an empty text; `code`: the Python lines that load it, with
+        `FOLDER` for its folder; `start`: the weights that training begins with.
+        """
+        return {}
+
     def facts(self) -> dict[str, str]:
         """What must be the same on every rank (digest of the data manifest); compared at start."""
         return {}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.ranges import Count
@@ -21,9 +23,26 @@ from fedtorch.data.own.rows import Form
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.new_rows import new_rows
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import load_tokenizer_as
+
+_PIPELINES = {
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "CausalLM": "text-generation",
+}
+_PIPELINE_CODE = """\
+from transformers import pipeline
+
+classify = pipeline("{0}", model="FOLDER")
+print(classify("a text"))"""
+_CODE = """\
+from transformers import AutoModelFor{0}, AutoTokenizer
+
+model = AutoModelFor{0}.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +129,66 @@ class OwnTask(Prepared):
         save_model(model, folder)
         save_tokenizer(self.vocabulary, folder)
 
+    def usage(self) -> Mapping[str, str]:
+        """By the head: the pipeline of classes, or model and tokenizer."""
+        name = _PIPELINES.get(self.head, "")
+        start = "random weights" if self.source_model.random else f"`{Path(self.source_model.path or '').name}`"
+        return {"pipeline": name, "code": _PIPELINE_CODE.format(name) if "classif" in name else _CODE.format(self.head),
+                "start": start}  # fmt: skip
+
     def record(self) -> dict[str, Any]:
         """How the data were made."""
         return {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
+
+    def trained(self, folder: Path) -> Self:
+        """This task with the model, tokenizer and labels that a run has written into `folder`; its data are not read.
+
+        Raises:
+            ConfigError: there is no model.
+        """
+        try:
+            named = json.loads((folder / "config.json").read_bytes()).get("id2label") or {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder} has no model that can be read ({type(error).__name__})") from None
+        labels = tuple(named[number] for number in sorted(named, key=int))
+        model = {"path": str(folder), "allow_code": self.source_model.allow_code}
+        return replace(self, model=model, tokenizer=None, data=replace(self.data, labels=labels))
+
+    def new_form(self) -> Form:
+        """What a row has to have that is to be answered.
+
+        Raises:
+            ConfigError: the task answers none.
+        """
+        raise ConfigError(f"task.name is {self.kind}, for which there is no `fedtorch predict` yet")
+
+    def new_rows(self, source: str, form: Form) -> Iterator[list[dict[str, Any]]]:
+        """Rows of a source in blocks, in the form of `new_form`."""
+        return new_rows(source, self.data, form)
+
+    def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
+        """What a model in eval mode says of new rows: plain JSON for each, in their order."""
+        raise NotImplementedError
 
     def rows(self, client: str, split: str) -> list[dict[str, Any]]:
         """The rows that are used of a client's split."""
         rows = read_rows(self.folder, client, split, fields=())
         return [rows[i] for i in self.picked(client, split, len(rows))]
+
+    def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of each of some prepared rows before anything is cut, all its texts together."""
+        found, form, vocabulary = list[int](), self.form(), self.vocabulary
+        for start in range(0, len(rows), 1000):
+            texts = [list(form.texts(row)) for row in rows[start : start + 1000]]
+            ids = iter(
+                vocabulary([text for own in texts for text in own], verbose=False).input_ids if any(texts) else ()
+            )
+            found += [sum(len(next(ids)) for _ in own) for own in texts]
+        return found
+
+    def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """How many of some prepared rows of train have nothing to learn from; every row has its label by default."""
+        return 0
 
     def cut(self, ids: Sequence[int], most: int, where: str) -> list[int]:
         """At most `most` ids, as `truncate` says.

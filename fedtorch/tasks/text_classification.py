@@ -17,6 +17,7 @@ from fedtorch.metrics.correlation import moments, pearson
 from fedtorch.models.auto import padded
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
+from fedtorch.tasks.new_rows import NewTexts
 from fedtorch.tasks.own import OwnTask, pooled
 
 _PROBLEMS = {
@@ -101,21 +102,24 @@ class TextClassification(OwnTask):
         rows = self.rows(client, split)
         if not rows:
             return []
-        where, vocabulary = f"{split} of client {client}", self.vocabulary
-        sides = [[row["text"] for row in rows]]
+        where = f"{split} of client {client}"
+        return [
+            Example(ids, kind, self._target(row["label"], where))
+            for (ids, kind), row in zip(self._inputs(rows, where), rows, strict=True)
+        ]
+
+    def _inputs(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[tuple[list[int], list[int] | None]]:
+        """Tokens of each row, and which of its two texts they belong to."""
+        vocabulary, sides = self.vocabulary, [[row["text"] for row in rows]]
         if any("text_pair" in row for row in rows):
             sides.append([row.get("text_pair", "") for row in rows])
         side: Any = "left" if self.truncate == "left" else "right"
         vocabulary.truncation_side = side
         limit = {} if self.truncate == "refuse" else {"truncation": True, "max_length": self.max_length}
         found = vocabulary(*sides, **limit)
-        types = found.get("token_type_ids") or [None] * len(rows)
         for ids in found["input_ids"]:
             self.cut(ids, self.max_length, where)
-        return [
-            Example(ids, kind, self._target(row["label"], where))
-            for ids, kind, row in zip(found["input_ids"], types, rows, strict=True)
-        ]
+        return list(zip(found["input_ids"], found.get("token_type_ids") or [None] * len(rows), strict=True))
 
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask (batch, longest), int64; targets: (batch,) numbers, or (batch, labels) 0 or 1."""
@@ -181,6 +185,10 @@ class TextClassification(OwnTask):
 
     def predict(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[Any]:
         """Number of the likeliest label; numbers of all labels above a half; or the value."""
+        return [self._prediction(row) for row in self._all_logits(model, examples, batch_size)]
+
+    def _all_logits(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[Tensor]:
+        """(labels,) fp32 on the CPU of each example, in their order; those of like length share a batch."""
         device = next(model.parameters()).device
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
         found: list[Any] = [None] * len(examples)
@@ -189,8 +197,27 @@ class TextClassification(OwnTask):
             batch = self.collate([examples[i] for i in picked], False)
             logits = self.logits(model, {key: value.to(device) for key, value in batch.items()}).float().cpu()
             for i, row in zip(picked, logits, strict=True):
-                found[i] = self._prediction(row)
+                found[i] = row
         return found
+
+    def new_form(self) -> NewTexts:
+        """A text, or two."""
+        return NewTexts(optional=("text_pair",))
+
+    def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
+        """label or labels, and the probability of each label; or the value."""
+        nothing: Any = [] if self.problem == "multi_label" else 0
+        examples = [Example(ids, kind, nothing) for ids, kind in self._inputs(rows, "the file of new rows")]
+        return [self._answer(logits) for logits in self._all_logits(model, examples, batch_size)]
+
+    def _answer(self, logits: Tensor) -> dict[str, Any]:
+        found = self._prediction(logits)
+        if self.problem == "regression":
+            return {"value": found}
+        is_multi = self.problem == "multi_label"
+        shares = (logits.sigmoid() if is_multi else logits.softmax(0)).tolist()
+        chosen = {"labels": [self.labels[i] for i in found]} if is_multi else {"label": self.labels[found]}
+        return {**chosen, "probabilities": {label: round(p, 6) for label, p in zip(self.labels, shares, strict=True)}}
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
         """accuracy and the counts from which F1 and Matthews correlation are made; or sums of the values' moments."""

@@ -16,9 +16,13 @@ import pytest
 import fedtorch
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
+import fedtorch.data.own.init
 import fedtorch.lifecycle.export
 import fedtorch.main
 import fedtorch.report.__main__
+import fedtorch.setup.data_check
+import fedtorch.setup.data_partition
+import fedtorch.setup.predict
 import launchers.local
 import launchers.slurm
 import launchers.sweep
@@ -31,9 +35,13 @@ FUNCTIONS = {
     "local": launchers.local.main,
     "sweep": launchers.sweep.main,
     "slurm": launchers.slurm.main,
+    "init": fedtorch.data.own.init.main,
     "data": fedtorch.data.__main__.main,
+    "data check": fedtorch.setup.data_check.main,
+    "data partition": fedtorch.setup.data_partition.main,
     "report": fedtorch.report.__main__.main,
     "export": fedtorch.lifecycle.export.main,
+    "predict": fedtorch.setup.predict.main,
     "chat": fedtorch.chat.__main__.main,
 }
 """command -> what `python -m` of the module calls"""
@@ -60,7 +68,7 @@ def test_the_help_of_a_command_shows_how_it_was_called(
 ) -> None:
     in_a_clone(monkeypatch)
     with pytest.raises(SystemExit) as ended:
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     assert ended.value.code == 0 and capsys.readouterr().out.startswith(f"usage: fedtorch {name} ")
 
 
@@ -89,7 +97,11 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("reprot", "did you mean `report`?"),
         ("slrum", "did you mean `slurm`?"),
-        ("train", "choose one of run, local, sweep, slurm, data, report, export, chat"),
+        (
+            "train",
+            "choose one of run, local, sweep, slurm, init, data, data check, data partition, report, export, predict, "
+            "chat",
+        ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
     ],
@@ -106,7 +118,7 @@ def test_the_help_has_a_line_for_every_command(words: list[str], capsys: pytest.
     text = capsys.readouterr().out
     assert text.startswith("usage: fedtorch ")
     for name, command in COMMANDS.items():
-        assert f"\n  {name:8}{command.about}\n" in text
+        assert f"\n  {name:16}{command.about}\n" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -99,17 +99,8 @@ def prepare(
 
 def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None = None) -> Dealt:
     """Read, deal and split all rows."""
-    with open_tables(data.source, scratch) as tables:
-        places, problems = read_rows(tables, data, form)
+    places, problems, ids, parts = _dealt(data, form, scratch, label_of)
     shared = {split: _shared(value, data, form, scratch) for split, value in _elsewhere(data).items()}
-    if not places:
-        raise DataError(f"task.data.source {data.source} has no usable row")
-    ids = row_ids([place.row if data.id is None else {ID: str(place.id)} for place in places], data.id and ID)
-    labels = None if label_of is None else [label_of(place.row) for place in places]
-    rule = data.clients
-    owners = [place.owner for place in places] if rule.by is not None else None
-    parts = deal(rule, ids=ids, labels=_hashable(labels), owners=owners, seed=data.seed)
-    check_client_names(parts)
     if unknown := [client for client in data.splits.held_out if client not in parts]:
         raise ConfigError(
             f"task.data.splits.held_out names {unknown[0]!r}, who is no client; there are {', '.join(list(parts)[:10])}"
@@ -123,6 +114,35 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
             splits[name] = rows
     _notice(result, form, set(shared))
     return result
+
+
+def partition_of(
+    data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """(client -> its rows, as places among the ids; ids of all usable rows); splits that are files are no part of it.
+
+    Raises:
+        ConfigError, DataError: see `read_rows` and `deal`.
+    """
+    _, _, ids, parts = _dealt(data, form, scratch, label_of)
+    return parts, ids
+
+
+def _dealt(
+    data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
+) -> tuple[list[Place], list[str], list[str], dict[str, Any]]:
+    """Usable rows, what is wrong with the others, ids, and client -> its rows."""
+    with open_tables(data.source, scratch) as tables:
+        places, problems = read_rows(tables, data, form)
+    if not places:
+        raise DataError(f"task.data.source {data.source} has no usable row")
+    ids = row_ids([place.row if data.id is None else {ID: str(place.id)} for place in places], data.id and ID)
+    labels = None if label_of is None else [label_of(place.row) for place in places]
+    rule = data.clients
+    owners = [place.owner for place in places] if rule.by is not None else None
+    parts = deal(rule, ids=ids, labels=_hashable(labels), owners=owners, seed=data.seed)
+    check_client_names(parts)
+    return places, problems, ids, parts
 
 
 def _split(

@@ -1,0 +1,145 @@
+"""`fedtorch data check CONFIG`: what every client has, and whether training would take it; no text is shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedtorch.config import load as yaml_config
+from fedtorch.core.errors import ConfigError, DataError, FedtorchError
+from fedtorch.setup.checks import check
+from fedtorch.setup.plan import Plan
+from fedtorch.tasks.own import OwnTask
+from fedtorch.tasks.own_overview import ClientRows, Overview, draw, overview, some_rows
+
+CLIENTS_SHOWN, LABELS_SHOWN, PROBLEMS_SHOWN = 20, 4, 20
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.data_check") -> int:
+    """Print the tables and write the picture; returns the exit code (0, 2 the config is wrong, 3 the data are)."""
+    args = _parser(prog).parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(message)s")  # the tables say the rest
+    try:
+        config = yaml_config.load(args.config, args.set)
+        task = own_task(config.task, config.task_name)
+        found = overview(task)
+        show(found, task)
+        picture = args.out or args.config[0].with_name(f"{args.config[0].stem}.check.png")
+        draw(found, picture)
+        print(f"picture: {picture}")
+        for client, row in some_rows(task, args.show):
+            print(f"{client}: {json.dumps(row, ensure_ascii=False)}")
+        if found.problems:
+            raise DataError("\n  ".join(["training would refuse these data:", *found.problems[:PROBLEMS_SHOWN]]))
+        check(Plan.of(config, 1))
+        return 0
+    except FedtorchError as error:
+        print(f"fedtorch: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def own_task(task: object, name: str) -> OwnTask:
+    """The task of a config, if its data are files of one's own.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if not isinstance(task, OwnTask):
+        raise ConfigError(
+            f"task.name is {name}, whose data `fedtorch data prepare` has checked; this is for tasks with "
+            "task.data.source, such as text_classification"
+        )
+    return task
+
+
+def show(found: Overview, task: OwnTask) -> None:
+    """Two tables, the first leaks, and what may spoil a run."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    splits = list(dict.fromkeys(split for client in found.clients.values() for split in client.rows))
+    has_labels = any(client.labels for client in found.clients.values())
+    _print(console, found, _sizes(splits, has_labels), f"{task.kind} in {task.folder}")
+    _print(
+        console, found, _lengths(task.max_length), f"tokens (task.max_length {task.max_length}), and rows that recur"
+    )
+    if has_labels:
+        console.print(
+            "JS: Jensen–Shannon divergence of the labels to those of all, in bits; 0 is alike", highlight=False
+        )
+    for split in found.shared:
+        console.print(f"{split} is one file for all clients", highlight=False)
+    for line in found.remarks():
+        console.print(line, highlight=False, soft_wrap=True)
+    for leak in found.leaks:
+        console.print(f"  {leak}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _sizes(splits: Sequence[str], has_labels: bool) -> dict[str, Any]:
+    columns: dict[str, Any] = {split: lambda rows, split=split: str(rows.rows.get(split, 0)) for split in splits}
+    if has_labels:
+        columns["JS"] = lambda rows: "" if rows.divergence is None else f"{rows.divergence:.3f}"
+        columns["labels of train"] = _labels
+    return columns
+
+
+def _lengths(most: int) -> dict[str, Any]:
+    return {
+        "median": lambda rows: str(rows.quantile(0.5)),
+        "95 %": lambda rows: str(rows.quantile(0.95)),
+        "longest": lambda rows: str(max(rows.tokens, default=0)),
+        "cut": lambda rows: f"{rows.cut / max(1, len(rows.tokens)):.1%}",
+        "twice here": lambda rows: str(rows.inside),
+        "elsewhere too": lambda rows: str(rows.across),
+        "dev, test in train": lambda rows: str(rows.leaks),
+        "nothing to learn": lambda rows: str(rows.unsupervised),
+    }
+
+
+def _labels(rows: ClientRows) -> str:
+    shown = [f"{label[:20]} {count}" for label, count in rows.labels.most_common(LABELS_SHOWN) if count]
+    more = len([count for count in rows.labels.values() if count]) - len(shown)
+    return ", ".join(shown) + (f", {more} more" if more > 0 else "")
+
+
+def _print(console: Console, found: Overview, columns: Mapping[str, Any], title: str) -> None:
+    console.print(title, highlight=False, markup=False, soft_wrap=True)
+    table = Table("client", box=box.SIMPLE)
+    for name in columns:
+        table.add_column(name, justify="left" if name.startswith("labels") else "right")
+    for name in list(found.clients)[:CLIENTS_SHOWN]:
+        table.add_row(_plain(name), *(_plain(cell(found.clients[name])) for cell in columns.values()))
+    if len(found.clients) > CLIENTS_SHOWN:
+        table.add_row(f"... and {len(found.clients) - CLIENTS_SHOWN} more")
+    table.add_section()
+    total = found.total()
+    table.add_row("all", *(_plain(cell(total)) for cell in columns.values()))
+    console.print(table)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")  # a name is no markup
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Prepare a config's own data and show sizes, labels, lengths, duplicates and leaks of every "
+        "client. Texts are not shown. `fedtorch run --dry-run` checks model and ranks.",
+    )
+    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="print N rows of train, texts and all")
+    parser.add_argument("--out", type=Path, metavar="PNG", help="the picture (CONFIG's name with .check.png)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

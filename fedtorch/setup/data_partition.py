@@ -1,0 +1,44 @@
+"""`fedtorch data partition CONFIG --out DIR`: who owns which row, one JSON file per client, to be used elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtorch.config import load as yaml_config
+from fedtorch.core.errors import FedtorchError
+from fedtorch.setup.data_check import own_task
+from fedtorch.tasks.own_overview import write_partition_of
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.data_partition") -> int:
+    """Write the folder; returns the exit code (0, 2 the config is wrong, 3 the data are or DIR is taken)."""
+    args = _parser(prog).parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        config = yaml_config.load(args.config, args.set)
+        sizes = write_partition_of(own_task(config.task, config.task_name), args.out)
+        print(f"{args.out}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} of {sum(sizes)} rows")
+        return 0
+    except FedtorchError as error:
+        print(f"fedtorch: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Write which rows each client of a config's own data has: a JSON file per client with the rows' "
+        "ids (task.data.id, or digests of their contents). Splits are not part of it.",
+    )
+    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

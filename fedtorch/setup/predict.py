@@ -1,0 +1,130 @@
+"""`fedtorch predict RUN FILE`: what a run's model says of new rows, as JSON lines in their order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from fedtorch.config import load as yaml_config
+from fedtorch.config.schema import Config
+from fedtorch.core.client import folder_name
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.setup.data_check import own_task
+from fedtorch.setup.engine import device
+from fedtorch.tasks.own import OwnTask
+
+MODEL = "model"
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.predict") -> int:
+    """Write the answers; returns the exit code (0, 2 run or option is wrong, 3 the rows are, 8 no room)."""
+    args = _parser(prog).parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        config = _config(args.run)
+        task = own_task(config.task, config.task_name).trained(model_folder(args.run, args.client))
+        form = task.new_form()
+        torch.set_num_threads(config.system.threads)
+        model = task.build_model(config.run.seed).to(device(config.system.device)).eval()
+        with _output(args.out) as file:
+            for answer in _answers(task, model, task.new_rows(args.file, form), config.eval.batch_size):
+                file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        return 0
+    except BrokenPipeError:  # such as `| head`, which wants no more; without a stream Python would complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except FedtorchError as error:
+        print(f"fedtorch: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def model_folder(run: Path, client: str | None) -> Path:
+    """The folder of the model that all clients, or this one, were judged with.
+
+    Raises:
+        ConfigError: no such client, no model, or one for each client and none is named.
+    """
+    models = run / MODEL
+    is_shared = (models / "config.json").is_file()
+    if client is None:
+        if is_shared:
+            return models
+        raise ConfigError(
+            f"{models} has no model for all clients; name a client with --client if it has folders, or write the "
+            f"model with `fedtorch export {run}`"
+        )
+    own = models / folder_name(client)
+    if (own / "config.json").is_file():
+        return own
+    known = _clients(run)
+    if client in known and is_shared:
+        return models
+    near = get_close_matches(client, known, 1)
+    hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known[:10]) or 'none'}"
+    raise ConfigError(f"--client is {client}, of whom {run} has no model; {hint}")
+
+
+def _answers(task: OwnTask, model: Any, blocks: Iterator[list[Any]], size: int) -> Iterator[dict[str, Any]]:
+    for rows in blocks:
+        with torch.inference_mode():
+            yield from task.answers(model, rows, size)
+
+
+def _clients(run: Path) -> list[str]:
+    """Names in the run's results."""
+    try:
+        return list(json.loads((run / "results.json").read_text())["clients"])
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def _config(run: Path) -> Config:
+    path = run / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
+    return yaml_config.load(path)
+
+
+@contextmanager
+def _output(out: Path | None) -> Iterator[TextIO]:
+    """Stdout, or a file that appears when it is complete."""
+    if out is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield file
+        partial.replace(out)
+    except OSError as error:
+        raise CheckpointError(f"{out} could not be written ({error}); make room, or set --out") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Answers of a run's model to new rows, a JSON object a line in their order. The columns are called "
+        "as in training; an answer column is not needed.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("file", metavar="FILE", help="JSONL, JSON, CSV, TSV, Parquet, Arrow or text; glob; folder")
+    parser.add_argument("--client", metavar="NAME", help="with the model that this client was judged with")
+    parser.add_argument("--out", type=Path, metavar="JSONL", help="the file to write (standard output)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Rows that are new to a trained model: read from any source, without answers and without clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedtorch.core.errors import DataError
+from fedtorch.data.own.client_rule import ClientRule
+from fedtorch.data.own.init import check_there
+from fedtorch.data.own.keys import OwnData, SplitRule
+from fedtorch.data.own.rows import Form, columns_of
+from fedtorch.data.own.source import open_tables, rows_of
+
+BLOCK = 1000
+"""Rows that are in memory together."""
+
+
+@dataclass(frozen=True)
+class NewTexts:
+    """What a row has to have: texts, and nothing of an answer."""
+
+    required: Sequence[str] = ("text",)
+    optional: Sequence[str] = ()
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The texts that are there."""
+        for name, value in values.items():
+            if not isinstance(value, str | None):
+                raise ValueError(f"the {name} is a {type(value).__name__}, expected a string")
+        return {name: value for name, value in values.items() if value is not None}
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """All of them."""
+        return list(row.values())
+
+
+def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, Any]]]:
+    """The rows of a source in its order, in blocks; columns are called as in training.
+
+    Raises:
+        ConfigError: the source or a column is not there. DataError: a row is unusable; names file and line.
+    """
+    check_there(source)
+    roles = {*form.required, *form.optional}
+    alone = replace(
+        data,
+        source=source,
+        columns={role: column for role, column in data.columns.items() if role in roles},
+        clients=ClientRule(by="file"),
+        splits=SplitRule(0.0, 0.0),
+        id=None,
+    )
+    with TemporaryDirectory(prefix="fedtorch-") as scratch, open_tables(source, Path(scratch)) as tables:
+        columns, block = columns_of(tables, alone, form), list[dict[str, Any]]()
+        for table in tables:
+            for index, values in rows_of(table, columns):
+                try:
+                    block.append(_converted(values, columns, form))
+                except ValueError as error:
+                    raise DataError(f"{table.where(index)}: {error}; correct the row") from None
+                if len(block) == BLOCK:
+                    yield block
+                    block = []
+        if block:
+            yield block
+
+
+def _converted(values: Any, columns: Mapping[str, str], form: Form) -> dict[str, Any]:
+    if isinstance(values, ValueError):
+        raise values
+    for role in form.required:
+        if values[role] is None or values[role] == "":
+            raise ValueError(f"`{columns[role]}` is missing or empty")
+    return form.convert(values)

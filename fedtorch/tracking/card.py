@@ -1,0 +1,101 @@
+"""The model card that lies beside an exported model: what it is, from how many rows, how good, and how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedtorch.core.files import replace_file
+
+NAME = "README.md"
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says. Counts only: it may be given away with the model, so it names no client and quotes no text."""
+
+    name: str
+    """of the run"""
+    task: str
+    """`task.name`"""
+    pipeline: str
+    """the task's name among transformers' pipelines"""
+    code: str
+    """the Python lines that load the model; `FOLDER` stands for its folder"""
+    start: str
+    """the weights that training began with"""
+    algorithm: str
+    """`algorithm.name`"""
+    rounds: int
+    """done"""
+    best_round: int | None
+    """the round whose weights these are; None: the last"""
+    clients: int
+    """that trained"""
+    rows: int
+    """that they trained on"""
+    digest: str
+    """of the config's keys that can change results"""
+    split: str = "test"
+    """what the scores are of"""
+    scores: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """metric -> (figure over all rows, rows)"""
+    privacy: str = "none: no differential privacy, no secure aggregation"
+    """what protected clients"""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """of the packages"""
+    is_one_clients: bool = False
+    """is it the model of one client, with that client's scores?"""
+
+
+def write_card(folder: Path, facts: CardFacts) -> None:
+    """Write `README.md` into a model's folder, in one step.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    replace_file(folder / NAME, card_text(facts))
+
+
+def card_text(facts: CardFacts) -> str:
+    """The card: front matter as model hubs read it, and a page."""
+    whose = "one client's model of" if facts.is_one_clients else "the model of"
+    best = "the last round's weights" if facts.best_round is None else f"the weights of round {facts.best_round}"
+    table = [
+        ("task", f"`{facts.task}`"),
+        ("began with", facts.start),
+        ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
+        ("trained on", f"{facts.rows} rows of {facts.clients} clients"),
+        ("protection", facts.privacy),
+        ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
+        ("config", f"sha256 `{facts.digest}`"),
+    ]
+    scores = [f"| {name} | {value:.4f} | {count} |" for name, (value, count) in facts.scores.items()]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            *([f"pipeline_tag: {facts.pipeline}"] if facts.pipeline else []),
+            "tags: [federated-learning, fedtorch]",
+            "---",
+            "",
+            f"# {facts.name}",
+            "",
+            f"This is {whose} a federated run: clients trained it on rows that stayed with them.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in table),
+            "",
+            "## Load it",
+            "",
+            "```python",
+            facts.code,
+            "```",
+            "",
+            *([f"## Scores on `{facts.split}`", "", "| | | of |", "|---|---|---|", *scores, ""] if scores else []),
+            "Weights can reveal what they were trained on; treat them as you would treat the rows.",
+            "",
+        ]
+    )

@@ -1,0 +1,53 @@
+"""The main job: a file of rows, three commands, and a model that plain transformers loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtorch.cli.__main__ import main
+
+WITHOUT_US = """
+import json, sys
+from transformers import pipeline
+classify = pipeline("text-classification", model="runs/notes/model", device="cpu")
+print(json.dumps([found["label"] for found in classify(json.load(sys.stdin))]))
+assert not [name for name in sys.modules if name.partition(".")[0] == "fedtorch"]
+"""
+
+
+def test_a_file_becomes_a_model_without_a_line_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"benign": "mild old small slow".split(), "malignant": "grave new large fast".split()}
+    rows = [
+        {"note": f"the mass is {words[kind][i % 4]} and {words[kind][i // 4 % 4]}", "diagnosis": kind, "hospital": site}
+        for i in range(12) for kind in words for site in ("north", "west")
+    ]  # fmt: skip
+    Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["init", "notes.jsonl"]) == 0
+    assert main(["run", "--config", "notes.yaml", "--set", "track.tensorboard=false", "rounds=4"]) == 0
+    said = capsys.readouterr().out
+    assert [word in said for word in ("north", "west", "micro", "macro", "accuracy")] == [True] * 5
+    results = json.loads(Path("runs/notes/results.json").read_text())
+    assert results["averages"]["accuracy"]["micro"] > 0.9
+    card = Path("runs/notes/model/README.md").read_text()
+    assert "rows of 2 clients" in card and not [name for name in ("north", "west", "grave") if name in card]
+
+    Path("new.jsonl").write_text("".join(json.dumps({"note": row["note"]}) + "\n" for row in rows[::5]))
+    assert main(["predict", "runs/notes", "new.jsonl"]) == 0
+    answers = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    plain = subprocess.run(
+        [sys.executable, "-c", WITHOUT_US],
+        input=json.dumps([row["note"] for row in rows[::5]]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(plain.stdout.splitlines()[-1]) == answers
+    assert sum(a == row["diagnosis"] for a, row in zip(answers, rows[::5])) >= 0.9 * len(answers)

@@ -1,0 +1,123 @@
+"""`fedtorch predict`: the answers are those that the model was judged with."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedtorch.cli.__main__ import main
+from fedtorch.config import load as yaml_config
+from fedtorch.tasks.text_classification import TextClassification
+
+BERT = "{random: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}"
+GPT2 = "{random: gpt2, n_embd: 16, n_layer: 1, n_head: 2}"
+WORDS = "scan fever lung mass history report grave mild severe benign".split()
+
+
+def note(i: int) -> str:
+    return " ".join(WORDS[i * k % 10] for k in range(1, 2 + i % 7))
+
+
+def trained(folder: Path, problem: str, label: Any, model: str = BERT) -> TextClassification:
+    """A run folder with a model whose weights are random, and the task that it is for."""
+    rows = [{"note": note(i), "label": label(i)} for i in range(30)]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "run" / "model").mkdir(parents=True)
+    path = folder / "run" / "config.yaml"
+    path.write_text(
+        f"task: {{name: text_classification, problem: {problem}, model: {model}, max_length: 8, "
+        "data: {source: notes.jsonl, columns: {text: note}, clients: {iid: 2}}}\n"
+    )
+    task = yaml_config.load(path).task
+    assert isinstance(task, TextClassification)
+    task.save_model(task.build_model(1), folder / "run" / "model")
+    return task
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("problem", "label", "model"),
+    [
+        ("single_label", lambda i: "xyz"[i % 3], BERT),
+        ("single_label", lambda i: "xyz"[i % 3], GPT2),
+        ("multi_label", lambda i: ["x", "y", "z"][: 1 + i % 3], BERT),
+        ("regression", lambda i: i / 4, BERT),
+    ],
+)
+def test_answers_are_what_the_model_is_judged_by(problem: str, label: Any, model: str, folder: Path) -> None:
+    task = trained(folder, problem, label, model)
+    client = next(iter(task.manifest()))
+    texts = [row["text"] for row in task.rows(client, "train")]
+    (folder / "notes.jsonl").unlink()  # the training data are not needed
+    (folder / "new.jsonl").write_text("".join(json.dumps({"note": text, "more": 1}) + "\n" for text in texts))
+    assert main(["predict", "run", "new.jsonl", "--out", "answers.jsonl"]) == 0
+    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    with torch.no_grad():
+        found = task.predict(task.build_model(1).eval(), task.load(client, "train"), 4)
+    if problem == "regression":
+        assert [answer["value"] for answer in answers] == pytest.approx(found, abs=1e-6)
+    elif problem == "multi_label":
+        assert [answer["labels"] for answer in answers] == [["xyz"[i] for i in one] for one in found]
+        for answer in answers:
+            assert {label for label, p in answer["probabilities"].items() if p > 0.5} == set(answer["labels"])
+    else:
+        assert [answer["label"] for answer in answers] == ["xyz"[i] for i in found]
+        for answer in answers:
+            assert math.isclose(sum(answer["probabilities"].values()), 1.0, abs_tol=1e-5)
+            assert max(answer["probabilities"], key=answer["probabilities"].__getitem__) == answer["label"]
+
+
+def test_clients_with_models_of_their_own_are_asked_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(folder, "single_label", lambda i: "xyz"[i % 3])
+    (folder / "run" / "results.json").write_text('{"clients": {"north": {}, "west": {}}}')
+    assert main(["predict", "run", "notes.jsonl", "--client", "west"]) == 0  # all have one model
+    together = capsys.readouterr().out
+    assert len(together.splitlines()) == 30 and json.loads(together.splitlines()[0]).keys() == {
+        "label",
+        "probabilities",
+    }
+    (folder / "run" / "model").rename(folder / "run" / "west")
+    (folder / "run" / "model").mkdir()
+    (folder / "run" / "west").rename(folder / "run" / "model" / "west")
+    assert main(["predict", "run", "notes.jsonl", "--client", "west"]) == 0
+    assert capsys.readouterr().out == together
+    assert main(["predict", "run", "notes.jsonl"]) == 2
+    assert "name a client with --client" in capsys.readouterr().err
+    assert main(["predict", "run", "notes.jsonl", "--client", "wst"]) == 2
+    assert "--client is wst, of whom run has no model; did you mean `west`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "said"),
+    [
+        ('{"note": "a"}\n{"note": ""}\n', 3, "new.jsonl:2: `note` is missing or empty; correct the row"),
+        ('{"note": "a"}\n\n{"note": 3}\n', 3, "new.jsonl:3: "),
+        ('{"text": "a"}\n', 2, "new.jsonl has no column `note`; "),
+        (None, 2, "'new.jsonl' is no file"),
+    ],
+)
+def test_rows_that_cannot_be_answered_are_named_and_nothing_is_left(
+    rows: str | None, code: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(folder, "single_label", lambda i: "xyz"[i % 3])
+    if rows is not None:
+        (folder / "new.jsonl").write_text(rows)
+    assert main(["predict", "run", "new.jsonl", "--out", "answers.jsonl"]) == code
+    assert said in capsys.readouterr().err
+    assert not list(folder.glob("answers*"))
+
+
+@pytest.mark.parametrize("run", ["nowhere", "."])
+def test_a_folder_that_is_no_run_is_refused(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", run, "x.jsonl"]) == 2
+    assert "config.yaml does not exist; name the folder of a run" in capsys.readouterr().err
