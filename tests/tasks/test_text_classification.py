@@ -309,7 +309,7 @@ def test_more_tokens_than_the_model_has_places_for_are_refused() -> None:
 
 
 SPLITS = {"dev": 0.2, "test": 0.4}
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "rounds": 1,
     "run": {"name": "texts"},
     "task": {
@@ -323,8 +323,8 @@ CONFIG = {
 }  # fmt: skip
 
 
-def run(*changes: str) -> int:
-    Path("texts.yaml").write_text(yaml.safe_dump(CONFIG))
+def run(*changes: str, model: Mapping[str, Any] = BERT) -> int:
+    Path("texts.yaml").write_text(yaml.safe_dump(CONFIG | {"task": CONFIG["task"] | {"model": model}}))
     return main(["--config", "texts.yaml", "--resume", "never", "--set", "track.progress=lines", *changes])
 
 
@@ -373,7 +373,7 @@ print(sum(label == row["label"] for label, row in zip(found, rows)) / len(rows))
 )
 def test_plain_transformers_judges_the_saved_model_alike(kind: str) -> None:
     model = BERT if kind == "bert" else {"random": kind, **MODELS[kind]}
-    assert run(f"task.model={json.dumps(model)}", "rounds=2", f"run.name={kind}") == 0
+    assert run("rounds=2", f"run.name={kind}", model=model) == 0
     accuracy = json.loads((Path("runs") / kind / "results.json").read_text())["averages"]["accuracy"]
     task = load(Path("texts.yaml")).task
     assert isinstance(task, TextClassification)
