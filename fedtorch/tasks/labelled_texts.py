@@ -63,7 +63,5 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(
-            f"the label is a {type(value).__name__} and no finite number, as task.problem regression needs"
-        )
+        raise ValueError(f"the label is a {type(value).__name__}, expected a finite number, as for every regression")
     return number

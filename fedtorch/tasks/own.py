@@ -90,10 +90,10 @@ class OwnTask(Prepared):
     @cached_property
     def folder(self) -> Path:
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
-        folder = folder_of(self.data, self.kind, self.settings())
+        trains = self.source_model.random is not None and self.tokenizer is None
+        folder = folder_of(self.data, self.kind, {**self.settings(), "vocabulary": trains})
         if not (folder / "manifest.json").is_file():
             log.info("preparing %s in %s", self.data.source, folder)
-            trains = self.source_model.random is not None and self.tokenizer is None
             prepare(
                 folder, self.kind, self.data, self.form(), label_of=self.label_of, train=self._train if trains else None
             )

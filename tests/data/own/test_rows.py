@@ -67,7 +67,7 @@ def test_a_number_to_be_found_may_be_written_as_text(label: Any, expected: float
 
 @pytest.mark.parametrize("label", ["good", [1], True, math.inf, "nan", 10**400])
 def test_what_is_no_number_is_refused(label: Any, tmp_path: Path) -> None:
-    message = rf"rows.jsonl:1: the label is a {type(label).__name__} and no finite number"
+    message = rf"rows.jsonl:1: the label is a {type(label).__name__}, expected a finite number"
     with pytest.raises(DataError, match=message):
         read(tmp_path, [GOOD | {"label": label}], LabelledTexts("regression", ()))
 

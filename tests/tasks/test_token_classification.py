@@ -1,0 +1,366 @@
+"""Words with tags: which piece of a word counts, what is refused, and figures as the seqeval library's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import make_config, make_runner
+from own_rows import BERT, names, tagger, write_rows
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertTokenizer,
+    ByT5Tokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from fedtorch.config.schema import ClientConfig, EvalConfig
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.seeds import generator_for, seed_for
+from fedtorch.data.own.client_rule import ClientRule
+from fedtorch.rounds.runner import Runner
+from fedtorch.tasks.tagged_words import TaggedWords, words_of
+from fedtorch.tasks.token_classification import Example, TokenClassification, first_pieces
+from fedtorch.text.byte_bpe import train_subwords
+
+DECODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+           "intermediate_size": 16, "head_dim": 8}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+    "modernbert": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+    "llama": DECODER,
+    "qwen3": DECODER,
+    "gemma": DECODER,
+    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+}
+ONE = ClientRule(iid=1)
+OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": partial(torch.optim.AdamW, fused=True)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Rows are prepared below the working folder, once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("tags"))
+        write_rows(Path("rows.jsonl"), names())
+        texts = [" ".join(row["tokens"]) for row in names()]
+        train_subwords(texts, Path("bytes"), size=262)  # bytes and hardly a merge: every word has many pieces
+        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,"]
+        pieces += [f"##{piece}" for piece in pieces[5:]]
+        BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}).save_pretrained("wordpieces")
+        unigram = Tokenizer(
+            models.Unigram(
+                [("<pad>", 0.0), ("</s>", 0.0), ("\u2581", -1.0), *((c, -2.0) for c in pieces[5:43])], unk_id=1
+            )
+        )
+        unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        PreTrainedTokenizerFast(tokenizer_object=unigram, pad_token="<pad>", eos_token="</s>").save_pretrained(
+            "metaspace"
+        )
+        ByT5Tokenizer().save_pretrained("slow")
+        Path("slow/vocab.txt").write_text("a file that a tokenizer's folder has\n")
+        yield
+
+
+def trained(folder: Path, task: TokenClassification, rounds: int = 1, every: int = 1, **client: Any) -> Runner:
+    settings = ClientConfig(**{"optimizer": "adamw", "lr": 1e-2, "batch_size": 4, **client})
+    runner = make_runner(make_config(folder, task, rounds=rounds, client=settings, eval=EvalConfig(every=every)))
+    runner.run()
+    return runner
+
+
+def plain_loop(name: str, lr: float) -> torch.Tensor:
+    """One round as a user of transformers would write it; the order of rows and the seeds are the package's."""
+    task = tagger("rows.jsonl", data={"clients": ONE})
+    rows = [json.loads(line) for line in (task.folder / "client_000" / "train.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(task.folder / "tokenizer", add_prefix_space=False)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id,
+           "bos_token_id": tokenizer.bos_token_id}  # fmt: skip
+    sizes = {key: value for key, value in BERT.items() if key != "random"}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("bert", vocab_size=len(tokenizer), num_labels=5, **ids, **sizes)
+    model = AutoModelForTokenClassification.from_config(config).train()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = OPTIMIZERS[name](model.parameters(), lr=lr, weight_decay=0.0)
+    torch.manual_seed(seed_for(0, "train/dropout", "client_000", 0))
+    order = torch.randperm(len(rows), generator=generator_for(seed_for(0, "train"), "order", "client_000", 0)).tolist()
+    for start in range(0, len(rows), 4):
+        batch = [rows[i] for i in order[start : start + 4]]
+        inputs = tokenizer([row["text"] for row in batch], padding=True, return_tensors="pt")
+        labels = torch.full_like(inputs.input_ids, -100)
+        for i, row in enumerate(batch):
+            for start_of, tag in zip(row["starts"], row["tags"]):
+                labels[i, inputs.char_to_token(i, start_of)] = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"].index(tag)
+        model(**inputs, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():  # what travels is the difference of a round
+        return torch.cat([(old + (new - old)).flatten() for old, new in zip(before, model.parameters())])
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adamw", 1e-2)])
+def test_one_client_equals_a_plain_loop(optimizer: str, lr: float, tmp_path: Path) -> None:
+    task = tagger("rows.jsonl", data={"clients": ONE})
+    runner = trained(tmp_path, task, every=0, optimizer=optimizer, lr=lr)
+    found, expected = runner.context.server.weights, plain_loop(optimizer, lr)
+    # sums of clients keep 51 bits below the largest difference: too few for a bias whose gradient is rounding error
+    visible = expected.abs() > 1e-9
+    assert torch.equal(found[visible], expected[visible]) and (found - expected).abs().max() < 1e-16
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_any_architecture_trains_a_round(kind: str, tmp_path: Path) -> None:
+    runner = trained(tmp_path, tagger("rows.jsonl", model={"random": kind, **MODELS[kind]}))
+    assert type(runner.components.engine.module).__name__.endswith("ForTokenClassification")
+    assert runner.context.server.weights.isfinite().all()
+
+
+def test_an_architecture_without_the_head_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="task.model is a random bart, of which AutoModelForTokenClassification makes"
+    ):
+        tagger("rows.jsonl", model={"random": "bart"}).build_model(0)
+
+
+@pytest.mark.parametrize("kind", ["bert", *MODELS])
+def test_a_row_has_the_same_logits_alone_and_in_a_batch(kind: str) -> None:
+    task = tagger("rows.jsonl", model=BERT if kind == "bert" else {"random": kind, **MODELS[kind]})
+    model = task.build_model(0).eval()
+    examples = task.load("north", "train")
+    assert len({len(example.ids) for example in examples}) > 2
+    with torch.no_grad():
+        together = task.logits(model, task.collate(examples, False))
+        for row, example in zip(together, examples):
+            alone = task.logits(model, task.collate([example], False))[0]
+            assert (row[: len(alone)] - alone).abs().max() < (1e-5 if kind == "t5" else 1e-6)  # logits of about 5
+        single, batch = task.predict(model, examples, 1), task.predict(model, examples, 64)
+    assert single == batch
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "wordpieces", "metaspace"])
+def test_the_first_piece_of_every_word_has_its_tag(tokenizer: str) -> None:
+    """Whether words begin with a space, a mark, or have continuations marked; GPT-2's kind needs no space before."""
+    task = tagger("rows.jsonl", tokenizer=tokenizer)
+    row, example = task.rows("north", "train")[0], task.load("north", "train")[0]
+    words = row["text"].split(" ")
+    assert [task.tags[tag] for _, tag in example.labelled] == row["tags"]
+    ends = [*example.pieces[1:], len(example.ids)]
+    for word, start, end in zip(words, example.pieces, ends):
+        assert task.vocabulary.decode(example.ids[start:end], skip_special_tokens=True).replace(" ", "") == word
+    targets = task.collate([example], True)["targets"]
+    assert (targets >= 0).sum() == len(words) and targets.shape == (1, len(example.ids))
+
+
+def test_words_that_share_a_token_go_on_with_the_span_of_the_first() -> None:
+    assert first_pieces([(0, 1), (1, 2), (3, 4)], [(0, 0), (0, 2), (2, 4), (0, 0)]) == [1, 1, 2]
+    example = Example([0, 9, 9, 1], [1, 1, 2], [1, 2, 0])
+    assert example.labelled == [(1, 1), (2, 0)]
+    task = tagger("rows.jsonl")
+    fixed: Any = torch.zeros(1, 4, 5)
+    fixed[0, 1, 3] = 1.0  # B-PER
+
+    class Fixed(torch.nn.Linear):
+        pass
+
+    object.__setattr__(task, "logits", lambda model, batch: fixed)
+    assert task.predict(Fixed(1, 1), [example], 1) == [[3, 4, 0]]
+
+
+@pytest.mark.parametrize(("side", "kept"), [("right", [0, 1]), ("left", [1, 2])])
+def test_words_that_are_cut_away_count_as_not_found(side: Any, kept: list[int]) -> None:
+    row = {"tokens": ["ab", "cd", "ef"], "tags": ["B-X", "O", "B-X"], "home": "a"}
+    write_rows(Path("long.jsonl"), [row | {"tokens": ["ab", "cd", f"e{i}"]} for i in range(4)])
+    task = tagger("long.jsonl", tokenizer="wordpieces", max_length=6, truncate=side)
+    example = task.load("a", "train")[0]
+    assert [i for i, piece in enumerate(example.pieces) if piece >= 0] == kept
+    assert task.check("a") == "4 of 12 words lie beyond task.max_length 6; they count as predicted O"
+    assert tagger("long.jsonl", tokenizer="wordpieces").check("a") is None
+    scores = task.score([example], [[1 if piece >= 0 else 0 for piece in example.pieces]])
+    assert (scores["count/0/true"][0], scores["count/0/hits"][0], scores["accuracy"]) == (2.0, 1.0, (1.0, 3))
+    with pytest.raises(DataError, match="train of client a has a row of 8 tokens, task.max_length leaves 6"):
+        tagger("long.jsonl", tokenizer="wordpieces", max_length=6, truncate="refuse").load("a", "train")
+
+
+@pytest.mark.parametrize("parts", [1, 3, 20])
+def test_figures_equal_seqevals_on_pooled_predictions(parts: int) -> None:
+    from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+
+    task = tagger("rows.jsonl")
+    rows = names(60)
+    true = [[task.numbers[tag] for tag in row["tags"]] for row in rows]
+    draw = torch.Generator().manual_seed(0)
+    noise = [torch.randint(0, 15, (len(tags),), generator=draw).tolist() for tags in true]
+    found = [[n if n < 5 else tag for n, tag in zip(*pair)] for pair in zip(noise, true)]
+    examples = [Example([], [], tags) for tags in true]
+    scores = {f"c{i}": task.score(examples[i::parts], found[i::parts]) for i in range(parts)}
+    words = [[[task.tags[tag] for tag in tags] for tags in side] for side in (true, found)]
+    pooled = task.summary(scores)["pooled"]
+    assert 0 < pooled["f1"] < 1
+    for name, figure in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
+        assert pooled[name] == pytest.approx(figure(*words), abs=1e-12)
+    assert pooled["f1_macro"] == pytest.approx(f1_score(*words, average="macro"), abs=1e-12)
+    hits, counts = zip(*(score["accuracy"] for score in scores.values()))
+    assert sum(hits) / sum(counts) == pytest.approx(accuracy_score(*words), abs=1e-12)
+
+
+def test_a_client_without_spans_has_figures() -> None:
+    task = tagger("rows.jsonl")
+    summary = task.summary({"empty": task.score([], []), "none": task.score([Example([], [], [0])], [[0]])})
+    assert summary["clients"]["none"] == summary["clients"]["empty"] == dict.fromkeys(
+        ("f1", "precision", "recall", "f1_macro"), 0.0)  # fmt: skip
+
+
+def convert(form: TaggedWords, **values: Any) -> dict[str, Any]:
+    return form.convert(values)
+
+
+WORDS, SPANS = TaggedWords("words", ("PER", "LOC")), TaggedWords("spans", ("PER", "LOC"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tags", "message"),
+    [
+        ("a b", ["O"], "`tokens` is a str, expected a list"),
+        (["a"], "O", "`tags` is a str, expected a list"),
+        ([], [], "`tokens` is empty"),
+        (["a", "b"], ["O"], "2 tokens but 1 tags"),
+        (["a", " "], ["O", "O"], "token 2 is empty"),
+        (["a", 7], ["O", "O"], "token 2 is a int"),
+        (["a"], [3], "tag 1 is a int, expected a string such as O or B-PER"),
+        (["a"], ["NOUN"], "tag 1 is 'NOUN', expected O, B-KIND or I-KIND"),
+        (["a"], ["B-"], "tag 1 is 'B-', expected"),
+        (["a"], ["I-PER"], "tag 1 is 'I-PER' after 'O'; in IOB2 a span begins with B-"),
+        (["a", "b"], ["B-LOC", "I-PER"], "tag 2 is 'I-PER' after 'B-LOC'"),
+        (["a"], ["B-ORG"], "the label 'ORG' is none of task.data.labels: PER, LOC"),
+    ],
+)
+def test_tags_that_are_no_iob2_are_refused(tokens: Any, tags: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert(WORDS, tokens=tokens, tags=tags)
+
+
+def span(start: Any, end: Any, label: Any = "PER") -> dict[str, Any]:
+    return {"start": start, "end": end, "label": label}
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "words", "tags"),
+    [
+        ("Anna met Bert.", [span(9, 13), span(0, 4)], ["Anna", "met", "Bert", "."], ["B-PER", "O", "B-PER", "O"]),
+        ("in New York now", [span(3, 12, "LOC")], ["in", "New", "York", "now"], ["O", "B-LOC", "I-LOC", "O"]),
+        ("10mg (of) x", [span(0, 2)], ["10", "mg", "(", "of", ")", "x"], ["B-PER", "O", "O", "O", "O", "O"]),
+        ("Zoé née", [span(0, 3)], ["Zoé", "née"], ["B-PER", "O"]),
+        ("Zoe\u0301 né", [span(0, 4)], ["Zoe\u0301", "né"], ["B-PER", "O"]),
+        ("\u5317\u4eac", [span(0, 2, "LOC")], ["\u5317", "\u4eac"], ["B-LOC", "I-LOC"]),
+        ("नमस्ते \u200b दुनिया", [], ["नमस्ते", "दुनिया"], ["O", "O"]),
+        ("a b ", {"start": [2], "end": [4], "label": ["LOC"]}, ["a", "b"], ["O", "B-LOC"]),
+    ],
+)  # fmt: skip
+def test_spans_of_a_text_become_tags_of_its_words(text: str, spans: Any, words: list[str], tags: list[str]) -> None:
+    row = convert(SPANS, text=text, spans=spans)
+    assert [text[start:end] for start, end in zip(row["starts"], row["ends"])] == words
+    assert row["tags"] == tags and row["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ("PER", "`spans` is a str, expected a list of {start, end, label}"),
+        ([[0, 4]], "span 1 is no object with start, end and label"),
+        ([{"start": 0, "end": 4}], "span 1 is no object with"),
+        ([span("0", 4)], "span 1: start and end should be whole numbers"),
+        ([span(0, 4, 1)], "span 1: its label is a int"),
+        ([span(5, 99)], "span 1 is characters 5 to 99 of a text of 14"),
+        ([span(4, 4)], "span 1 is characters 4 to 4"),
+        ([span(0, 8), span(5, 8)], "span 2 .* overlaps"),
+        ([span(0, 3)], "span 1 .* begins or ends within a word"),
+        ([span(4, 5)], "span 1 .* has no word in it"),
+        ([span(0, 4, "ORG")], "the label 'ORG' is none of task.data.labels"),
+    ],
+)
+def test_spans_that_cannot_be_are_refused(spans: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert(SPANS, text="Anna met Bert.", spans=spans)
+
+
+def test_a_text_without_words_is_refused() -> None:
+    with pytest.raises(ValueError, match="the text has no word"):
+        convert(SPANS, text=" \n", spans=[])
+    assert list(words_of("é")) == [(0, 1)] and not list(words_of("\u00a0"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"labels": ("O", "B-PER")}}, r"task.data.labels has 'O'; name the kinds of spans, as \[PER, LOC\]"),
+        ({"data": {"columns": {"text": "body"}}}, "task.data.columns has `text`, which is for task.annotation: spans"),
+        ({"annotation": "spans", "data": {"columns": {"tags": "t"}}}, "which is for task.annotation: words"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tagger("rows.jsonl", **changes)
+
+
+def test_a_tokenizer_that_does_not_know_where_its_tokens_stand_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ByT5Tokenizer does not say where in a text its tokens stand"):
+        _ = tagger("rows.jsonl", tokenizer="slow").vocabulary
+
+
+def test_rows_without_any_span_are_an_error() -> None:
+    write_rows(Path("none.jsonl"), [{"tokens": ["a"], "tags": ["O"], "home": "x"}])
+    with pytest.raises(DataError, match="no row of none.jsonl has a span"):
+        _ = tagger("none.jsonl").labels
+
+
+PLAIN = """
+import json, sys
+from seqeval.metrics import f1_score
+from transformers import pipeline
+find = pipeline("token-classification", model=sys.argv[1], aggregation_strategy="first")
+true, found = [], []
+for line in open(sys.argv[2]):
+    row = json.loads(line)
+    groups = find(row["text"])
+    true.append(row["tags"])
+    found.append(["O"] * len(row["tags"]))
+    for group in groups:
+        inside = [i for i, start in enumerate(row["starts"]) if group["start"] <= start < group["end"]]
+        for i in inside:
+            found[-1][i] = ("B-" if i == inside[0] else "I-") + group["entity_group"]
+assert "fedtorch" not in sys.modules
+print(f1_score(true, found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_plain_transformers_judges_the_saved_model_alike(kind: str, tmp_path: Path) -> None:
+    """Of word pieces, and of bytes where a space and the letter after it are one token; else a pipeline sees two."""
+    if kind == "bert":
+        task = tagger("rows.jsonl", tokenizer="wordpieces")
+    else:
+        task = tagger("rows.jsonl", model={"random": kind, **MODELS[kind]}, data={"tokenizer_size": 600})
+    runner = make_runner(
+        make_config(tmp_path, task, rounds=8, client=ClientConfig(lr=2e-2, batch_size=4), eval=EvalConfig(every=1))
+    )
+    pooled = task.summary(runner.run().scores)["pooled"]
+    engine = runner.components.engine
+    for parameter, value in zip(engine.module.parameters(), engine.shared_views(runner.context.server.weights)):
+        parameter.data.copy_(value)
+    task.save_model(engine.module, tmp_path / "model")
+    write_rows(tmp_path / "test.jsonl", [row for client in task.manifest() for row in task.rows(client, "test")])
+    script = [sys.executable, "-c", PLAIN, str(tmp_path / "model"), str(tmp_path / "test.jsonl")]
+    said = subprocess.run(script, capture_output=True, text=True, timeout=240, check=True).stdout
+    assert 0.3 < pooled["f1"] == pytest.approx(float(said))
