@@ -174,7 +174,9 @@ class TextClassification(OwnTask):
         token and a text ends with that.
         """
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
-        if not hasattr(model, "score") or model.config.is_encoder_decoder:
+        if model.config.is_encoder_decoder:
+            return _at_last_end(model, inputs)
+        if not hasattr(model, "score"):
             found: Tensor = model(**inputs).logits
             return found
         inputs.pop("token_type_ids", None)
@@ -278,6 +280,20 @@ class TextClassification(OwnTask):
         if self.problem == "regression":
             return float(logits[0])
         return (logits > 0).nonzero()[:, 0].tolist() if self.problem == "multi_label" else int(logits.argmax())
+
+
+def _at_last_end(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Logits of an encoder-decoder, which are those at a text's last end token.
+
+    transformers refuses batches of texts with different numbers of it, as where one quotes `</s>`: row by row then.
+    """
+    ends = (inputs["input_ids"] == model.config.eos_token_id).sum(1)
+    if bool((ends == ends[0]).all()):
+        whole: Tensor = model(**inputs).logits
+        return whole
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    rows = [{key: value[i : i + 1, :length] for key, value in inputs.items()} for i, length in enumerate(lengths)]
+    return torch.cat([model(**row).logits for row in rows])
 
 
 def _pearson(totals: Mapping[str, float]) -> float:

@@ -146,6 +146,18 @@ def test_a_text_that_ends_like_padding_is_judged_at_its_end(kind: str) -> None:
     assert (found[0] - theirs[0]).abs().max() > 1e-6  # and that is why
 
 
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_a_text_that_quotes_the_end_token_is_judged_at_its_end(kind: str) -> None:
+    task = classifier("rows.jsonl", model={"random": kind, **MODELS[kind]}, tokenizer="words")
+    model = task.build_model(0).eval()
+    texts = ["so </s> it ends", "rain", "</s></s>"]
+    examples = [Example(task.vocabulary(text).input_ids, None, 0) for text in texts]
+    with torch.no_grad():
+        together = task.logits(model, task.collate(examples, False))
+        alone = torch.cat([task.logits(model, task.collate([example], False)) for example in examples])
+    assert (together - alone).abs().max() < 1e-6 and together.std() > 1e-6
+
+
 def split_scores(task: TextClassification, targets: list[Any], predictions: list[Any], parts: int) -> dict[str, Any]:
     """The summary of rows that are dealt to clients."""
     scores = {}
