@@ -190,13 +190,15 @@ def _parse(line: bytes, expected: Mapping[str, type]) -> tuple[dict[str, Any] | 
             return None, f"the field {name!r} is a {type(value).__name__}, not a {kind.__name__}"
         if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             return None, f"the field {name!r} has half of a surrogate pair"
-    if b"\\ud" in line.lower() and _has_half_pairs(row):
+    if has_half_pairs(line, row):
         return None, "half of a surrogate pair in it"
     return row, ""
 
 
-def _has_half_pairs(row: Mapping[str, Any]) -> bool:
-    """No tokenizer takes text with halves, in whatever list of a row it stands."""
+def has_half_pairs(line: bytes, row: Mapping[str, Any]) -> bool:
+    """Is half of a surrogate pair in what was read of `line`, in whatever list of it? No tokenizer takes such text."""
+    if b"\\ud" not in line.lower():
+        return False
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):

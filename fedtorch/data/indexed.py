@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.folder import has_half_pairs
 
 _AGAIN = "prepare the data again"
 
@@ -78,11 +79,12 @@ class IndexedRows:
             for number in numbers:
                 start, end = int(self.offsets[number]), int(self.offsets[number + 1])
                 file.seek(start)
+                line = file.read(end - start)
                 try:
-                    row = json.loads(file.read(end - start))
+                    row = json.loads(line)
                 except (ValueError, RecursionError):
                     row = None
-                if not isinstance(row, dict):
-                    raise DataError(f"{self.path}:{number + 1} is not a JSON object; {_AGAIN}")
+                if not isinstance(row, dict) or has_half_pairs(line, row):
+                    raise DataError(f"{self.path}:{number + 1} is not a JSON object in UTF-8; {_AGAIN}")
                 rows.append(row)
         return rows

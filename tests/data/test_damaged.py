@@ -208,6 +208,8 @@ def test_rows_and_headers_of_a_wrong_type_are_refused_when_read(
     ("change", "problem"),
     [
         ({"question": 3}, "`question` is no str"),
+        ({"question": "\ud800"}, "is not a JSON object in UTF-8"),
+        ({"header": ["\ud800", "b"]}, "is not a JSON object in UTF-8"),
         ({"header": "abc"}, "`header` is no list"),
         ({"header": [1, 2]}, "`header` and `types` are no table's"),
         ({"types": ["string"]}, "`header` and `types` are no table's"),
@@ -230,7 +232,7 @@ def test_a_prepared_row_of_a_wrong_type_is_named(
     task = WikiSQL(data=str(seal(root)), server_labelled=10, num_clients=3, client_size=(3, 5), parts=1)
     with pytest.raises(DataError) as caught:
         task.check("part0")
-    assert f"{path}:1: " in str(caught.value) and problem in str(caught.value)
+    assert f"{path}:1" in str(caught.value) and problem in str(caught.value)
 
 
 def test_a_pool_whose_rows_or_indices_changed_is_refused(tiny_wikisql: Path, tmp_path: Path) -> None:
