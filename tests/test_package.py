@@ -27,6 +27,7 @@ OPTIONAL = {
     "datasets": "datasets",
     "deepspeed": "deepspeed",
     "rouge_score": "rouge-score",
+    "sacrebleu": "sacrebleu",
     "scipy": "scipy",
     "sklearn": "scikit-learn",
     "sqlglot": "sqlglot",

@@ -40,7 +40,8 @@ def missing(package: str, extra: str) -> str:
 def gym(folder: Path, metric: str) -> FewShotTasks:
     """A task on a folder that promises examples of one few-shot task, judged by `metric`."""
     sizes = {"one": {split: {"made": 2} for split in ("train", "dev", "test")}}
-    entry = {"folder": "one", "splits": {"train": {"examples": 2, "characters": 9, "sha256": "0" * 64}}}
+    facts = {"examples": 2, "characters": 9, "sha256": "0" * 64}
+    entry = {"folder": "one", "splits": dict.fromkeys(("train", "dev", "test"), facts)}
     folder.mkdir()
     record = {"tasks": {"made": {"metric": metric}}, "sizes": sizes}
     write_manifest(folder, "gym", clients={"one": entry}, record=record)
