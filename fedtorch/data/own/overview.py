@@ -139,7 +139,9 @@ def _place(folder: Path, client: str, split: str, line: int) -> str:
 
 def set_divergences(overview: Overview) -> None:
     """Of every client with labels."""
-    counts: dict[str, dict[int | str, int]] = {name: {**client.labels} for name, client in overview.clients.items()}
+    counts: dict[str, dict[int | str, int]] = {name: {} for name in overview.clients}
+    for name, client in overview.clients.items():
+        counts[name].update(client.labels.items())
     found = label_divergence(counts)
     for name, value in found.items():
         overview.clients[name].divergence = value
