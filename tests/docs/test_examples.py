@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from fedtorch.core.errors import DataError
+from fedtorch.main import main
 from fedtorch.models.t5 import T5Model
 from fedtorch.tasks.text2sql import Text2SQL
 
@@ -30,6 +32,20 @@ def test_own_clients_are_a_prepared_folder_whose_every_query_survives_the_vocabu
     assert len(task.load("lakes", "train")) == 16
     with pytest.raises(DataError):
         task.load("ponds", "train")
+
+
+def test_a_task_in_one_file_trains_as_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "examples"))
+    monkeypatch.chdir(tmp_path)
+    from weekday_task import write  # type: ignore[import-not-found]
+
+    write(Path("data/weekdays"))
+    block = (DOCS / "adding-a-task.md").read_text().split("```yaml\n")[1].split("```")[0]
+    Path("weekday.yaml").write_text(block)
+    assert main(["--config", "weekday.yaml", "--set", "track.tensorboard=false"]) == 0
+    results = json.loads(Path("runs/weekday/results.json").read_text())
+    assert set(results["clients"]) == {"north", "south", "west"}
+    assert results["averages"]["accuracy"]["micro"] >= 2 / 3 and results["averages"]["accuracy"]["count"] == 9
 
 
 def test_the_picture_is_drawn_within_its_frame_and_takes_nothing_from_elsewhere() -> None:
