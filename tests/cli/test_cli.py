@@ -97,10 +97,7 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("reprot", "did you mean `report`?"),
         ("slrum", "did you mean `slurm`?"),
-        (
-            "train",
-            "choose one of run, local, sweep, slurm, init, data, data check, data partition, report, export, predict, chat",
-        ),
+        ("train", f"choose one of {', '.join(COMMANDS)}"),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
     ],
