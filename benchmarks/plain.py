@@ -17,7 +17,7 @@ from transformers.optimization import get_scheduler
 
 from benchmarks.workloads import Workload
 from fedtorch.core.client import Client
-from fedtorch.core.sampling import cohort
+from fedtorch.core.sampling import Uniform, cohort
 from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching
 
@@ -62,7 +62,7 @@ def plain_rounds(workload: Workload, rounds: int, share: Share, on_round: Callab
     per_round = len(clients) if workload.per_round == "all" else workload.per_round
     model.train()
     for number in range(rounds):
-        drawn = [client for client, _ in cohort(clients, per_round, "uniform", seed=seed, round=number)]
+        drawn = [client for client, _ in cohort(clients, per_round, Uniform(), seed=seed, round=number)]
         total = sum(client.sizes["train"] for client in drawn)
         first = set(best_half([batching.steps_per_epoch(client.sizes["train"]) for client in drawn]))
         average.zero_()

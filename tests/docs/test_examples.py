@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtorch.config.load import load
 from fedtorch.core.errors import DataError
 from fedtorch.main import main
 from fedtorch.models.t5 import T5Model
@@ -57,3 +58,27 @@ def test_the_picture_is_drawn_within_its_frame_and_takes_nothing_from_elsewhere(
         left, top, wide, high = (float(box.attrib[key]) for key in ("x", "y", "width", "height"))
         assert 0 <= left and left + wide <= width and 0 <= top and top + high <= height
     assert not [element.tag for element in picture.iter() if any("href" in key for key in element.attrib)]
+
+
+def test_the_files_of_the_page_on_own_data_have_the_columns_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "examples"))
+    from own_files import write  # type: ignore[import-not-found]
+
+    write(tmp_path)
+    page = (DOCS / "your-data.md").read_text()
+    first = (tmp_path / "notes.jsonl").read_text().splitlines()[0]
+    assert f"$ head -1 notes.jsonl\n{first}\n" in page
+    assert (tmp_path / "questions.csv").read_text().splitlines()[0] == "prompt,completion,department"
+    assert (tmp_path / "pairs.tsv").read_text().splitlines()[0] == "source\ttarget"
+    assert (tmp_path / "saved" / "dataset_info.json").is_file()
+
+
+def test_the_configs_of_the_page_on_own_data_are_valid(tmp_path: Path) -> None:
+    page = (DOCS / "your-data.md").read_text()
+    found = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    assert len(found) == 4
+    for text in found:
+        (tmp_path / "page.yaml").write_text(text)
+        load(tmp_path / "page.yaml")

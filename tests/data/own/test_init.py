@@ -193,7 +193,7 @@ def test_files_called_by_splits_are_no_clients(tmp_path: Path, monkeypatch: pyte
         (None, 2, "'bad.jsonl' is no file, no folder with files, and no glob that names one"),
         ("", 3, "bad.jsonl has no rows"),
         ('{"a": 1}\n', 3, "bad.jsonl has no column of texts that a task reads, it has a (whole)"),
-        ('{"a": 1}\n[]\n', 3, "bad.jsonl:2: a JSON list, expected an object"),
+        ("[]\n", 3, "bad.jsonl:1: a JSON list, expected an object"),
     ],
 )
 def test_a_file_of_nothing_useful_is_named(
