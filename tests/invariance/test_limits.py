@@ -320,11 +320,11 @@ def test_a_pattern_without_weight_decay_that_matches_nothing_is_remarked(tmp_pat
 def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[bool] = []
+    made: list[tuple[bool, bool]] = []
 
     def save_at_the_second_try(rank: Any, *, is_last: bool = False) -> bool:
-        made.append(not is_last and len(made) > 0 and rank.round == 2)
-        return made[-1]
+        made.append((len(made) > 0 and rank.round == 2, is_last))
+        return made[-1][0]
 
     def stopped(self: Any) -> Any:
         raise Stopped
@@ -333,7 +333,8 @@ def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_judg
     monkeypatch.setattr("fedtorch.rounds.evaluation.Evaluation.at_the_end", stopped)
     with pytest.raises(Interrupted):
         make_runner(make_config(tmp_path, TASK, rounds=2, checkpoint=CheckpointConfig(every=2))).run()
-    assert made == [False, True]  # nothing is saved after the best weights took their place
+    # the second try is the last chance; nothing is saved after the best weights took their place
+    assert made == [(False, False), (True, True)]
 
 
 def test_local_keeps_each_clients_own_best_and_rests_when_it_stops_gaining(tmp_path: Path) -> None:

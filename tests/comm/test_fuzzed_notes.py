@@ -1,0 +1,68 @@
+"""Notes, verdicts and heartbeats made at random: read and acted on, or refused with an error that names the sender."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fuzzing import cases, only_named_errors, spoilt, torn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtorch.comm import rendezvous
+from fedtorch.comm.backend import choose
+from fedtorch.comm.notes import read_heartbeat, read_note, read_verdict
+from fedtorch.comm.process import process_state, this_process
+from fedtorch.core.errors import FedtorchError
+
+BARRIER = {"phase": "train", "round": 1, "stop": False, "ok": True}
+FACTS = {"facts": {"seed": "1", "config": "abc"}, "gpu": "", "gpu_problem": "works on the CPU"}
+BEAT = {"phase": "train", "round": 1, "client": "", "step": 0, "count": 3, "left": "", "failed": False}
+VERDICTS = [
+    {"stop": False, "ok": True, "lost": {"2": "gone"}},
+    {"error": "different seeds", "kind": "preflight"},
+    {"backend": "gloo", "shared": [0, 1]},
+]
+
+
+def text_of(draw: st.DrawFn, value: Any) -> str:
+    for _ in range(draw(st.integers(1, 3))):
+        value = spoilt(draw, value)
+    data = json.dumps(value).encode()
+    return (torn(draw, data) if draw(st.integers(0, 3)) == 0 else data).decode("utf-8", "replace")
+
+
+def try_notes(draw: st.DrawFn) -> None:
+    """What the server does with a note of rank 1, and a worker with a verdict and a heartbeat."""
+    note, verdict = (
+        text_of(draw, draw(st.sampled_from([BARRIER, FACTS]))),
+        text_of(draw, draw(st.sampled_from(VERDICTS))),
+    )
+    beat = text_of(draw, {**BEAT, **this_process()})
+    with only_named_errors():
+        found = read_note(note, 1)
+        if "facts" in found:
+            rendezvous._compare({0: FACTS["facts"], 1: found["facts"]})  # type: ignore[dict-item]
+            choose("auto", {0: FACTS, 1: found})
+        else:
+            rendezvous._agree({0: BARRIER, 1: found})
+    try:
+        rendezvous._raise_or_return(read_verdict(verdict), 1)
+    except FedtorchError as error:
+        assert error.exit_code in (4, 7) and str(error) is not None
+    with only_named_errors():
+        process_state(this_process(), read_heartbeat(beat, 2))
+
+
+@cases(100)
+@given(data=st.data())
+def test_notes_made_at_random_are_read_or_refused(data: Any) -> None:
+    try_notes(data.draw)
+
+
+@pytest.mark.timeout(900)
+@cases(10_000)
+@given(data=st.data())
+def test_ten_thousand_notes_made_at_random_are_read_or_refused(data: Any) -> None:
+    try_notes(data.draw)
