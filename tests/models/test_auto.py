@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.models.auto import AnyModel, Head, longest_input, padded, save
+from fedtorch.models.auto import AnyModel, Head, longest_input, padded
+from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.text.byte_bpe import train_subwords
 
 BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -75,7 +76,8 @@ def test_random_weights_come_from_the_seed_and_fit_the_vocabulary(
 
 def test_a_model_that_was_saved_is_found_again(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     model = build({"random": "bert", **BERT}, tokenizer)
-    save(model, tokenizer, tmp_path)
+    save_model(model, tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
     assert same(model, build({"path": str(tmp_path)}, tokenizer))
     assert AutoTokenizer.from_pretrained(tmp_path)("one two").input_ids == tokenizer("one two").input_ids
     assert build({"path": str(tmp_path), "hidden_dropout_prob": 0.3}, tokenizer).config.hidden_dropout_prob == 0.3

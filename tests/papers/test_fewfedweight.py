@@ -59,6 +59,8 @@ class Notes:
 
     def working(self, text: str) -> None: ...
 
+    def end(self, *_: Any) -> None: ...
+
 
 def run(folder: Path, task: FewShotTasks, algorithm: FedAvg, rounds: int = 2, **changes: Any) -> Runner:
     config = make_config(folder, task, algorithm, rounds=rounds, **{"client": SGD, **changes})
