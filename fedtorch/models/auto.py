@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -185,10 +185,3 @@ def longest_input(model: Any) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
-
-
-def padded(rows: Sequence[Sequence[int]], value: int, *, left: bool = False) -> torch.Tensor:
-    """int64 (rows, longest row), filled up with `value` on the right, or on the left."""
-    longest = max(map(len, rows))
-    fill = [[value] * (longest - len(row)) for row in rows]
-    return torch.tensor([[*more, *row] if left else [*row, *more] for row, more in zip(rows, fill, strict=True)])

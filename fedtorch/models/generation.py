@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from fedtorch.models.t5 import pad
+from fedtorch.models.padding import by_length, pad
 
 
 class Generated(NamedTuple):
@@ -57,12 +57,10 @@ def decode_greedily(
     the end token at the limit) are kept: the model was trained on them. Sources of similar length share a batch, and
     rows that ended leave it. on_batch() is called before each batch.
     """
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
     outputs = [Generated([], [])] * len(sources)
-    for start in range(0, len(order), batch_size):
+    for picked in by_length([len(source) for source in sources], batch_size, longest_first=True):
         if on_batch is not None:
             on_batch()
-        picked = order[start : start + batch_size]
         ids_BS = pad([sources[i] for i in picked], model.config.pad_token_id).to(model.device)
         for index, row in zip(picked, _decode(model, ids_BS, max_length, top_k, temperature), strict=True):
             outputs[index] = row

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from fedtorch.core.ranges import BelowOne, Count, Layers
+from fedtorch.models.padding import by_length, pad
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, save_model, save_tokenizer
 
 RANDOM = "t5-random"
@@ -113,12 +114,6 @@ def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
     save_tokenizer(tokenizer, folder)
 
 
-def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """int64 tensor of shape (rows, longest row), padded on the right with `value`."""
-    longest = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
-
-
 @torch.inference_mode()
 def generate_greedily(
     model: Any, sources: Sequence[Sequence[int]], *, batch_size: int, max_length: int
@@ -127,11 +122,9 @@ def generate_greedily(
 
     Sources of similar length share a batch, so little is computed on padding. At most `max_length` new tokens each.
     """
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
     outputs: list[list[int]] = [[] for _ in sources]
     pad_id = model.config.pad_token_id
-    for start in range(0, len(order), batch_size):
-        picked = order[start : start + batch_size]
+    for picked in by_length([len(source) for source in sources], batch_size, longest_first=True):
         ids = pad([sources[i] for i in picked], pad_id).to(model.device)
         generated = model.generate(
             input_ids=ids,

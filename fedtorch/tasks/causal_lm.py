@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
-from fedtorch.models.auto import padded
+from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
 from fedtorch.text.chat import supervised
@@ -137,9 +137,9 @@ class CausalLM(TextTask):
             for example in examples
         ]
         return {
-            "input_ids": padded([example.ids for example in examples], self.vocabulary.pad_token_id),
-            "attention_mask": padded([[1] * len(example.ids) for example in examples], 0),
-            "labels": padded(labels, IGNORED),
+            "input_ids": pad([example.ids for example in examples], self.vocabulary.pad_token_id),
+            "attention_mask": pad([[1] * len(example.ids) for example in examples], 0),
+            "labels": pad(labels, IGNORED),
         }
 
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -150,11 +150,9 @@ class CausalLM(TextTask):
     @torch.inference_mode()
     def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Any]:
         """(log-likelihood of the learned tokens, their number, generated text) of each row."""
-        order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
         device = next(model.parameters()).device
         sums: list[tuple[float, int]] = [(0.0, 0)] * len(examples)
-        for start in range(0, len(order), batch_size):
-            picked = order[start : start + batch_size]
+        for picked in by_length([len(example.ids) for example in examples], batch_size):
             batch = {k: v.to(device) for k, v in self.collate([examples[i] for i in picked], False).items()}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]

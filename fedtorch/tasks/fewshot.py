@@ -22,7 +22,8 @@ from fedtorch.data.prepared_gym import PreparedGym, score_name
 from fedtorch.metrics.generation import MEANS, METRICS, accuracy, is_undefined
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
-from fedtorch.models.t5 import pad, save_pretrained
+from fedtorch.models.padding import pad
+from fedtorch.models.t5 import save_pretrained
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.sentencepiece import decode, load_tokenizer

@@ -21,6 +21,7 @@ from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.esim import Esim
 from fedtorch.models.networks.scoring import Scorer
+from fedtorch.models.padding import by_length
 from fedtorch.models.re2 import Re2
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
@@ -159,10 +160,8 @@ class QA(Prepared):
         assert isinstance(model, Scorer)
         device = next(model.parameters()).device
         pairs = [(e.question, answer) for e in examples for answer in e.answers]
-        order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]) + len(pairs[i][1]))
         scores = torch.zeros(len(pairs))
-        for start in range(0, len(order), batch_size):
-            picked = order[start : start + batch_size]
+        for picked in by_length([len(question) + len(answer) for question, answer in pairs], batch_size):
             batch = self.model.collate(self.vocabulary, [pairs[i] for i in picked])
             output = model(**{name: tensor.to(device) for name, tensor in batch.items()})
             scores[picked] = model.scores(output).float().cpu()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedtorch.core.ranges import Count
-from fedtorch.models.auto import padded
+from fedtorch.models.padding import pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.text_generation import IGNORED, Sequence2, Texts, TextTask, token_loss
 
@@ -48,9 +48,9 @@ class Seq2Seq(TextTask):
         """input_ids, attention_mask (B, longest source), labels (B, longest target), int64; -100 is padding."""
         sources = [example.source for example in examples]
         return {
-            "input_ids": padded(sources, self.vocabulary.pad_token_id),
-            "attention_mask": padded([[1] * len(row) for row in sources], 0),
-            "labels": padded([example.target for example in examples], IGNORED),
+            "input_ids": pad(sources, self.vocabulary.pad_token_id),
+            "attention_mask": pad([[1] * len(row) for row in sources], 0),
+            "labels": pad([example.target for example in examples], IGNORED),
         }
 
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,8 @@ from fedtorch.data.check import round_trip
 from fedtorch.data.folder import read_client, read_rows
 from fedtorch.data.text2sql import source_text, target_text
 from fedtorch.metrics.exact_match import exact_match
-from fedtorch.models.t5 import RANDOM, T5Model, generate_greedily, pad, save_pretrained
+from fedtorch.models.padding import pad
+from fedtorch.models.t5 import RANDOM, T5Model, generate_greedily, save_pretrained
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.sentencepiece import decode, load_tokenizer

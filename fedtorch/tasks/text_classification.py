@@ -14,7 +14,7 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import Counts, count_labels, f1_macro, f1_micro, matthews
 from fedtorch.metrics.correlation import moments, pearson
-from fedtorch.models.auto import padded
+from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
 from fedtorch.tasks.new_rows import NewTexts
@@ -125,11 +125,11 @@ class TextClassification(OwnTask):
         """input_ids, attention_mask (batch, longest), int64; targets: (batch,) numbers, or (batch, labels) 0 or 1."""
         ids = [example.ids for example in examples]
         batch = {
-            "input_ids": padded(ids, self.vocabulary.pad_token_id or 0),
-            "attention_mask": padded([[1] * len(row) for row in ids], 0),
+            "input_ids": pad(ids, self.vocabulary.pad_token_id or 0),
+            "attention_mask": pad([[1] * len(row) for row in ids], 0),
         }
         if all(example.types is not None for example in examples):
-            batch["token_type_ids"] = padded([example.types or [] for example in examples], 0)
+            batch["token_type_ids"] = pad([example.types or [] for example in examples], 0)
         targets = [example.target for example in examples]
         if self.problem == "multi_label":
             batch["targets"] = torch.zeros(len(targets), len(self.labels))
@@ -192,10 +192,8 @@ class TextClassification(OwnTask):
     def _all_logits(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[Tensor]:
         """(labels,) fp32 on the CPU of each example, in their order; those of like length share a batch."""
         device = next(model.parameters()).device
-        order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
         found: list[Any] = [None] * len(examples)
-        for start in range(0, len(order), batch_size):
-            picked = order[start : start + batch_size]
+        for picked in by_length([len(example.ids) for example in examples], batch_size):
             batch = self.collate([examples[i] for i in picked], False)
             logits = self.logits(model, {key: value.to(device) for key, value in batch.items()}).float().cpu()
             for i, row in zip(picked, logits, strict=True):

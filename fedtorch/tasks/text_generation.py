@@ -15,7 +15,7 @@ from fedtorch.core.extras import require
 from fedtorch.core.ranges import Count
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.text import MEANS, POOLED, from_numbered, numbered, of_statistics, row_scores, statistics
-from fedtorch.models.auto import padded
+from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.own import OwnTask, pooled
 
@@ -114,20 +114,18 @@ class TextTask(OwnTask):
         self, model: Any, sources: Sequence[Sequence[int]], batch_size: int, *, left: bool
     ) -> list[list[int]]:
         """New tokens after each source, in the given order; sources of like length share a batch."""
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
-        device, pad = next(model.parameters()).device, self.vocabulary.pad_token_id
+        device, pad_id = next(model.parameters()).device, self.vocabulary.pad_token_id
         found: list[list[int]] = [[] for _ in sources]
-        for start in range(0, len(order), batch_size):
-            picked = order[start : start + batch_size]
-            ids = padded([sources[i] for i in picked], pad, left=left).to(device)
-            mask = padded([[1] * len(sources[i]) for i in picked], 0, left=left).to(device)
+        for picked in by_length([len(source) for source in sources], batch_size, longest_first=True):
+            ids = pad([sources[i] for i in picked], pad_id, left=left).to(device)
+            mask = pad([[1] * len(sources[i]) for i in picked], 0, left=left).to(device)
             out = model.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=self.generate.max_new_tokens,
                 num_beams=self.generate.num_beams,
                 do_sample=False,
-                pad_token_id=pad,
+                pad_token_id=pad_id,
                 eos_token_id=self.vocabulary.eos_token_id,
             )
             new = out[:, ids.shape[1] :] if left else out[:, 1:]

@@ -15,7 +15,7 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import Counts, f1_macro
 from fedtorch.metrics.spans import OUTSIDE, count_spans
-from fedtorch.models.auto import padded
+from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.own import OwnTask, pooled
 from fedtorch.tasks.tagged_words import Annotation, TaggedWords
@@ -151,8 +151,8 @@ class TokenClassification(OwnTask):
             for piece, tag in example.labelled:
                 targets[row, piece] = tag
         return {
-            "input_ids": padded(ids, self.vocabulary.pad_token_id or 0),
-            "attention_mask": padded([[1] * len(row) for row in ids], 0),
+            "input_ids": pad(ids, self.vocabulary.pad_token_id or 0),
+            "attention_mask": pad([[1] * len(row) for row in ids], 0),
             "targets": targets,
         }
 
@@ -172,10 +172,8 @@ class TokenClassification(OwnTask):
     def predict(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[list[int]]:
         """Number of the likeliest tag of each word; O where it was cut away."""
         device = next(model.parameters()).device
-        order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
         found: list[list[int]] = [[] for _ in examples]
-        for start in range(0, len(order), batch_size):
-            picked = order[start : start + batch_size]
+        for picked in by_length([len(example.ids) for example in examples], batch_size):
             batch = self.collate([examples[i] for i in picked], False)
             best = self.logits(model, {key: value.to(device) for key, value in batch.items()}).argmax(-1).tolist()
             for i, row in zip(picked, best, strict=True):

@@ -25,6 +25,7 @@ from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, m
 from fedtorch.models.encoder import EncoderModel
 from fedtorch.models.hydranet import save_hydranet
 from fedtorch.models.networks.hydranet import HydraNet, Outputs, Query, decode, row_losses
+from fedtorch.models.padding import by_length
 from fedtorch.tasks.base import SERVER, Scores, Task
 from fedtorch.tasks.prepared import SYNTHETIC, data_folder
 from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
@@ -222,10 +223,9 @@ class WikiSQL(Task):
         """The query of each question; questions of similar length share a batch."""
         device = next(model.parameters()).device
         questions = [example for example in examples if isinstance(example, Question)]
-        order = sorted(range(len(questions)), key=lambda i: max(len(row.ids) for row in questions[i].rows))
+        lengths = [max(len(row.ids) for row in question.rows) for question in questions]
         found: dict[int, Query] = {}
-        for start in range(0, len(order), batch_size):
-            picked = order[start : start + batch_size]
+        for picked in by_length(lengths, batch_size):
             batch = self.collate([questions[i] for i in picked], False)
             moved = {name: part.to(device) for name, part in batch.items() if isinstance(part, Tensor)}
             found.update(zip(picked, self._decoded(self.outputs(model, moved), batch), strict=True))

@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.models.auto import AnyModel, Head, longest_input, padded
+from fedtorch.models.auto import AnyModel, Head, longest_input
+from fedtorch.models.padding import pad
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.text.byte_bpe import train_subwords
 
@@ -189,5 +190,5 @@ def test_files_that_would_be_run_are_named_and_not_run(tokenizer: PreTrainedToke
 
 
 def test_rows_are_filled_up_on_either_side() -> None:
-    assert padded([[1], [2, 3]], 0).tolist() == [[1, 0], [2, 3]]
-    assert padded([[1], [2, 3]], 9, left=True).tolist() == [[9, 1], [2, 3]]
+    assert pad([[1], [2, 3]], 0).tolist() == [[1, 0], [2, 3]]
+    assert pad([[1], [2, 3]], 9, left=True).tolist() == [[9, 1], [2, 3]]

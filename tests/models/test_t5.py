@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.models.t5 import T5Model, generate_greedily, pad, save_pretrained
+from fedtorch.models.padding import pad
+from fedtorch.models.t5 import T5Model, generate_greedily, save_pretrained
 from fedtorch.text.sentencepiece import load_tokenizer
 
 SMALL = T5Model(d_model=16, d_ff=32, d_kv=8, num_heads=3, num_layers=1, dropout=0.0)
