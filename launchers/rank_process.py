@@ -41,11 +41,12 @@ class RankProcess:
         Raises:
             SystemExit: with fedtorch's exit code, or by submitit after it has requeued the job.
         """
-        from fedtorch.main import main  # imports torch; a signal meanwhile is submitit's to answer
+        from fedtorch.comm.signing import VARIABLE  # with torch; a signal meanwhile is submitit's to answer
+        from fedtorch.main import main
 
         requeue = _join_as_rank()
         os.environ["FEDTORCH_COMMAND"] = self.command
-        os.environ.setdefault("FEDTORCH_JOB_SECRET", self.secret)
+        os.environ.setdefault(VARIABLE, self.secret)
         handler = signal.getsignal(requeue)
         stop = StopFlag()
 

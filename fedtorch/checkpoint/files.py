@@ -21,6 +21,7 @@ from torch import Tensor
 from fedtorch.checkpoint.form import SERVER_FILES, paths_of, problems
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.files import hash_file
 from fedtorch.core.server import ServerState
 from fedtorch.core.weights import unshared
 
@@ -238,11 +239,7 @@ def checked(found: Manifest, path: str) -> Path:
 
 def digest_file(path: Path) -> int:
     """xxh3 of the file's content, 64 bits."""
-    hasher = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while block := file.read(1 << 24):
-            hasher.update(block)
-    return hasher.intdigest()
+    return hash_file(path, xxhash.xxh3_64()).intdigest()
 
 
 def sync(path: Path) -> None:

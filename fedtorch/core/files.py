@@ -1,10 +1,13 @@
-"""Small files that are there whole or not at all."""
+"""Small files that are there whole or not at all, and digests of files of any size."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
+
+Hasher = TypeVar("Hasher", bound=Any)
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -28,6 +31,14 @@ def replace_file(path: Path, text: str) -> None:
         with path.open("r+b") as file:
             file.write(data)
             file.truncate()
+
+
+def hash_file(path: Path, hasher: Hasher) -> Hasher:
+    """`hasher`, of `hashlib` or xxhash, fed with the file's content a megabyte at a time."""
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return hasher
 
 
 def _room(path: Path) -> int:

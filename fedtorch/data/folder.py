@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,15 +36,16 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # `json.dumps` would make one for every row
 
 
 def write_client(
-    root: Path, client: str, splits: Mapping[str, Sequence[Mapping[str, Any]]], *, facts: Mapping[str, Any]
+    root: Path, client: str, splits: Mapping[str, Iterable[Mapping[str, Any]]], *, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Writes one client's files below `root` and returns its entry for the manifest.
 
     Args:
-        splits: split name -> rows; a split may be empty. `facts` goes to `client.json`.
+        splits: split name -> rows, read once each; a split may be empty. `facts` goes to `client.json`.
 
     Raises:
         DataError: a name is refused, the folder exists already, or a row is not plain JSON.
@@ -58,14 +59,17 @@ def write_client(
     for split, rows in splits.items():
         if not SAFE_NAME.fullmatch(split):
             raise DataError(f"split name {ascii(split)} of client {client}: use small letters, digits, `_` and `-`")
-        try:
-            data = b"".join(_dump(row) + b"\n" for row in rows)
-        except (TypeError, ValueError) as error:  # UnicodeEncodeError (a lone surrogate) is a ValueError
-            raise DataError(f"client {client}, split {split}: a row is not plain JSON: {error}") from None
-        (folder / f"{split}.jsonl").write_bytes(data)
-        characters = sum(_characters(value) for row in rows for value in row.values())
-        digest = hashlib.sha256(data).hexdigest()
-        entry["splits"][split] = {"examples": len(rows), "characters": characters, "sha256": digest}
+        examples, characters, hasher = 0, 0, hashlib.sha256()
+        with (folder / f"{split}.jsonl").open("wb") as file:
+            for row in rows:
+                try:
+                    line = _dump(row) + b"\n"
+                except (TypeError, ValueError) as error:  # UnicodeEncodeError (a lone surrogate) is a ValueError
+                    raise DataError(f"client {client}, split {split}: a row is not plain JSON: {error}") from None
+                file.write(line)
+                hasher.update(line)
+                examples, characters = examples + 1, characters + sum(map(_characters, row.values()))
+        entry["splits"][split] = {"examples": examples, "characters": characters, "sha256": hasher.hexdigest()}
     _write_json(folder / "client.json", facts)
     return entry
 
@@ -221,7 +225,7 @@ def _characters(value: Any) -> int:
 
 
 def _dump(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(dict(row), ensure_ascii=False, allow_nan=False).encode()
+    return _ENCODER.encode(dict(row)).encode()
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -17,11 +17,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.files import hash_file
 from fedtorch.data.paths import SAFE_NAME, check_client_names
 
 FORMAT = 1
 PREPARE = "run `python -m fedtorch.data prepare NAME --raw DIR --out DIR`"
-_BLOCK_BYTES = 1 << 20
 
 Number = Annotated[int, Field(ge=0, le=10**9)]
 """Of rows or of what a row has."""
@@ -134,8 +134,4 @@ def _entries(root: Path, *_stamp: int) -> dict[str, Any]:
 
 @cache
 def _digest(path: Path, *_stamp: int) -> str:
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            hasher.update(block)
-    return hasher.hexdigest()
+    return hash_file(path, hashlib.sha256()).hexdigest()

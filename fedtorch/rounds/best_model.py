@@ -15,7 +15,7 @@ from fedtorch.core.server import ServerState
 class BestModel:
     """The best model in the state of the server, for one that all clients share, or of a client, for its own.
 
-    A later score replaces an earlier one only if it is higher: ties go to the earlier round (docs/lorar.md).
+    A later score replaces an earlier one only if it is higher: ties go to the earlier round.
     `patience` evaluations in a row without gain set `has_stopped`.
 
     Of the server's model the weights are kept. Of a client's: its private weights, and its shared ones unless they are

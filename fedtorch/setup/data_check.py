@@ -61,6 +61,12 @@ def own_task(task: object, name: str) -> OwnTask:
     return task
 
 
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """The arguments `config` and `--set`."""
+    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+
+
 def show(found: Overview, task: OwnTask) -> None:
     """Two tables, the first leaks, and what may spoil a run."""
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -134,8 +140,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         description="Prepare a config's own data and show sizes, labels, lengths, duplicates and leaks of every "
         "client. Texts are not shown. `fedtorch run --dry-run` checks model and ranks.",
     )
-    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config(parser)
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N rows of train, texts and all")
     parser.add_argument("--out", type=Path, metavar="PNG", help="the picture (CONFIG's name with .check.png)")
     return parser

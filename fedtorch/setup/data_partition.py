@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import FedtorchError
-from fedtorch.setup.data_check import own_task
+from fedtorch.setup.data_check import add_config, own_task
 from fedtorch.tasks.own_overview import write_partition_of
 
 
@@ -34,8 +34,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         description="Write which rows each client of a config's own data has: a JSON file per client with the rows' "
         "ids (task.data.id, or digests of their contents). Splits are not part of it.",
     )
-    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     return parser
 

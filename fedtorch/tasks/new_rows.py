@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.data.own.init import check_there
-from fedtorch.data.own.keys import OwnData, SplitRule
-from fedtorch.data.own.rows import Form, columns_of
+from fedtorch.data.own.keys import OwnData
+from fedtorch.data.own.rows import Form, check_required, columns_of
 from fedtorch.data.own.source import open_tables, rows_of
 
 BLOCK = 1000
@@ -46,14 +45,7 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, 
     """
     check_there(source)
     roles = {*form.required, *form.optional}
-    alone = replace(
-        data,
-        source=source,
-        columns={role: column for role, column in data.columns.items() if role in roles},
-        clients=ClientRule(by="file"),
-        splits=SplitRule(0.0, 0.0),
-        id=None,
-    )
+    alone = data.alone(source, {role: column for role, column in data.columns.items() if role in roles})
     with TemporaryDirectory(prefix="fedtorch-") as scratch, open_tables(source, Path(scratch)) as tables:
         columns, block = columns_of(tables, alone, form), list[dict[str, Any]]()
         for table in tables:
@@ -72,7 +64,5 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, 
 def _converted(values: Any, columns: Mapping[str, str], form: Form) -> dict[str, Any]:
     if isinstance(values, ValueError):
         raise values
-    for role in form.required:
-        if values[role] is None or values[role] == "":
-            raise ValueError(f"`{columns[role]}` is missing or empty")
+    check_required(values, columns, form)
     return form.convert(values)

@@ -68,7 +68,7 @@ class OwnTask(Prepared):
     """where a longer text is cut, or that it is an error"""
 
     def __post_init__(self) -> None:
-        AnyModel.of(self.model)
+        self.source_model  # noqa: B018  # refuses what is no model
 
     def form(self) -> Form:
         """What a row has to have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from fedtorch.core.errors import DataError
@@ -84,7 +85,9 @@ def guess(tables: Sequence[Table], *, can_generate: bool | None = None) -> Guess
     _find_id(found, columns, looked)
     taken = {found.by, found.id, found.split}
     free = {name: column for name, column in columns.items() if name not in taken}
-    for rule in (_turns, _tags, _prompts, _pairs, _classes, _plain):
+    prompts = partial(_answers, "causal_lm", ("prompt", "completion"), PROMPTS)
+    pairs = partial(_answers, "seq2seq", ("source", "target"), PAIRS)
+    for rule in (_turns, _tags, prompts, pairs, _classes, _plain):
         if rule(found, free):
             break
     else:
@@ -163,19 +166,14 @@ def _tags(found: Guess, columns: Mapping[str, Column]) -> bool:
     return _take(found, "token_classification", {"tokens": words[0], "tags": tags[0]}, why)
 
 
-def _prompts(found: Guess, columns: Mapping[str, Column]) -> bool:
-    pair = _named_pair(columns, PROMPTS)
+def _answers(
+    task: str, roles: tuple[str, str], names: Sequence[str], found: Guess, columns: Mapping[str, Column]
+) -> bool:
+    """Two columns of texts that are called like what is asked and what is answered."""
+    pair = _named_pair(columns, names)
     if pair is None:
         return False
-    why = f"columns `{pair[0]}` and `{pair[1]}`"
-    return _take(found, "causal_lm", {"prompt": pair[0], "completion": pair[1]}, why)
-
-
-def _pairs(found: Guess, columns: Mapping[str, Column]) -> bool:
-    pair = _named_pair(columns, PAIRS)
-    if pair is None:
-        return False
-    return _take(found, "seq2seq", {"source": pair[0], "target": pair[1]}, f"columns `{pair[0]}` and `{pair[1]}`")
+    return _take(found, task, dict(zip(roles, pair, strict=True)), f"columns `{pair[0]}` and `{pair[1]}`")
 
 
 def _classes(found: Guess, columns: Mapping[str, Column]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedtorch.core.ranges import BelowOne, Whole
 from fedtorch.data.own.client_rule import ClientRule
@@ -65,3 +65,14 @@ class OwnData:
     """so many unusable rows are left out, each with a warning; more are an error"""
     tokenizer_size: Whole = 2000
     """entries of the vocabulary that is trained where the model is a random one and `task.tokenizer` names none"""
+
+    def alone(self, source: str, columns: Mapping[str, str] | None = None) -> OwnData:
+        """The same for rows elsewhere that are not dealt: without clients, splits and ids. columns: None keeps all."""
+        return replace(
+            self,
+            source=source,
+            columns=self.columns if columns is None else columns,
+            clients=ClientRule(by="file"),
+            splits=SplitRule(0.0, 0.0),
+            id=None,
+        )

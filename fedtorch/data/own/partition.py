@@ -7,7 +7,6 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from fedtorch.core.errors import ConfigError, DataError
@@ -23,7 +22,7 @@ from fedtorch.data.own.client_rule import (
 )
 from fedtorch.data.own.dirichlet import per_class_owners, per_client_owners
 from fedtorch.data.own.label_skew import even_sizes, pathological_owners, shard_owners, weighted_sizes
-from fedtorch.data.own.row_ids import row_ids
+from fedtorch.data.own.row_ids import by_digest, row_ids
 from fedtorch.data.paths import check_client_names
 
 __all__ = [
@@ -187,15 +186,9 @@ def _by_digest(ids: Sequence[bytes | str]) -> Ints:
     Raises:
         DataError: two ids are equal.
     """
-    joined = b"".join(
-        xxhash.xxh3_128_digest(i if isinstance(i, bytes) else i.encode("utf-8", "surrogatepass")) for i in ids
-    )
-    digests = np.frombuffer(joined, dtype=">u8").reshape(len(ids), 2).astype(np.uint64)
-    order = np.lexsort((digests[:, 1], digests[:, 0]))
-    inside = digests[order]
-    equal = np.flatnonzero((inside[1:] == inside[:-1]).all(axis=1))
-    if len(equal):
-        first, second = sorted((int(order[equal[0]]) + 1, int(order[equal[0] + 1]) + 1))
+    order, again = by_digest(ids)
+    if len(again):
+        first, second = sorted((int(order[again[0] - 1]) + 1, int(order[again[0]]) + 1))
         raise DataError(f"rows {first} and {second} have the same id; give every row an id of its own")
     return order
 

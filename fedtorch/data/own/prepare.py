@@ -11,14 +11,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.files import hash_file
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.own.keys import SPLITS, Hub, OwnData
 from fedtorch.data.own.partition import deal
 from fedtorch.data.own.row_ids import row_ids
-from fedtorch.data.own.rows import ID, Form, Place, content_digest, is_file, read_rows
+from fedtorch.data.own.row_store import Ints, LabelOf, RowStore, StoredRows
+from fedtorch.data.own.rows import ID, Form, is_file, read_rows
 from fedtorch.data.own.source import files_of, open_tables
 from fedtorch.data.paths import atomic_folder, check_client_names
 
@@ -27,7 +30,6 @@ FOLDER = "own"
 
 log = logging.getLogger(__name__)
 
-LabelOf = Callable[[Mapping[str, Any]], Any]
 Train = Callable[[Iterable[str], Path], None]
 
 
@@ -35,7 +37,7 @@ Train = Callable[[Iterable[str], Path], None]
 class Dealt:
     """Rows by client and split, and what was noticed on the way."""
 
-    clients: dict[str, dict[str, list[dict[str, Any]]]]
+    clients: dict[str, dict[str, StoredRows]]
     """client -> split -> rows"""
     left_out: list[str] = field(default_factory=list)
     """rows that could not be used: where, and why"""
@@ -58,7 +60,7 @@ def folder_of(data: OwnData, name: str, settings: Mapping[str, Any]) -> Path:
         extra = [value for value in (data.splits.dev, data.splits.test) if isinstance(value, str)]
         for path in [*files_of(data.source), *(file for text in extra if is_file(text) for file in files_of(text))]:
             hasher.update(f"{path}\0".encode("utf-8", "surrogateescape"))
-            hasher.update(_digest(path))
+            hasher.update(hash_file(path, xxhash.xxh3_128()).digest())
     return Path("data") / FOLDER / f"{name}-{hasher.hexdigest()[:16]}"
 
 
@@ -84,7 +86,7 @@ def prepare(
         entries = {client: write_client(folder, client, splits, facts={}) for client, splits in dealt.clients.items()}
         if label_of is not None:
             for client, splits in dealt.clients.items():
-                entries[client]["labels"] = _label_counts(splits, label_of)
+                entries[client]["labels"] = _label_counts(splits)
         if train is not None:
             rows = (row for splits in dealt.clients.values() for row in splits["train"])
             train((text for row in rows for text in form.texts(row)), folder / "tokenizer")
@@ -99,26 +101,28 @@ def prepare(
 
 def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None = None) -> Dealt:
     """Read, deal and split all rows."""
-    places, problems, ids, parts = _dealt(data, form, scratch, label_of)
-    shared = {split: _shared(value, data, form, scratch) for split, value in _elsewhere(data).items()}
+    store, problems, ids, parts = _dealt(data, form, scratch, label_of)
+    shared = {split: _shared(value, data, form, scratch, label_of) for split, value in _elsewhere(data).items()}
     if unknown := [client for client in data.splits.held_out if client not in parts]:
         raise ConfigError(
             f"task.data.splits.held_out names {unknown[0]!r}, who is no client; there are {', '.join(list(parts)[:10])}"
         )
-    result, there = Dealt({}, problems), {place.split for place in places}
+    result, there = Dealt({}, problems), set(store.splits.distinct)
     for client, indices in parts.items():
-        split = _split(client, [places[i] for i in indices], [ids[i] for i in indices], data, label_of, there)
-        result.clients[client] = split
-    for name, rows in shared.items():  # of all clients alike
-        for splits in result.clients.values():
-            splits[name] = rows
-    _notice(result, form, set(shared))
+        if client in data.splits.held_out:
+            names = ["test"] * len(indices)
+        else:
+            names = _split(store, indices, [ids[i] for i in indices], data, there)
+        result.clients[client] = {
+            split: store.rows(indices[[name == split for name in names]]) for split in SPLITS
+        } | shared  # fmt: skip
+    _notice(result, set(shared))
     return result
 
 
 def partition_of(
     data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None = None
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Ints], Sequence[str]]:
     """(client -> its rows, as places among the ids; ids of all usable rows); splits that are files are no part of it.
 
     Raises:
@@ -130,48 +134,39 @@ def partition_of(
 
 def _dealt(
     data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
-) -> tuple[list[Place], list[str], list[str], dict[str, Any]]:
+) -> tuple[RowStore, list[str], Sequence[str], dict[str, Ints]]:
     """Usable rows, what is wrong with the others, ids, and client -> its rows."""
+    store, problems = RowStore(scratch, form, label_of), list[str]()
     with open_tables(data.source, scratch) as tables:
-        places, problems = read_rows(tables, data, form)
-    if not places:
+        rows = store.keep(read_rows(tables, data, form, problems))
+        ids = row_ids((row.content if data.id is None else {ID: str(row.id)} for row in rows), data.id and ID)
+    if not len(store):
         raise DataError(f"task.data.source {data.source} has no usable row")
-    ids = row_ids([place.row if data.id is None else {ID: str(place.id)} for place in places], data.id and ID)
-    labels = None if label_of is None else [label_of(place.row) for place in places]
-    rule = data.clients
-    owners = [place.owner for place in places] if rule.by is not None else None
-    parts = deal(rule, ids=ids, labels=_hashable(labels), owners=owners, seed=data.seed)
+    labels = None if label_of is None else _hashable(store.labels.of())
+    owners = store.owners.of() if data.clients.by is not None else None
+    parts = deal(data.clients, ids=ids, labels=labels, owners=owners, seed=data.seed)
     check_client_names(parts)
-    return places, problems, ids, parts
+    return store, problems, ids, parts
 
 
-def _split(
-    client: str,
-    places: Sequence[Place],
-    ids: Sequence[str],
-    data: OwnData,
-    label_of: LabelOf | None,
-    there: Collection[str],
-) -> dict[str, list[dict[str, Any]]]:
-    """A client's rows by split, each in the order of the source; drawn by (seed, row id), so that rows may be added.
+def _split(store: RowStore, indices: Ints, ids: Sequence[str], data: OwnData, there: Collection[str]) -> list[str]:
+    """The split of each row of a client; drawn by (seed, row id), so that rows may be added.
 
-    there: splits that rows of the source are in already; only others are drawn, from rows of none or of train.
+    ids: of these rows. there: splits that rows of the source are in already; only others are drawn, from rows of none
+    or of train.
     """
-    if client in data.splits.held_out:
-        return {"train": [], "dev": [], "test": [place.row for place in places]}
-    names = [place.split if place.split != "train" else "" for place in places]
+    names = [name if name != "train" else "" for name in store.splits.of(indices)]
+    labels = _hashable(store.labels.of(indices))
     free = [i for i, name in enumerate(names) if not name]
     classes: dict[Any, list[int]] = {}
     for i in free:
-        label = None if label_of is None else label_of(places[i].row)
-        classes.setdefault(json.dumps(label) if isinstance(label, list) else label, []).append(i)
+        classes.setdefault(labels[i], []).append(i)
     shares = {name: value for name, value in (("test", data.splits.test), ("dev", data.splits.dev))}
     drawn = {i: hashlib.sha256(f"{data.seed}\0{ids[i]}".encode()).digest() for i in free}
     for split, share in shares.items():
         if not isinstance(share, str) and data.splits.column is None and share and split not in there:
             _take(split, share, classes, drawn, names, len(free))
-    return {split: [place.row for place, name in zip(places, names, strict=True) if (name or "train") == split]
-            for split in SPLITS}  # fmt: skip
+    return [name or "train" for name in names]
 
 
 def _take(
@@ -191,31 +186,25 @@ def _take(
             names[i] = split
 
 
-def _notice(dealt: Dealt, form: Form, shared: set[str]) -> None:
+def _notice(dealt: Dealt, shared: set[str]) -> None:
     """Count rows that a client has twice, and rows to be evaluated that somebody trains on."""
-    trained: set[bytes] = set()
-    digests: dict[tuple[str, str], list[bytes]] = {}
-    seen: set[str] = set()
     for client, splits in dealt.clients.items():
-        for split, rows in splits.items():
-            if split in seen:
-                continue  # the same rows at every client
-            seen |= {split} & shared
-            found = [content_digest(form.texts(row)) for row in rows]
-            digests[client, split] = found
-            if split == "train":
-                trained |= set(found)
-        own = [digest for split in SPLITS if split not in shared for digest in digests[client, split]]
-        if twice := len(own) - len(set(own)):
+        own = np.concatenate([rows.digests for split, rows in splits.items() if split not in shared])
+        if twice := len(own) - len(np.unique(own)):
             dealt.duplicates[client] = twice
-    leaks = Counter(
-        {key: sum(digest in trained for digest in found) for key, found in digests.items() if key[1] != "train"}
-    )
-    dealt.leaks = sum(leaks.values())
     if dealt.duplicates:
         worst = max(dealt.duplicates, key=dealt.duplicates.__getitem__)
         log.warning("%d rows stand more than once among one client's, most of them (%d) at %s; they are kept",
                     sum(dealt.duplicates.values()), dealt.duplicates[worst], worst)  # fmt: skip
+    trained = np.unique(np.concatenate([splits["train"].digests for splits in dealt.clients.values()]))
+    leaks, seen = Counter[tuple[str, str]](), set[str]()
+    for client, splits in dealt.clients.items():
+        for split, rows in splits.items():
+            if split != "train" and split not in seen and len(trained):
+                seen |= {split} & shared  # the same rows at every client
+                places = np.searchsorted(trained, rows.digests)
+                leaks[client, split] = int((trained[np.minimum(places, len(trained) - 1)] == rows.digests).sum())
+    dealt.leaks = leaks.total()
     if dealt.leaks:
         (client, split), count = leaks.most_common(1)[0]
         log.warning(
@@ -224,12 +213,11 @@ def _notice(dealt: Dealt, form: Form, shared: set[str]) -> None:
         )  # fmt: skip
 
 
-def _label_counts(splits: Mapping[str, Sequence[Mapping[str, Any]]], label_of: LabelOf) -> dict[str, int]:
+def _label_counts(splits: Mapping[str, StoredRows]) -> dict[str, int]:
     """Label -> rows of train that have it; 0 for one that only dev and test have."""
     counts: Counter[str] = Counter()
     for split, rows in splits.items():
-        for row in rows:
-            found = label_of(row)
+        for found in rows.labels:
             for label in found if isinstance(found, list) else [found]:
                 counts[str(label)] += split == "train"
     return dict(sorted(counts.items()))
@@ -244,26 +232,13 @@ def _elsewhere(data: OwnData) -> dict[str, str]:
     }
 
 
-def _shared(text: str, data: OwnData, form: Form, scratch: Path) -> list[dict[str, Any]]:
-    from dataclasses import replace
-
-    from fedtorch.data.own.client_rule import ClientRule
-    from fedtorch.data.own.keys import SplitRule
-
-    alone = replace(data, source=text, clients=ClientRule(by="file"), splits=SplitRule(0.0, 0.0), id=None)
+def _shared(text: str, data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None) -> StoredRows:
+    store = RowStore(scratch, form, label_of)
     with open_tables(text, scratch) as tables:
-        return [place.row for place in read_rows(tables, alone, form)[0]]
+        for _ in store.keep(read_rows(tables, data.alone(text), form, [])):
+            pass
+    return store.rows()
 
 
-def _hashable(labels: Sequence[Any] | None) -> list[Any] | None:
-    if labels is None:
-        return None
+def _hashable(labels: Sequence[Any]) -> list[Any]:
     return [json.dumps(label) if isinstance(label, list) else label for label in labels]
-
-
-def _digest(path: Path) -> bytes:
-    hasher = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            hasher.update(block)
-    return hasher.digest()

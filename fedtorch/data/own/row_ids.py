@@ -4,14 +4,68 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from fedtorch.core.errors import DataError
 
 
-def row_ids(rows: Iterable[Mapping[str, Any]], column: str | None) -> list[str]:
+class RowIds(Sequence[str]):
+    """Ids in order, one behind the other in one buffer: a million strings would take 80 MB."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends = array("Q", [0])
+        self._copies: dict[int, int] = {}
+
+    def append(self, text: str) -> None:
+        """Add one behind the others."""
+        self._text += text.encode("utf-8", "surrogatepass")
+        self._ends.append(len(self._text))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
+        start, end = self._ends[index : index + 2]
+        text = self._text[start:end].decode("utf-8", "surrogatepass")
+        return f"{text}-{self._copies[index]}" if index in self._copies else text
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
+
+    def repeats(self) -> Iterator[tuple[int, int]]:
+        """(place, how many equal ones stand before it) of all that stand there again, in order of their digests."""
+        order, again = by_digest(self)
+        last, before = -1, 0
+        for place in again.tolist():
+            before = before + 1 if place == last + 1 else 1
+            last = place
+            yield int(order[place]), before
+
+    def number_copies(self) -> None:
+        """Of equal ids the second gets `-2`, the third `-3`."""
+        self._copies = {place: before + 1 for place, before in self.repeats()}
+
+
+def by_digest(ids: Iterable[bytes | str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(places of the ids sorted by their digests, those of this order whose id is equal to the one before)."""
+    joined = bytearray()  # `join` would make a list of all first
+    for one in ids:
+        joined += xxhash.xxh3_128_digest(one if isinstance(one, bytes) else one.encode("utf-8", "surrogatepass"))
+    digests = np.frombuffer(joined, dtype=">u8").reshape(-1, 2).astype(np.uint64)
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
+    inside = digests[order]
+    return order, np.flatnonzero((inside[1:] == inside[:-1]).all(axis=1)) + 1
+
+
+def row_ids(rows: Iterable[Mapping[str, Any]], column: str | None) -> RowIds:
     """One id per row, all different, in the order of the rows; the rows are read once.
 
     Args:
@@ -29,8 +83,8 @@ def row_ids(rows: Iterable[Mapping[str, Any]], column: str | None) -> list[str]:
     return _digests(rows) if column is None else _named(rows, column)
 
 
-def _named(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:
-    seen: dict[str, int] = {}
+def _named(rows: Iterable[Mapping[str, Any]], column: str) -> RowIds:
+    ids = RowIds()
     for number, row in enumerate(rows, start=1):
         value = row.get(column)
         if not isinstance(value, int | str) or isinstance(value, bool) or value == "":
@@ -39,18 +93,19 @@ def _named(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:
                 f"row {number} has {found} in its id column `{column}`; expected a text or a whole number; "
                 "fill it in, or name no id column"
             )
-        earlier = seen.setdefault(str(value), number)
-        if earlier != number:
-            raise DataError(
-                f"rows {earlier} and {number} have the same value in the id column `{column}`; make ids different, "
-                "or name no id column"
-            )
-    return list(seen)
+        ids.append(str(value))
+    if repeats := {place for place, _ in ids.repeats()}:
+        later = min(repeats)
+        earlier = next(place for place, text in enumerate(ids) if text == ids[later])
+        raise DataError(
+            f"rows {earlier + 1} and {later + 1} have the same value in the id column `{column}`; make ids different, "
+            "or name no id column"
+        )
+    return ids
 
 
-def _digests(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    ids: list[str] = []
-    seen: dict[str, int] = {}
+def _digests(rows: Iterable[Mapping[str, Any]]) -> RowIds:
+    ids = RowIds()
     for number, row in enumerate(rows, start=1):
         try:
             text = _ENCODER.encode(row if isinstance(row, dict) else dict(row))
@@ -59,9 +114,8 @@ def _digests(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             raise DataError(
                 f"row {number} has no digest: {reason}; name a column with ids, or leave that column out"
             ) from None
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        seen[digest] = count = seen.get(digest, 0) + 1
-        ids.append(digest if count == 1 else f"{digest}-{count}")
+        ids.append(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32])
+    ids.number_copies()
     return ids
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Protocol
@@ -48,15 +48,17 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class Row:
     """A row that was taken, with all that is said of it beside its content."""
 
-    table: int
-    index: int
-    row: dict[str, Any]
+    content: dict[str, Any]
+    """as the task reads it"""
     owner: str
+    """whose it is, where a column or its file says so"""
     id: Any
+    """what the column of ids holds; None without one"""
     split: str
+    """train, dev or test; "" is not said"""
 
 
 def columns_of(tables: Sequence[Table], data: OwnData, form: Form) -> dict[str, str]:
@@ -89,25 +91,28 @@ def columns_of(tables: Sequence[Table], data: OwnData, form: Form) -> dict[str, 
     return wanted
 
 
-def read_rows(tables: Sequence[Table], data: OwnData, form: Form) -> tuple[list[Place], list[str]]:
-    """All usable rows of a source in its order, and what is wrong with the others (at most `skip_bad_rows`).
+def read_rows(tables: Sequence[Table], data: OwnData, form: Form, problems: list[str]) -> Iterator[Row]:
+    """All usable rows of a source in its order, one at a time.
+
+    problems: gets what is wrong with the others, at most `skip_bad_rows`, each with file and line.
 
     Raises:
-        DataError: more rows are unusable; names the first ones with file and line.
+        DataError: at the end, if more rows are unusable; names the first ones.
     """
-    columns, places, problems = columns_of(tables, data, form), list[Place](), list[str]()
-    for number, table in _used(tables, data):
+    columns = columns_of(tables, data, form)
+    for table in _used(tables, data):
+        split = split_of(table.split, data)
         for index, values in rows_of(table, columns):
             try:
                 if isinstance(values, ValueError):
                     raise values
-                place = _place(number, index, values, table, data, form)
+                row = _row(values, columns, Row({}, table.owner, None, split), form)
             except ValueError as error:
                 problems.append(f"{table.where(index)}: {error}")
                 if len(problems) > data.skip_bad_rows + 20:
                     break
                 continue
-            places.append(place)
+            yield row
     if len(problems) > data.skip_bad_rows:
         more = "" if len(problems) <= 20 else ", and more"
         raise DataError(
@@ -116,31 +121,32 @@ def read_rows(tables: Sequence[Table], data: OwnData, form: Form) -> tuple[list[
         )
     for problem in problems:
         log.warning("left out: %s", problem)
-    return places, problems
 
 
-def _place(number: int, index: int, values: dict[str, Any], table: Table, data: OwnData, form: Form) -> Place:
-    owner = table.owner
+def _row(values: dict[str, Any], columns: Mapping[str, str], default: Row, form: Form) -> Row:
+    """The row of these values; default: what its file says of its owner and its split."""
+    owner, split = default.owner, default.split
     if OWNER in values:
         given = values.pop(OWNER)
         if given is None or not str(given).strip():
-            raise ValueError(f"the column `{data.clients.by}` is empty, so the row has no client")
+            raise ValueError(f"the column `{columns[OWNER]}` is empty, so the row has no client")
         owner = str(given)
-    split = split_of(table.split, data)
     if SPLIT in values:
         split = SPLIT_NAMES.get(str(values.pop(SPLIT)), "")
         if not split:
-            raise ValueError(
-                f"the column `{data.splits.column}` has another value than train, dev (validation) and test"
-            )
+            raise ValueError(f"the column `{columns[SPLIT]}` has another value than train, dev (validation) and test")
     identity = values.pop(ID, None)
-    if data.id is not None and (identity is None or not str(identity).strip()):
-        raise ValueError(f"the column `{data.id}` is empty, so the row has no id")
+    if ID in columns and (identity is None or not str(identity).strip()):
+        raise ValueError(f"the column `{columns[ID]}` is empty, so the row has no id")
+    check_required(values, columns, form)
+    return Row(form.convert(values), owner, identity, split)
+
+
+def check_required(values: Mapping[str, Any], columns: Mapping[str, str], form: Form) -> None:
+    """Raises ValueError if a column that every row must fill is missing or empty. columns: role -> column."""
     for role in form.required:
-        value = values[role]
-        if value is None or value == "":
-            raise ValueError(f"`{data.columns.get(role, role)}` is missing or empty")
-    return Place(number, index, form.convert(values), owner, identity, split)
+        if values[role] is None or values[role] == "":
+            raise ValueError(f"`{columns[role]}` is missing or empty")
 
 
 def split_of(name: str, data: OwnData) -> str:
@@ -149,8 +155,8 @@ def split_of(name: str, data: OwnData) -> str:
     return named.get(name) or SPLIT_NAMES.get(name, name)
 
 
-def _used(tables: Sequence[Table], data: OwnData) -> list[tuple[int, Table]]:
-    """The tables, numbered, without those of splits that are none of ours.
+def _used(tables: Sequence[Table], data: OwnData) -> list[Table]:
+    """The tables without those of splits that are none of ours.
 
     Raises:
         ConfigError: a split is named that the source does not have.
@@ -164,9 +170,11 @@ def _used(tables: Sequence[Table], data: OwnData) -> list[tuple[int, Table]]:
                 f"task.data.splits.{key} is {value!r}, which is no share, no file (with a `.` or `/`) and no split of "
                 f"task.data.source; {hint}"
             )
-    used = [(n, t) for n, t in enumerate(tables) if not t.split or split_of(t.split, data) in SPLIT_NAMES]
-    for number, table in enumerate(tables):
-        if (number, table) not in used:
+    used = []
+    for table in tables:
+        if not table.split or split_of(table.split, data) in SPLIT_NAMES:
+            used.append(table)
+        else:
             log.warning("%s is not used: it is neither train nor dev nor test", table.name)
     return used
 

@@ -59,13 +59,18 @@ class TextRows:
         return self._lines[index]
 
 
-def _json_lines(file: Path) -> Found:
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines with something in them, without their ends and the mark of UTF-8."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
-                yield number, _object(line.rstrip(b"\r\n"))
+                yield number, line.rstrip(b"\r\n")
+
+
+def _json_lines(file: Path) -> Found:
+    return ((number, _object(line)) for number, line in _lines(file))
 
 
 def _json(file: Path) -> Found:
@@ -151,15 +156,11 @@ def _records(file: Path, header: bool = False) -> Iterator[tuple[int, list[str] 
 
 
 def _text(file: Path) -> Found:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                try:
-                    yield number, {"text": line.decode("utf-8").rstrip("\r\n")}
-                except UnicodeDecodeError as error:
-                    yield number, ValueError(_not_utf8(error))
+    for number, line in _lines(file):
+        try:
+            yield number, {"text": line.decode("utf-8")}
+        except UnicodeDecodeError as error:
+            yield number, ValueError(_not_utf8(error))
 
 
 def _object(line: bytes) -> Any:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -265,6 +266,23 @@ def test_nothing_goes_below_the_home_folder_and_nobody_is_asked(tmp_path: Path) 
 def test_shares_that_leave_nothing_to_train_on_are_refused() -> None:
     with pytest.raises(ValueError, match="dev and test take 1 of every client's rows"):
         SplitRule(0.5, 0.5)
+
+
+def test_memory_does_not_grow_with_the_length_of_rows(tmp_path: Path) -> None:
+    """400 rows of 100 kB, 40 MB in all, dealt to 20 clients."""
+    with Path("rows.jsonl").open("w") as file:
+        for i in range(400):
+            file.write(json.dumps({"text": f"{i} " * 20_000, "label": ("good", "bad")[i % 2], "home": "a"}) + "\n")
+    data = OwnData("rows.jsonl", clients=ClientRule(iid=20))
+    prepare(tmp_path / "first", "notes", data, FORM, label_of=label_of)  # imports
+    tracemalloc.start()
+    try:
+        prepare(tmp_path / "out", "notes", data, FORM, label_of=label_of)
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
+    splits = [entry["splits"] for entry in read_manifest(tmp_path / "out")["clients"].values()]
+    assert sum(split["examples"] for one in splits for split in one.values()) == 400
 
 
 def test_the_settings_are_kept_with_the_rows(tmp_path: Path) -> None:

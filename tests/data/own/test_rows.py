@@ -12,20 +12,25 @@ import pytest
 from own_rows import own, write_rows
 
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.data.own.keys import SplitRule
-from fedtorch.data.own.rows import Place, content_digest, read_rows
-from fedtorch.data.own.source import open_tables
+from fedtorch.data.own.keys import OwnData, SplitRule
+from fedtorch.data.own.rows import Row, content_digest, read_rows
+from fedtorch.data.own.source import Table, open_tables
 from fedtorch.tasks.labelled_texts import LabelledTexts
 
 GOOD = {"text": "sunny", "label": "good", "home": "north"}
 SINGLE = LabelledTexts("single_label", ("good", "bad"))
 
 
-def read(folder: Path, rows: list[Any], form: LabelledTexts = SINGLE, **changes: Any) -> tuple[list[Place], list[str]]:
+def read(folder: Path, rows: list[Any], form: LabelledTexts = SINGLE, **changes: Any) -> tuple[list[Row], list[str]]:
     """The rows of a file `rows.jsonl`."""
     data = own(write_rows(folder / "rows.jsonl", rows), **changes)
     with open_tables(data.source, folder) as tables:
-        return read_rows(tables, data, form)
+        return all_rows(tables, data, form)
+
+
+def all_rows(tables: list[Table], data: OwnData, form: LabelledTexts) -> tuple[list[Row], list[str]]:
+    problems: list[str] = []
+    return list(read_rows(tables, data, form, problems)), problems
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -54,15 +59,15 @@ def test_a_row_that_cannot_be_used_is_named_with_file_and_line(case: str, tmp_pa
 
 
 def test_numbers_can_be_labels(tmp_path: Path) -> None:
-    rows = [GOOD | {"label": 1}, GOOD | {"label": "1"}, GOOD | {"label": "01"}]
-    places, _ = read(tmp_path, rows, LabelledTexts("single_label", ()))
-    assert [place.row["label"] for place in places] == ["1", "1", "01"]
+    given = [GOOD | {"label": 1}, GOOD | {"label": "1"}, GOOD | {"label": "01"}]
+    rows, _ = read(tmp_path, given, LabelledTexts("single_label", ()))
+    assert [row.content["label"] for row in rows] == ["1", "1", "01"]
 
 
 @pytest.mark.parametrize(("label", "expected"), [(3, 3.0), ("3.5", 3.5), ("-1e3", -1000.0)])
 def test_a_number_to_be_found_may_be_written_as_text(label: Any, expected: float, tmp_path: Path) -> None:
-    places, _ = read(tmp_path, [GOOD | {"label": label}], LabelledTexts("regression", ()))
-    assert places[0].row["label"] == expected
+    rows, _ = read(tmp_path, [GOOD | {"label": label}], LabelledTexts("regression", ()))
+    assert rows[0].content["label"] == expected
 
 
 @pytest.mark.parametrize("label", ["good", [1], True, math.inf, "nan", 10**400])
@@ -74,8 +79,8 @@ def test_what_is_no_number_is_refused(label: Any, tmp_path: Path) -> None:
 
 def test_a_row_may_have_several_labels_or_none(tmp_path: Path) -> None:
     form = LabelledTexts("multi_label", ("good", "bad"))
-    places, _ = read(tmp_path, [GOOD | {"label": found} for found in ([], ["bad"], ["good", "bad", "bad"])], form)
-    assert [place.row["label"] for place in places] == [[], ["bad"], ["bad", "good"]]
+    rows, _ = read(tmp_path, [GOOD | {"label": found} for found in ([], ["bad"], ["good", "bad", "bad"])], form)
+    assert [row.content["label"] for row in rows] == [[], ["bad"], ["bad", "good"]]
     with pytest.raises(DataError, match="rows.jsonl:1: the label is a str, expected a list of labels"):
         read(tmp_path, [GOOD], form)
 
@@ -83,12 +88,12 @@ def test_a_row_may_have_several_labels_or_none(tmp_path: Path) -> None:
 def test_as_many_bad_rows_as_are_allowed_are_left_out_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [GOOD, GOOD | {"text": ""}, GOOD, GOOD | {"label": "?"}]
-    places, problems = read(tmp_path, rows, skip_bad_rows=2)
-    assert len(places) == 2 and len(problems) == 2
+    given = [GOOD, GOOD | {"text": ""}, GOOD, GOOD | {"label": "?"}]
+    rows, problems = read(tmp_path, given, skip_bad_rows=2)
+    assert len(rows) == 2 and len(problems) == 2
     assert [record.getMessage().count("rows.jsonl:") for record in caplog.records] == [1, 1]
     with pytest.raises(DataError, match=r"rows.jsonl:2: .*\n.*rows.jsonl:4: .*\n.*task.data.skip_bad_rows"):
-        read(tmp_path, rows, skip_bad_rows=1)
+        read(tmp_path, given, skip_bad_rows=1)
 
 
 def test_bytes_that_are_no_text_are_a_bad_row_like_any_other(tmp_path: Path) -> None:
@@ -96,8 +101,8 @@ def test_bytes_that_are_no_text_are_a_bad_row_like_any_other(tmp_path: Path) -> 
     path.write_bytes(json.dumps(GOOD).encode() + b'\n{"text": "\xff"}\n')
     data = own(str(path), skip_bad_rows=1)
     with open_tables(data.source, tmp_path) as tables:
-        places, problems = read_rows(tables, data, SINGLE)
-    assert len(places) == 1 and problems == [f"{path}:2: byte 11 is not UTF-8; save the file as UTF-8"]
+        rows, problems = all_rows(tables, data, SINGLE)
+    assert len(rows) == 1 and problems == [f"{path}:2: byte 11 is not UTF-8; save the file as UTF-8"]
 
 
 def test_only_the_first_twenty_problems_are_shown(tmp_path: Path) -> None:
@@ -126,16 +131,16 @@ def test_a_column_that_is_not_there_is_answered_with_the_nearest(
 
 
 def test_a_column_that_only_later_rows_have_is_there(tmp_path: Path) -> None:
-    places, _ = read(tmp_path, [GOOD, GOOD | {"text_pair": "and dry"}])
-    assert [place.row.get("text_pair") for place in places] == [None, "and dry"]
+    rows, _ = read(tmp_path, [GOOD, GOOD | {"text_pair": "and dry"}])
+    assert [row.content.get("text_pair") for row in rows] == [None, "and dry"]
 
 
 @pytest.mark.parametrize(
     ("value", "split"), [("train", "train"), ("validation", "dev"), ("test", "test"), ("dev", "dev")]
 )
 def test_a_column_may_name_the_split(value: str, split: str, tmp_path: Path) -> None:
-    places, _ = read(tmp_path, [GOOD | {"part": value}], splits=SplitRule(column="part"))
-    assert [place.split for place in places] == [split]
+    rows, _ = read(tmp_path, [GOOD | {"part": value}], splits=SplitRule(column="part"))
+    assert [row.split for row in rows] == [split]
 
 
 def test_another_word_in_the_column_of_splits_is_a_bad_row(tmp_path: Path) -> None:
@@ -151,11 +156,11 @@ def test_splits_of_a_source_are_named_or_left_out_with_a_word(tmp_path: Path, ca
     data = own(str(tmp_path / "saved"), splits=SplitRule(test="exam"))
     with open_tables(data.source, tmp_path) as tables:
         caplog.set_level(logging.WARNING)
-        places, _ = read_rows(tables, data, SINGLE)
-        assert [place.split for place in places] == ["train", "dev", "test"]
+        rows, _ = all_rows(tables, data, SINGLE)
+        assert [row.split for row in rows] == ["train", "dev", "test"]
         assert "saved/unsupervised is not used" in caplog.text
         with pytest.raises(ConfigError, match="task.data.splits.dev is 'exm', .*did you mean exam"):
-            read_rows(tables, own(str(tmp_path / "saved"), splits=SplitRule(dev="exm")), SINGLE)
+            all_rows(tables, own(str(tmp_path / "saved"), splits=SplitRule(dev="exm")), SINGLE)
 
 
 @pytest.mark.parametrize(
