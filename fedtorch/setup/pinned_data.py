@@ -87,6 +87,8 @@ def check_task(config: Config) -> Prepared:
             f"system.placement is pinned but the task `{config.task_name}` needs the files of all clients on every "
             "rank; set system.placement to balanced"
         )
+    if problem := task.pinned_problem():
+        raise ConfigError(f"system.placement is pinned but {problem}, or set system.placement to balanced")
     return task
 
 

@@ -26,7 +26,7 @@ from fedtorch.tasks.base import Scores
 from fedtorch.tasks.new_rows import new_rows
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.byte_bpe import train_subwords
-from fedtorch.text.pretrained import load_tokenizer_as
+from fedtorch.text.pretrained import load_tokenizer_as, tokenizer_digest
 
 _PIPELINES = {
     "SequenceClassification": "text-classification",
@@ -77,6 +77,11 @@ class OwnTask(Prepared):
     def label_of(self, row: Mapping[str, Any]) -> Any:
         """The label of a converted row, for rules that look at labels; None where there is none."""
         return None
+
+    @property
+    def has_labels(self) -> bool:
+        """Is what is predicted one of a few labels?"""
+        return False
 
     def settings(self) -> dict[str, Any]:
         """What beside `data` decides about the prepared rows."""
@@ -174,6 +179,38 @@ class OwnTask(Prepared):
         """The rows that are used of a client's split."""
         rows = read_rows(self.folder, client, split, fields=())
         return [rows[i] for i in self.picked(client, split, len(rows))]
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        """See `Prepared.manifest`.
+
+        Raises:
+            ConfigError: a client is held out that is not there.
+        """
+        clients = super().manifest()
+        if unknown := [client for client in self.data.splits.held_out if client not in clients]:
+            raise ConfigError(
+                f"task.data.splits.held_out names {unknown[0]!r}, who is no client; there are "
+                f"{', '.join(list(clients)[:10])}"
+            )
+        return clients
+
+    def pinned_problem(self) -> str:
+        """See `Prepared.pinned_problem`."""
+        rule = self.data.clients
+        if rule.by is None:
+            return (
+                f"task.data.clients.{rule.rule} deals rows that are all in one place; say whose they are with "
+                "`by: COLUMN` or `by: file`"
+            )
+        if self.source_model.random is not None and self.tokenizer is None:
+            return "every rank would train a vocabulary on its own texts; name one for all with task.tokenizer"
+        if self.has_labels and not self.data.labels:
+            return "no rank sees all labels; declare them in task.data.labels"
+        return ""
+
+    def facts(self) -> dict[str, str]:
+        """Digests of the clients' rows and of the tokenizer, wherever that lies."""
+        return {"data": self.data_digest(), "vocabulary": tokenizer_digest(self.vocabulary)}
 
     def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tokens of each of some prepared rows before anything is cut, all its texts together."""

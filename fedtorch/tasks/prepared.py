@@ -99,6 +99,10 @@ class Prepared(Task):
             client_file(self.folder, client, f"{split}.jsonl")
         return entry
 
+    def pinned_problem(self) -> str:
+        """Which setting needs all clients' rows in one place, and what to set instead; "" if none does."""
+        return ""
+
     def with_entries(self, entries: Mapping[str, Entry]) -> Self:
         """This task with other entries in place of those of its folder's manifest, which is not read any more."""
         task = replace(self)
@@ -123,10 +127,13 @@ class Prepared(Task):
         order = torch.randperm(available, generator=generator_for(0, "subset", client, split))
         return sorted(order[:limit].tolist())
 
+    def data_digest(self) -> str:
+        """Of the data manifest, which has a digest of every file."""
+        return hashlib.sha256(json.dumps(self.prepared["clients"], sort_keys=True).encode()).hexdigest()[:16]
+
     def facts(self) -> dict[str, str]:
         """Digests of the data manifest and of the vocabulary beside the data."""
-        text = json.dumps(self.prepared["clients"], sort_keys=True)
-        facts = {"data": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        facts = {"data": self.data_digest()}
         if words := sorted((self.folder / "tokenizer").glob("*")):
             hasher = hashlib.sha256()
             for path in words:

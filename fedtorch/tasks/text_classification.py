@@ -59,6 +59,17 @@ class TextClassification(OwnTask):
         if self.problem == "regression":
             object.__setattr__(self, "main_metric", "negative_squared_error")  # frozen, but this is no key
 
+    @property
+    def has_labels(self) -> bool:
+        """Unless it is a number."""
+        return self.problem != "regression"
+
+    def pinned_problem(self) -> str:
+        """See `Prepared.pinned_problem`."""
+        if self.class_weights == "balanced":
+            return "task.class_weights is balanced, for which all rows are counted; give a weight for each label"
+        return super().pinned_problem()
+
     def form(self) -> LabelledTexts:
         """A text and its label."""
         return LabelledTexts(self.problem, self.data.labels if self.problem != "regression" else ())

@@ -65,6 +65,11 @@ class TokenClassification(OwnTask):
         if found := [role for role in self.data.columns if role in TaggedWords(other, ()).required]:
             raise ConfigError(f"task.data.columns has `{found[0]}`, which is for task.annotation: {other}; set that")
 
+    @property
+    def has_labels(self) -> bool:
+        """Kinds of spans."""
+        return True
+
     def form(self) -> TaggedWords:
         """Words and their tags."""
         return TaggedWords(self.annotation, self.data.labels)

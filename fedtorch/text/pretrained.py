@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +95,16 @@ def load_tokenizer_as(
             "files are complete"
         )
     return tokenizer
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """16 hexadecimal digits, equal where tokens, merges, special tokens and chat template are."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    tokens = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
+    if backend is not None:  # what the last call asked for
+        del tokens["truncation"], tokens["padding"]
+    rest = [tokenizer.special_tokens_map, tokenizer.chat_template, tokenizer.padding_side, tokenizer.truncation_side]
+    return hashlib.sha256(json.dumps([tokens, rest], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.errors import DataError
 from fedtorch.core.files import hash_file
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.own.keys import SPLITS, Hub, OwnData
@@ -103,10 +103,6 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
     """Read, deal and split all rows."""
     store, problems, ids, parts = _dealt(data, form, scratch, label_of)
     shared = {split: _shared(value, data, form, scratch, label_of) for split, value in _elsewhere(data).items()}
-    if unknown := [client for client in data.splits.held_out if client not in parts]:
-        raise ConfigError(
-            f"task.data.splits.held_out names {unknown[0]!r}, who is no client; there are {', '.join(list(parts)[:10])}"
-        )
     result, there = Dealt({}, problems), set(store.splits.distinct)
     for client, indices in parts.items():
         if client in data.splits.held_out:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import glob
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,14 @@ def _of_path(text: str, cache: str) -> list[Table]:
     found = _files(text)
     if unknown := [file for file in found if file.suffix.lower() not in KINDS]:
         raise ConfigError(f"task.data.source: {unknown[0]} has none of the endings {', '.join(KINDS)}")
-    # of a glob such as notes/*/rows.jsonl the folders are the clients
-    root = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in found]))
+    root = path if path.is_dir() else path.parent if path.is_file() else _root(path)
     return [_read(file, root, cache) for file in found]
+
+
+def _root(pattern: Path) -> Path:
+    """The part of a glob before its first wildcard: of notes/*/rows.jsonl the folders in notes are the clients."""
+    fixed = list(takewhile(lambda part: not glob.has_magic(part), pattern.parent.parts))
+    return Path(*fixed)
 
 
 def _is_saved(folder: Path) -> bool:

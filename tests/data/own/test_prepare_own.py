@@ -114,8 +114,9 @@ def test_a_file_is_dev_or_test_for_all() -> None:
 def test_clients_that_are_held_out_are_never_trained() -> None:
     dealt = deal(weather(60), splits=SplitRule(0.25, 0.25, held_out=("west",)))
     assert sizes(dealt)["west"] == [0, 0, 20] and sizes(dealt)["north"] == [10, 5, 5]
+    name = write_rows(Path("rows.jsonl"), weather(60))
     with pytest.raises(ConfigError, match="task.data.splits.held_out names 'wst', who is no client; there are north"):
-        deal(weather(60), splits=SplitRule(held_out=("wst",)))
+        classifier(name, data={"splits": SplitRule(held_out=("wst",))}).manifest()
 
 
 @pytest.mark.parametrize(

@@ -230,3 +230,11 @@ def test_a_saved_data_set_that_is_damaged_is_named(tmp_path: Path) -> None:
 def test_a_hub_that_cannot_be_reached_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'nobody/nothing' could not be had from the hub .*save_to_disk"):
         read(Hub("nobody/nothing"), tmp_path)
+
+
+def test_folders_of_a_glob_are_clients_even_where_only_one_is_there(tmp_path: Path) -> None:
+    for client in ("north", "south"):
+        (tmp_path / "notes" / client).mkdir(parents=True)
+        write_jsonl(tmp_path / "notes" / client / "rows.jsonl")
+        assert owners(str(tmp_path / "notes/*/rows.jsonl"), tmp_path)[-1] == (client, "", 3)
+    assert owners(str(tmp_path / "notes/north/*.jsonl"), tmp_path) == [("rows", "", 3)]
