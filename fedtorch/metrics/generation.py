@@ -52,22 +52,29 @@ def qa_f1(predictions: Sequence[str], golds: Golds) -> float:
     )
 
 
-def macro_f1(predictions: Sequence[str], golds: Golds) -> float:
-    """Mean F1 over all strings that occur as first gold answer or as prediction (scikit-learn; stripped).
+def macro_f1(predictions: Sequence[str], golds: Golds, *, strip: bool = True) -> float:
+    """Mean F1 over all strings that occur as first gold answer or as prediction (scikit-learn).
 
-    A prediction that is no label at all adds a class with F1 0, as in CrossFit.
+    A prediction that is no label at all adds a class with F1 0, as in CrossFit, which does not strip either.
     """
     from sklearn.metrics import f1_score
 
-    truth, found = [answers[0].strip() for answers in golds], [p.strip() for p in predictions]
+    truth, found = [answers[0] for answers in golds], list(predictions)
+    if strip:
+        truth, found = [text.strip() for text in truth], [text.strip() for text in found]
     return float(f1_score(truth, found, average="macro", zero_division=0.0)) if truth else 0.0
 
 
 def matthews(predictions: Sequence[str], golds: Golds) -> float:
-    """Matthews' correlation (scikit-learn); 0 where predictions or golds are all the same."""
+    """Matthews' correlation (scikit-learn) of "is acceptable"; 0 where predictions or golds are all the same.
+
+    CrossFit has it for CoLA alone: `acceptable` against everything else, so that a stray answer is `unacceptable` and
+    no class of its own.
+    """
     from sklearn.metrics import matthews_corrcoef
 
-    truth, found = [answers[0].strip() for answers in golds], [p.strip() for p in predictions]
+    truth = [answers[0].strip() == "acceptable" for answers in golds]
+    found = [p.strip() == "acceptable" for p in predictions]
     return float(matthews_corrcoef(truth, found)) if truth else 0.0
 
 
@@ -100,7 +107,7 @@ def rouge_l(predictions: Sequence[str], golds: Golds) -> float:
     )
 
 
-METRICS: dict[str, Callable[[Sequence[str], Golds], float]] = {
+METRICS: dict[str, Callable[..., float]] = {
     "ACC": accuracy,
     "Classification-F1": macro_f1,
     "EM": exact_match,
@@ -117,6 +124,9 @@ LIBRARIES = {
     "Rouge-L": "rouge_score",
 }
 """The package, as imported, that computes a metric for us: an extra, see `core.extras`."""
+
+STRIPPING = ("ACC", "Classification-F1")
+"""Those that may leave blanks at both ends out of the comparison (`strip`); the others never look at them."""
 
 MEANS = ("ACC", "EM", "QA-F1", "Rouge-L")
 """Those that are means over examples."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.ranges import Count
 from fedtorch.data.prepared_gym import PreparedGym, score_name
-from fedtorch.metrics.generation import MEANS, METRICS, accuracy, is_undefined
+from fedtorch.metrics.generation import MEANS, METRICS, STRIPPING, is_undefined
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
 from fedtorch.models.padding import pad
@@ -64,7 +64,7 @@ class FewShotTasks(Prepared):
     output_max_length: Count = 64
     """longer answers are cut; also the most tokens that are generated"""
     strip: bool = True
-    """accuracy: leave blanks at both ends out of the comparison; CrossFit does not"""
+    """accuracy and macro-F1: leave blanks at both ends out of the comparison; CrossFit does not"""
 
     def make_synthetic(self, folder: Path) -> None:
         """Eight tasks of four clients."""
@@ -180,7 +180,7 @@ class FewShotTasks(Prepared):
         total = 0.0
         for task, (found, golds) in rows.items():
             metric = self.gym.metric_of[task]
-            value = accuracy(found, golds, strip=self.strip) if metric == "ACC" else METRICS[metric](found, golds)
+            value = METRICS[metric](found, golds, **({"strip": self.strip} if metric in STRIPPING else {}))
             total += value
             scores[score_name(task, metric)] = (value * len(found), len(found))
             if is_undefined(metric, found, golds):

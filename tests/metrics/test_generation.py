@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtorch.metrics.generation import METRICS, SHORT, accuracy, is_undefined, matthews, normalise
+from fedtorch.metrics.generation import METRICS, SHORT, accuracy, is_undefined, macro_f1, matthews, normalise
 
 ORACLES = [
     ("EM", ["The  Paris!", "a cat", "42"], [["paris"], ["dog", "the cat"], ["42.0"]], 2 / 3),
@@ -32,9 +32,20 @@ def test_normal_form_keeps_words_that_only_begin_like_an_article() -> None:
 
 
 def test_matthews_of_opposite_and_constant_predictions() -> None:
-    golds = [["a"], ["b"], ["a"], ["b"]]
-    assert matthews(["b", "a", "b", "a"], golds) == -1.0
-    assert matthews(["a"] * 4, golds) == 0.0
+    golds = [["acceptable"], ["unacceptable"]] * 2
+    assert matthews(["unacceptable", "acceptable"] * 2, golds) == -1.0
+    assert matthews(["acceptable"] * 4, golds) == 0.0
+
+
+def test_a_stray_answer_is_unacceptable_and_no_class_of_its_own() -> None:
+    golds = [["acceptable"], ["unacceptable"], ["acceptable"], ["unacceptable"]]
+    found = ["acceptable", "it is fine", " acceptable", "acceptable"]
+    assert matthews(found, golds) == pytest.approx((2 * 1 - 1 * 0) / (3 * 2 * 2 * 1) ** 0.5)  # 2 true, 1 false, 1 right
+
+
+def test_macro_f1_without_stripping_is_crossfits() -> None:
+    assert macro_f1(["no ", "yes"], [["no"], ["yes"]]) == 1.0
+    assert macro_f1(["no ", "yes"], [["no"], ["yes"]], strip=False) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("predictions", [["1", "two"], ["3", "3"], ["1", "nan"], ["1", "inf"]])
