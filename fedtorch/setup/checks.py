@@ -153,16 +153,6 @@ def deepspeed_has_one_optimizer(plan: Plan) -> None:
         )
 
 
-def adafactor_has_whole_matrices(plan: Plan) -> None:
-    """From stage 1 on DeepSpeed's optimiser sees parameters laid end to end."""
-    stage = plan.config.engine.stage
-    if stage and any(hp.optimizer == "adafactor" for hp in plan.settings):
-        raise ConfigError(
-            f"client.optimizer is adafactor, which needs whole matrices, but engine.stage is {stage}, which "
-            "lays them end to end; set engine.stage to 0 or client.optimizer to adamw"
-        )
-
-
 def micro_batches_can_be_dealt(plan: Plan) -> None:
     """DeepSpeed's ranks share out the micro-batches of a step evenly."""
     sizes = plan.topology.sizes if plan.config.engine.kind == "deepspeed" else ()
@@ -240,7 +230,6 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     deepspeed_is_installed,
     the_algorithm_takes_deepspeed,
     deepspeed_has_one_optimizer,
-    adafactor_has_whole_matrices,
     micro_batches_can_be_dealt,
     private_weights_are_drawn_from_a_whole_model,
     a_server_with_data_trains_alone,

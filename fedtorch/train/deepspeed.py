@@ -24,6 +24,7 @@ from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedu
 from fedtorch.train.pinned_copy import to_device
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize
+from fedtorch.train.zero_adafactor import sliced, tensors_of
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 
 log = logging.getLogger(__name__)
@@ -277,10 +278,11 @@ class DeepSpeedEngine(Engine):
         if world != self._size:  # a larger one would train all its clients as one
             raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
         optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
-        self._zero = initialize(self._deepspeed, self.module, optimizer, self.settings, self.device, ranks=self._size)
+        own = optimizer if self.settings.stage == 0 else sliced(optimizer)
+        self._zero = initialize(self._deepspeed, self.module, own, self.settings, self.device, ranks=self._size)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
-            self._tensors = ZeroTensors(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())
+            self._tensors = tensors_of(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())
         self._scale = ZeroScale(self._zero.optimizer.loss_scaler if self.settings.precision == "fp16" else None)
 
     def _rebuild(self) -> None:

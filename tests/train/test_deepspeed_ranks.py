@@ -154,7 +154,6 @@ def test_corrections_of_the_gradient_work_at_every_stage(
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": Scaffold(option="I"), "client": ClientConfig(optimizer="sgd")}, "set engine.kind to torch"),
-    ({"client": ClientConfig(optimizer="adafactor")}, "set engine.stage to 0 or client.optimizer to adamw"),
     ({"per_client": {"north": {"optimizer": "sgd"}}}, "adamw and sgd"),
     ({"per_client": {"north": {"no_decay": ("*bias",)}}}, "no_decay"),
     ({"client": ClientConfig(accumulation=3), "system": SystemConfig(ranks_per_worker=2)}, "multiple of 2"),
