@@ -67,6 +67,19 @@ def test_torchrun_restarts_after_a_sigkill_and_ends_with_the_same_bits(
     assert digest(tmp_path / "run") == digest(tmp_path / "alone")
 
 
+@pytest.mark.timeout(240)
+def test_five_ranks_under_torchrun_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    """The README's command, on a smaller job: a server and four workers."""
+    config = ["-m", "fedtorch.main", "--config", "smoke/fedavg", "--set", "track.tensorboard=false"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=5", *config]
+    command = [*torchrun, f"run.dir={tmp_path / 'five'}"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "five" / "env.json").read_text())["ranks"] == 5
+    assert main([*config[2:], f"run.dir={tmp_path / 'one'}"]) == 0
+    assert digest(tmp_path / "five") == digest(tmp_path / "one")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_sigterm_saves_and_exits_with_75_and_the_run_resumes_to_the_same_bits(config: Path, tmp_path: Path) -> None:
