@@ -11,7 +11,6 @@ from statistics import fmean, stdev
 from fedtorch.core.errors import ConfigError
 from fedtorch.report.compared import NamedRun, by_settings, figure
 from fedtorch.report.published import Paper, find_row
-from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import Evaluation, Pair, Run
 
 
@@ -169,7 +168,7 @@ def _row(label: str, members: Sequence[Evaluation], metric: str) -> TableRow:
         for client, (total, count) in pairs.items():
             row.values.setdefault(client, []).append(total / count)
             row.counts[client] = count
-        average = totals({client: {metric: pair} for client, pair in pairs.items()})[metric]
+        average = evaluation.average(metric)
         for kind in ("macro", "micro"):
             row.values.setdefault(kind, []).append(average[kind] or 0.0)
         row.correct.append(sum(total for total, _ in pairs.values()))

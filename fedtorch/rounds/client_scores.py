@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -125,11 +126,15 @@ class ClientScorer:
         components.engine.load(weights, private)
         examples, size = self._load(name, split), context.config.eval.batch_size
         result: Scores = {}
+        kept: list[tuple[Any, Any]] | None = [] if components.task.chosen else None
         for number, part in enumerate(components.task.eval_batches(examples, size * BATCHES_PER_BEAT)):
-            result = added(result, evaluate(components.task, components.engine, part, size, each))
+            result = added(result, evaluate(components.task, components.engine, part, size, each, kept))
             context.comm.heartbeat(phase="evaluate", round=context.round, client=name, step=number)
             if context.role.is_stopped():
                 raise Stopped
+        if kept:
+            seen, predictions = zip(*kept, strict=True)
+            result = {**result, **components.task.client_scores(name, result, seen, predictions)}
         return result
 
     def _leaders(self, own: Mapping[str, Scores]) -> dict[str, Scores]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from fedtorch.core.errors import CheckpointError
@@ -17,6 +15,7 @@ from fedtorch.core.files import replace_file
 from fedtorch.core.scores import COUNT
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
+from fedtorch.tracking.cohort import cohort_record, norms_record
 from fedtorch.tracking.console import Console, Progress
 from fedtorch.tracking.records import Log, Record, Scores, totals
 from fedtorch.tracking.summary import show_results
@@ -105,12 +104,12 @@ class Tracker:
             {
                 "kind": "round",
                 "round": round + 1,
-                **_cohort(reports),
+                **cohort_record(reports),
                 "seconds": dict(seconds),
                 **sums,
                 "total": dict(self._total),
                 "traffic": _by_phase(traffic),
-                **_norms(reports),
+                **norms_record(reports),
                 "extra": dict(extra or {}),
             }
         )
@@ -156,12 +155,20 @@ class Tracker:
                 self._console = None
                 self._warn("the console is off", error)
 
-    def evaluation(self, round: int, split: str, scores: Scores, label: str = "global") -> dict[str, Any]:
+    def evaluation(
+        self,
+        round: int,
+        split: str,
+        scores: Scores,
+        label: str = "global",
+        pooled: Mapping[str, float] | None = None,
+    ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
         scores: client -> metric -> (sum over examples, examples). label: which model, such as `global`, `training`
-        (both drawn under the same tags), `personal`, `final`. Called before `round` of the same round, the score is
-        part of that round's line; otherwise it gets its own.
+        (both drawn under the same tags), `personal`, `final`. pooled: of metrics that are no means, the figure of all
+        examples together, which takes the place of their micro average. Called before `round` of the same round, the
+        score is part of that round's line; otherwise it gets its own.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
@@ -170,6 +177,9 @@ class Tracker:
             pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
             self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
         result = {name: found for name, found in totals(scores).items() if not name.startswith(COUNT)}
+        for metric, figure in (pooled or {}).items():
+            if metric in result:
+                result[metric]["micro"] = figure
         self._record({"kind": "eval_total", **base, "metrics": result})
         self._flush()
         name = self.metric if self.metric in result else next(iter(result), None)
@@ -278,20 +288,3 @@ class Tracker:
 
 def _by_phase(traffic: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in traffic.items() if "/" in name}
-
-
-def _cohort(reports: Sequence[Report]) -> Record:
-    """What the reports of a round say together."""
-    ok = [report for report in reports if report.is_ok]
-    examples = sum(report.examples for report in ok)
-    return {
-        "loss": math.fsum(report.examples * report.loss_mean for report in ok) / examples if examples else None,
-        "examples": examples,
-        "clients_ok": len(ok),
-        "clients_failed": len(reports) - len(ok),
-    }
-
-
-def _norms(reports: Sequence[Report]) -> Record:
-    norms = [report.norm for report in reports if report.is_ok]
-    return {"update_norm_median": median(norms) if norms else None, "update_norm_max": max(norms, default=None)}
