@@ -22,6 +22,7 @@ from fedtorch.config.metrics import measured
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
+from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
 from fedtorch.config.yaml_tree import Tree, write
 from fedtorch.core.errors import ConfigError
@@ -34,6 +35,7 @@ NO_EFFECT = (
     "run.dir",
     "run.export",
     "run.published",
+    "run.trackers",
     "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
     "track",  # logging takes no part in training
     "compare",  # another run, with its own digest
@@ -193,7 +195,7 @@ def _build(tree: Tree) -> Config:
     problems += found
     if config is not None:
         parts["clients"], found = resolved(config.clients, tree)
-        problems += found
+        problems += found + check_trackers(config.run.trackers, tree)
         if parts.get("task") is not None:
             measured(parts["task"], config.eval.metrics, parts["task_name"], tree)  # to know that they are there
     if problems:

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import cohort_record, norms_record
 from fedtorch.tracking.console import Console, Progress
+from fedtorch.tracking.plugin import RunStart, RunTracker, flat
 from fedtorch.tracking.records import Log, Record, Scores, totals
 from fedtorch.tracking.summary import show_results
-from fedtorch.tracking.tensorboard import Curves
+from fedtorch.tracking.tensorboard import TensorBoard
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,11 @@ class Tracker:
     """Records, curves and console of one run; made on the server only, blocks on no other rank.
 
     1. Every number becomes a record, written to metrics.jsonl at once.
-    2. Curves and the console's lines are drawings of records, so a resumed run draws its past from the file.
+    2. Trackers such as TensorBoard and the console's lines draw records, so a resumed run draws its past from the file.
     3. On a resume after round k, records of later rounds are dropped first: those rounds will be trained again.
 
-    Nothing here stops a run: if a disk, TensorBoard or the terminal refuses, there is one warning and that output
-    ends or has gaps. Rounds are passed as the loop counts them, from 0, and are recorded and shown from 1.
+    Nothing here stops a run: if a disk, a tracker or the terminal refuses, there is one warning and that output ends
+    or has gaps. Rounds are passed as the loop counts them, from 0, and are recorded and shown from 1.
     """
 
     def __init__(
@@ -52,10 +53,13 @@ class Tracker:
         progress: Progress = "auto",
         resume_round: int | None = None,
         metric: str | None = None,
+        trackers: Sequence[RunTracker] = (),
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too.
 
-        metric: the score in the console's line; by default each evaluation's first.
+        metric: the score in the console's line; by default each evaluation's first. tensorboard: also TensorBoard.
+        trackers: further ones. config: nested, secrets masked, for them.
         """
         self.run_dir, self.step_curves, self.metric = run_dir, step_curves, metric
         self._past = self._take_up(run_dir / records.NAME, resume_round)
@@ -68,13 +72,11 @@ class Tracker:
             elif record["kind"] == "round":
                 self._total.update(records.counted(record))
         self._console: Console | None = Console(progress, rounds, resume_round or 0)
-        self._curves: Curves | None = None
         self._shown_round, self._score = resume_round or 0, ("", 0)
-        if tensorboard:
-            try:
-                self._curves = Curves(run_dir / "tensorboard", clients, client_limit, self._past)
-            except Exception as error:  # whatever it is, it is not worth a training run
-                self._warn("TensorBoard is off", error)
+        self._is_done = False
+        start = RunStart(run_dir, clients, rounds, flat(config or {}), resume_round, self._past, client_limit)
+        self._trackers: list[RunTracker] = [*([TensorBoard()] if tensorboard else []), *trackers]
+        self._tell("is off", lambda tracker: tracker.start(start))
         self._past = []
         if resume_round is None:
             self._record({"kind": "run", "clients": list(clients), "rounds": rounds})
@@ -223,6 +225,7 @@ class Tracker:
             CheckpointError: the disk refuses results.json, which is what the run was made for.
         """
         self._record({"kind": "result", **table})
+        self._is_done = True
         path = self.run_dir / RESULTS
         try:
             replace_file(path, json.dumps(records.plain(table), indent=1) + "\n")
@@ -245,12 +248,8 @@ class Tracker:
                 self._console.close()
             except REFUSALS as error:
                 self._warn("the console is off", error)
-        if self._curves is not None:
-            curves, self._curves = self._curves, None
-            try:
-                curves.close()
-            except Exception as error:
-                self._warn("the last curves may be missing", error)
+        self._tell("may lack the end", lambda tracker: tracker.end(self._is_done))
+        self._trackers = []
         self._log.close()
 
     def _take_up(self, path: Path, resume_round: int | None) -> list[Record]:
@@ -266,21 +265,20 @@ class Tracker:
         """Write and draw one record; returns it as a reader will see it."""
         record = records.plain({**record, "time": time.time()})
         self._log.append(record)
-        if self._curves is not None:
-            try:
-                self._curves.draw(record)
-            except Exception as error:  # a full disk shows up here as whatever the writer's thread met
-                self._curves = None
-                self._warn("TensorBoard is off from here on", error)
+        self._tell("is off from here on", lambda tracker: tracker.record(record))
         return record
 
     def _flush(self) -> None:
-        if self._curves is not None:
+        self._tell("is off from here on", lambda tracker: tracker.flush())
+
+    def _tell(self, lost: str, what: Callable[[RunTracker], None]) -> None:
+        """Every tracker; one that raises is told nothing more."""
+        for tracker in list(self._trackers):
             try:
-                self._curves.flush()
-            except Exception as error:
-                self._curves = None
-                self._warn("TensorBoard is off from here on", error)
+                what(tracker)
+            except Exception as error:  # whatever it is, it is not worth a training run
+                self._trackers = [other for other in self._trackers if other is not tracker]
+                self._warn(f"{type(tracker).__name__} {lost}", error)
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
