@@ -46,6 +46,9 @@ from transformers import AutoModelFor{0}, AutoTokenizer
 model = AutoModelFor{0}.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 
+LABELLED_CLIENTS = 400
+"""With more clients than this their labels are not recorded."""
+
 log = logging.getLogger(__name__)
 
 
@@ -142,8 +145,10 @@ class OwnTask(Prepared):
                 "start": start}  # fmt: skip
 
     def record(self) -> dict[str, Any]:
-        """How the data were made."""
-        return {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
+        """How the data were made, and which client has how many rows of which label."""
+        found = {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
+        labels = {name: entry["labels"] for name, entry in self.prepared["clients"].items() if entry.get("labels")}
+        return found | ({"labels": labels} if 0 < len(labels) <= LABELLED_CLIENTS else {})
 
     def trained(self, folder: Path) -> Self:
         """This task with the model, tokenizer and labels that a run has written into `folder`; its data are not read.
