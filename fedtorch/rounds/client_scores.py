@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import FedtorchError
+from fedtorch.core.scores import COUNT
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.rounds.best_model import BestModel
 from fedtorch.rounds.context import RoundContext
@@ -72,7 +73,7 @@ class ClientScorer:
         for name in self.here(split):
             private = private_weights(context.components, name, context.store.get(name))
             scores = self._score(name, split, context.shared, private)
-            results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
+            results[name] = {f"{RECEIVED}{n}": pair for n, pair in scores.items() if not n.startswith(COUNT)}
         return results
 
     def model(self, name: str, *, at_best: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 RESULTS = "results.json"
 
+OF_CLIENTS = ("per_client.", "system.pinned.")
+"""Keys of a config that trackers are not told: there may be one for each client."""
+
 REFUSALS = (OSError, ValueError)
 """What a terminal or pipe raises that is gone, closed, or cannot encode a client's name."""
 
@@ -74,7 +77,8 @@ class Tracker:
         self._console: Console | None = Console(progress, rounds, resume_round or 0)
         self._shown_round, self._score = resume_round or 0, ("", 0)
         self._is_done = False
-        start = RunStart(run_dir, clients, rounds, flat(config or {}), resume_round, self._past, client_limit)
+        keys = {key: value for key, value in flat(config or {}).items() if not key.startswith(OF_CLIENTS)}
+        start = RunStart(run_dir, clients, rounds, keys, resume_round, self._past, client_limit)
         self._trackers: list[RunTracker] = [*([TensorBoard()] if tensorboard else []), *trackers]
         self._tell("is off", lambda tracker: tracker.start(start))
         self._past = []

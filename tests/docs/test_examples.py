@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedtorch.config.load import load
 from fedtorch.core.errors import DataError
@@ -102,3 +103,10 @@ def test_metrics_in_one_file_are_measured_as_their_page_says(tmp_path: Path, mon
     assert {"macro_f1", "short_answers", "found_malignant"} < set(averages)
     both = FoundMalignant().sums(["malignant", "benign"], ["malignant", "malignant"])
     assert FoundMalignant().score(both) == 0.5
+
+
+def test_the_page_on_reports_shows_code_of_its_example() -> None:
+    page, file = (DOCS / "reports.md").read_text(), (DOCS / "examples" / "own_tracker.py").read_text()
+    (block,) = page.split("```python\n# own_tracker.py\n")[1:]
+    assert block.split("```")[0] in file
+    assert yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["run"]["trackers"][0] == "tensorboard"

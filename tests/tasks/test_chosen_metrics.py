@@ -134,6 +134,12 @@ def test_the_best_round_is_chosen_by_the_pooled_figure(monkeypatch: pytest.Monke
     assert results["best_round"] == 1 + figures.index(max(figures)) and len(set(figures)) > 1
 
 
+def test_of_received_models_too_only_scores_are_recorded_and_no_sums() -> None:
+    run(["mine:Recall"], "received", eval={"metrics": ["mine:Recall"], "point": "trained", "also_received": True})
+    names = {n for r in read_run(Path("runs/received")).of_kind("eval") for n in r["metrics"]}
+    assert {"recall", "received/recall"} <= names and not [name for name in names if "count" in name]
+
+
 def train_in(folder: str, path: str) -> int:
     os.chdir(folder)
     sys.path.insert(0, folder)
@@ -144,7 +150,7 @@ def test_three_ranks_measure_the_same_bits() -> None:
     metrics = ["macro_f1", "micro_f1", "mine:Recall", "mine:wrong", "mine:Error"]
     alone = run(metrics, "alone")
     path = written(metrics, "ranks")
-    assert run_ranks(train_in, 3, str(Path.cwd()), str(path)) == [0, 0, 0]
+    assert run_ranks(train_in, 3, str(Path.cwd()), str(path), timeout=180) == [0, 0, 0]
     ranks = json.loads(Path("runs/ranks/results.json").read_text())
     for key in ("averages", "summary", "digest", "best_round"):
         assert ranks[key] == alone[key]
