@@ -26,6 +26,7 @@ from fedtorch.tracking.tensorboard import TensorBoard
 from fedtorch.tracking.tracker import Tracker
 
 CONFIG = {"run": {"name": "a", "seed": 3}, "client": {"lr": 0.1, "shuffle": True, "no_decay": ["b"], "clip": None}}
+CONFIG |= {"per_client": {"z": {"lr": 0.2}}}
 
 
 @dataclass
@@ -73,6 +74,7 @@ def test_a_tracker_is_told_of_every_record_and_of_the_end(tmp_path: Path) -> Non
     (first, start), *rest = told.said
     assert first == "start" and start.clients == ("x y", "z") and start.past == [] and start.resume_round is None
     assert start.config["client.lr"] == 0.1 and start.folder == tmp_path
+    assert not [key for key in start.config if key.startswith("per_client")]  # there may be one for each client
     assert [what for name, *what in rest if name == "record"] == [[r] for r in records.read(tmp_path / "metrics.jsonl")]
     assert rest[-1] == ("end", True) and ("flush",) in rest
 
