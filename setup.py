@@ -18,6 +18,8 @@ EXTRAS = {
     "slurm": ["submitit>=1.5.3,<2"],
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],  # a source archive, built without torch, compiler or nvcc
 }
+# not among ALL: 25 packages, of which only those who have an MLflow know whether they want them
+MLFLOW = ["mlflow-skinny>=3.17,<4", "importlib_metadata<9"]  # 9.1 lacks a package that it imports
 ALL = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 setup(
@@ -60,6 +62,7 @@ setup(
     ],
     extras_require={
         **EXTRAS,
+        "mlflow": MLFLOW,
         "all": ALL,
         "dev": [
             *ALL,

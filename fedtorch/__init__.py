@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedtorch.core.weights import Layout as Layout
     from fedtorch.tasks.base import Scores as Scores
     from fedtorch.tasks.base import Task as Task
+    from fedtorch.tracking.plugin import RunStart as RunStart
+    from fedtorch.tracking.plugin import RunTracker as RunTracker
     from fedtorch.train.job import ClientJob as ClientJob
 
 # torch reads this once, when it first takes memory: large vectors then come in pages of 2 MB where the system gives
@@ -38,6 +40,8 @@ _PUBLIC = {
     "Sampler": "fedtorch.core.sampling",
     "ServerState": "fedtorch.core.server",
     "Layout": "fedtorch.core.weights",
+    "RunTracker": "fedtorch.tracking.plugin",
+    "RunStart": "fedtorch.tracking.plugin",
     "Task": "fedtorch.tasks.base",
     "Scores": "fedtorch.tasks.base",
 }

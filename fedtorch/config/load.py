@@ -18,9 +18,11 @@ from typing import Any
 from fedtorch.config.find import find, run_name
 from fedtorch.config.layers import overlay, read_file, read_override
 from fedtorch.config.masking import MASK, mask_data
+from fedtorch.config.metrics import measured
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
+from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
 from fedtorch.config.yaml_tree import Tree, write
 from fedtorch.core.errors import ConfigError
@@ -33,6 +35,7 @@ NO_EFFECT = (
     "run.dir",
     "run.export",
     "run.published",
+    "run.trackers",
     "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
     "track",  # logging takes no part in training
     "compare",  # another run, with its own digest
@@ -48,7 +51,7 @@ NO_EFFECT = (
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 
-ADDED = {"client.shuffle": True}
+ADDED: dict[str, Any] = {"client.shuffle": True, "eval.metrics": []}
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""
 
@@ -192,7 +195,9 @@ def _build(tree: Tree) -> Config:
     problems += found
     if config is not None:
         parts["clients"], found = resolved(config.clients, tree)
-        problems += found
+        problems += found + check_trackers(config.run.trackers, tree)
+        if parts.get("task") is not None:
+            measured(parts["task"], config.eval.metrics, parts["task_name"], tree)  # to know that they are there
     if problems:
         raise ConfigError("\n".join(problems))
     return dataclasses.replace(config, **parts)

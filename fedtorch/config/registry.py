@@ -40,16 +40,7 @@ def class_of(key: str, name: str, at: str, *, what: str, table: str, base: str) 
             f"(or write `module:Class` for one of your own)"
         )
     target = known.get(name, name)
-    if name not in known:
-        _announce(key, name)
-    try:
-        cls = _attribute(target)
-    except MemoryError:  # which is not the config's
-        raise
-    except Exception as error:  # whatever the module does on import is the user's to see
-        raise ConfigError(
-            f"{key} is `{name}`{at} but importing `{target}` failed: {type(error).__name__}: {error}{moved(error)}"
-        ) from error
+    cls = _imported(key, name, target, at) if name in known else imported(key, name, at)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{key} is `{name}`{at} but `{target}` is not a dataclass")
     parent = _attribute(base)
@@ -59,6 +50,27 @@ def class_of(key: str, name: str, at: str, *, what: str, table: str, base: str) 
             f"{parent.__name__}`"
         )
     return cls
+
+
+def imported(key: str, name: str, at: str) -> Any:
+    """What the value `module:NAME` of `key` stands for, code from outside this package.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    _announce(key, name)
+    return _imported(key, name, name, at)
+
+
+def _imported(key: str, name: str, target: str, at: str) -> Any:
+    try:
+        return _attribute(target)
+    except MemoryError:  # which is not the config's
+        raise
+    except Exception as error:  # whatever the module does on import is the user's to see
+        raise ConfigError(
+            f"{key} is `{name}`{at} but importing `{target}` failed: {type(error).__name__}: {error}{moved(error)}"
+        ) from error
 
 
 def _attribute(target: str) -> Any:

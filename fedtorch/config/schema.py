@@ -99,6 +99,9 @@ class EvalConfig:
     """Split the best model is evaluated on at the end."""
     select_by: str | None = None
     """Metric that chooses the best model; null: the task's main metric."""
+    metrics: tuple[str, ...] = ()
+    """Of a task over data of your own: what else is measured, by name (`macro_f1`, `span_f1`, `rouge_2`, ...), or
+    `module:NAME`, a function or class of your own."""
     point: Literal["received", "trained"] = "received"
     """The model a client is evaluated with: the server's (beside its private parameters), or its own as it was after
     its training of the round, before the server combined it; a client that sat out the round has only the former. Where

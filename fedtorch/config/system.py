@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,10 @@ class RunConfig:
     large as the model each; none: leave that to `fedtorch export`."""
     published: str | None = None
     """Row of a paper's table that reports show beside this run, as `lorar/fedopt_lorar`; null: the one of its name."""
+    trackers: tuple[str | dict[str, Any], ...] = ("tensorboard",)
+    """Who is told of the run as it goes on: tensorboard (where `track.tensorboard` is true), mlflow, `module:Class`: a
+    `fedtorch.RunTracker` of your own. As a mapping: its `name` and the fields of its dataclass. metrics.jsonl is always
+    written."""
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or any(c in self.name for c in "/\\\0") or len(self.name) > 200:
@@ -51,7 +55,7 @@ class TrackConfig:
     """`track`: what is shown and logged while the run goes on."""
 
     tensorboard: bool = True
-    """Write event files, one folder per client."""
+    """Write event files, one folder per client; false: not even where `run.trackers` has tensorboard."""
     step_curves: bool = True
     """Log every client's training loss over its steps."""
     progress: Literal["auto", "bar", "lines", "off"] = "auto"

@@ -34,7 +34,7 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
     metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})
     means = {}
     for metric in metrics:
-        macro, micro, count = averages(result.scores, metric)
+        macro, micro, count = averages(built.task, result.scores, metric)
         means[metric] = {"macro": macro, "micro": micro, "count": count}
     return {
         "rounds": result.rounds,

@@ -7,8 +7,9 @@ import logging
 import os
 import shutil
 
-from fedtorch.config.load import to_yaml
+from fedtorch.config.load import to_dict, to_yaml
 from fedtorch.config.schema import Config
+from fedtorch.config.trackers import make_trackers
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.lifecycle.status import NAME as STATUS
@@ -44,7 +45,9 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
         config.folder,
         clients=built.names,
         rounds=config.rounds,
-        tensorboard=config.track.tensorboard,
+        tensorboard=False,  # one of `run.trackers`
+        trackers=make_trackers(config),
+        config=to_dict(config, masked=True),
         step_curves=config.track.step_curves,
         client_limit=config.track.client_limit,
         progress=config.track.progress,

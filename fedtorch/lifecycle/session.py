@@ -128,11 +128,12 @@ class Session:
             result = runner.run(start)
             if config.run.export == "all":
                 runner.export(config.folder / MODEL)
+            if tracker is not None:
+                tracker.result(table(built, result))
         finally:
             if tracker is not None:
                 tracker.close()
         if tracker is not None:
-            tracker.result(table(built, result))
             write_cards(config, config.folder, config.folder / MODEL)
             self._say_done(built, result)
         return tracker

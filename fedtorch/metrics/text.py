@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-MEANS = ("exact_match", "rouge_l")
+ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
+"""Ours -> the name in rouge-score."""
+MEANS = ("exact_match", *ROUGE)
 POOLED = ("bleu", "chrf")
 
 
@@ -15,10 +17,10 @@ def row_scores(predictions: Sequence[str], golds: Sequence[str], names: Sequence
     sums = {}
     if "exact_match" in names:
         sums["exact_match"] = float(sum(p.strip() == g.strip() for p, g in zip(predictions, golds, strict=True)))
-    if "rouge_l" in names:
-        scorer = _rouge()
-        pairs = zip(predictions, golds, strict=True)
-        sums["rouge_l"] = float(sum(scorer.score(g, p)["rougeL"].fmeasure for p, g in pairs))
+    if rouges := [name for name in ROUGE if name in names]:
+        scorer = _rouge(tuple(ROUGE[name] for name in rouges))
+        found = [scorer.score(g, p) for p, g in zip(predictions, golds, strict=True)]
+        sums |= {name: float(sum(row[ROUGE[name]].fmeasure for row in found)) for name in rouges}
     return sums
 
 
@@ -55,7 +57,7 @@ def _metric(name: str) -> Any:
 
 
 @cache
-def _rouge() -> Any:
+def _rouge(names: tuple[str, ...]) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    return RougeScorer(list(names), use_stemmer=True)

@@ -1,9 +1,9 @@
 """Command line: runs -> a paper's table, with the published figures beside ours, and plots.
 
-    python -m fedtorch.report RUN [RUN ...] [--out DIR] [--metric NAME] [--format markdown|csv]
+    python -m fedtorch.report RUN [RUN ...] [--out DIR] [--metric NAME] [--format markdown|csv] [--html]
 
-Reads only metrics.jsonl and config.yaml of each run. A further report is a further entry of COMMANDS, called as
-`python -m fedtorch.report NAME ...`; without a name it is `table`.
+RUN may be a folder with runs in it, such as a sweep's. Reads only metrics.jsonl and config.yaml of each run. A further
+report is a further entry of COMMANDS, called as `python -m fedtorch.report NAME ...`; without a name it is `table`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtorch.core.errors import FedtorchError
+from fedtorch.core.files import replace_file
 from fedtorch.report import apir as apir_report
 from fedtorch.report import significance as paired
-from fedtorch.report.compared import NamedRun, read_all, say_written, show_page
+from fedtorch.report.compared import read_all, say_left_out, say_written, show_page
+from fedtorch.report.find_runs import find_runs
+from fedtorch.report.groups import make_groups
+from fedtorch.report.html_page import html_page
+from fedtorch.report.overlay import plot_comparison
 from fedtorch.report.perplexity import perplexity_markdown
 from fedtorch.report.plots import plot_run
 from fedtorch.report.score_table import as_csv, build, markdown
@@ -37,20 +42,25 @@ class Command:
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `table`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/my_run")
-    parser.add_argument("--out", type=Path, help="folder for table.md, table.csv and the plots; default: RUN/report")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/my_run, or of a sweep"
+    )
+    parser.add_argument("--out", type=Path, help="folder for tables, plots and page; default: RUN/report")
     parser.add_argument("--metric", help="score to show; default: the one the first run was selected by")
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown", help="of what is printed")
     parser.add_argument("--no-plots", action="store_true", help="write the table only")
+    parser.add_argument("--html", action="store_true", help="write one page, report.html, in place of the plots")
 
 
 def make_table(args: argparse.Namespace) -> None:
-    """Print the table; write it and the plots of every run.
+    """Print the table; write it and the plots: of one run its clients, of several runs their comparison.
 
     Raises:
-        ConfigError: a folder is no run, or no run has the metric.
+        ConfigError: a folder has no run, or no run has the metric.
     """
-    runs = read_all(args.runs)
+    found = find_runs(args.runs)
+    say_left_out(found.left_out)
+    runs = found.runs
     table = build(runs, args.metric)
     texts = {"markdown": markdown(table), "csv": as_csv(table)}
     sys.stdout.write(texts[args.format])
@@ -59,8 +69,14 @@ def make_table(args: argparse.Namespace) -> None:
     (out / "table.md").write_text(texts["markdown"])
     (out / "table.csv").write_text(texts["csv"])
     paths = [out / "table.md", out / "table.csv"]
-    for (_, run), prefix in zip([] if args.no_plots else runs, _prefixes(runs), strict=False):
-        paths += plot_run(run, out, prefix)
+    if args.html:
+        title = ", ".join(folder.resolve().name for folder in args.runs)
+        replace_file(out / "report.html", html_page(title, make_groups(runs), table.metric, found.left_out))
+        paths.append(out / "report.html")
+    elif not args.no_plots:
+        is_one = len(args.runs) == 1 and runs[0][1].folder == args.runs[0]
+        paths += plot_run(runs[0][1], out) if is_one else []
+        paths += plot_comparison(make_groups(runs), out) if len(runs) > 1 else []
     say_written(paths)
 
 
@@ -133,14 +149,3 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.report
         print(f"fedtorch: the plots need {error.name}: install it, or give --no-plots", file=sys.stderr)
         return 2
     return 0
-
-
-def _prefixes(runs: Sequence[NamedRun]) -> list[str]:
-    """In front of the plots' names: nothing for one run, else the run's name, numbered where two share it."""
-    if len(runs) == 1:
-        return [""]
-    names = [name.replace("/", "-") for name, _ in runs]
-    return [
-        f"{name}-" if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}-"
-        for i, name in enumerate(names)
-    ]

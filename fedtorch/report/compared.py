@@ -8,24 +8,27 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from fedtorch.tracking.run_folder import Run, companions, read_run
-
-NamedRun = tuple[str, Run]
-"""A run and the name it goes by."""
+from fedtorch.report.find_runs import NamedRun, find_runs
+from fedtorch.tracking.run_folder import Run
 
 _IGNORED = ("run", "track", "system", "checkpoint", "compare")
 
 
 def read_all(folders: Sequence[Path]) -> list[NamedRun]:
-    """The runs, each followed by its companions, with the names they go by; ConfigError for a folder without a run."""
-    found = []
-    for folder in folders:
-        run = read_run(folder)
-        found.append((run.name, run))
-        for inner in companions(folder):
-            other = read_run(inner)
-            found.append((other.name if other.config else f"{run.name}/{inner.name}", other))
-    return found
+    """The runs in the folders, each followed by its companions, with the names they go by; says what is left out.
+
+    Raises:
+        ConfigError: a folder has no run.
+    """
+    found = find_runs(folders)
+    say_left_out(found.left_out)
+    return found.runs
+
+
+def say_left_out(lines: Sequence[str]) -> None:
+    """Name what is no run, on stderr."""
+    for line in lines:
+        print(f"left out: {line}", file=sys.stderr)
 
 
 def same_settings(run: Run) -> str:

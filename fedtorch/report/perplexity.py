@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.report.compared import NamedRun, by_settings, figure
+from fedtorch.report.compared import by_settings, figure
+from fedtorch.report.find_runs import NamedRun
+from fedtorch.report.groups import group_name
 from fedtorch.report.published.fedassistant import DOMAINS, REMARKS, TABLE, TITLE, row_of
 from fedtorch.tracking.run_folder import Run
 
@@ -36,7 +38,7 @@ def _scores(groups: Sequence[Sequence[NamedRun]]) -> str:
     lines = ["| run | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     notes: list[str] = []
     for group in groups:
-        name, run = group[0]
+        name, run = group_name([name for name, _ in group]), group[0][1]
         name += f" (n={len(group)})" if len(group) > 1 else ""
         found = [summary for _, each in group if (summary := _summary(each))]
         if found and (idle := [client for client in run.clients if not run.last.get(client, {}).get("steps")]):
@@ -68,7 +70,7 @@ def _traffic(groups: Sequence[Sequence[NamedRun]]) -> str:
     ]
     lines += [f"| run | {' | '.join((*heads, *moved_heads))} |", "|---|" + "---:|" * (len(heads) + 2)]
     for group in groups:
-        name, run = group[0]
+        name, run = group_name([name for name, _ in group]), group[0][1]
         rounds = run.of_kind("round")
         everything = [*rounds, *run.of_kind("end")]
         sums, moved = (

@@ -108,6 +108,7 @@ def _draw(
     # imported here: it takes a second, and it is not part of a base installation
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)  # without pyplot: nothing global is changed, no window system is looked for
@@ -118,15 +119,21 @@ def _draw(
     for index, (name, (xs, ys)) in enumerate(lines.items()):
         style: dict[str, Any] = {"color": "0.75", "lw": 0.5} if is_crowded else _style(index)
         marker = "o" if len(xs) < 30 else None
-        axes.plot(xs, ys, label=None if is_crowded else name, marker=marker, ms=3, **style)
+        axes.plot(xs, ys, label=None if is_crowded else plain_text(name), marker=marker, ms=3, **style)
     for (name, (xs, ys)), dash in zip(heavy.items(), ("-", "--"), strict=False):
         axes.plot(xs, ys, label=name, color="black", lw=2.2, ls=dash)
-    axes.set(title=title, xlabel=axes_names[0], ylabel=axes_names[1])
+    axes.set(title=plain_text(title), xlabel=axes_names[0], ylabel=axes_names[1])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # rounds and steps
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize="small", ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def plain_text(text: str) -> str:
+    """A name that matplotlib takes as it is: not as a formula, nor as a line that is not to be named."""
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def _style(index: int) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.report.compared import NamedRun, by_settings, figure
+from fedtorch.report.compared import by_settings, figure
+from fedtorch.report.find_runs import NamedRun
+from fedtorch.report.groups import group_name
 from fedtorch.report.published import Paper, find_row
-from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import Evaluation, Pair, Run
 
 
@@ -119,7 +120,7 @@ def as_csv(table: Table) -> str:
 
 
 def _rows(group: Sequence[NamedRun], metric: str) -> list[TableRow]:
-    name, run = group[0]
+    name, run = group_name([name for name, _ in group]), group[0][1]
     match = find_row(run, metric)
     remarks = [note for member in group for note in _remarks(*member, is_alone=len(group) == 1)]
     counting = [evaluation for _, member in group for evaluation in _counting(member, metric)]
@@ -169,7 +170,7 @@ def _row(label: str, members: Sequence[Evaluation], metric: str) -> TableRow:
         for client, (total, count) in pairs.items():
             row.values.setdefault(client, []).append(total / count)
             row.counts[client] = count
-        average = totals({client: {metric: pair} for client, pair in pairs.items()})[metric]
+        average = evaluation.average(metric)
         for kind in ("macro", "micro"):
             row.values.setdefault(kind, []).append(average[kind] or 0.0)
         row.correct.append(sum(total for total, _ in pairs.values()))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtorch.report.compared import NamedRun, by_settings, figure
+from fedtorch.report.compared import by_settings, figure
+from fedtorch.report.find_runs import NamedRun
+from fedtorch.report.groups import group_name
 from fedtorch.report.published.fedparsing import MEASURES, NAMES, REMARKS, TABLE, TITLE
 from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import Evaluation, Run
@@ -22,7 +24,7 @@ def measures_markdown(runs: Sequence[NamedRun]) -> str:
     lines = ["| run | split | examples | " + " | ".join(_HEADS) + " |", "|---|---|" + "---:|" * (len(_HEADS) + 1)]
     notes: list[str] = []
     for group in by_settings(runs):
-        name = group[0][0] + (f" (n={len(group)})" if len(group) > 1 else "")
+        name = group_name([name for name, _ in group]) + (f" (n={len(group)})" if len(group) > 1 else "")
         for split in ("test", "dev"):
             found = [evaluation for _, run in group if (evaluation := _evaluation(run, split)) is not None]
             lines.append(_row(name, split, found))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import FedtorchError
+from fedtorch.core.scores import COUNT
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.rounds.best_model import BestModel
 from fedtorch.rounds.context import RoundContext
@@ -71,7 +73,7 @@ class ClientScorer:
         for name in self.here(split):
             private = private_weights(context.components, name, context.store.get(name))
             scores = self._score(name, split, context.shared, private)
-            results[name] = {f"{RECEIVED}{metric}": pair for metric, pair in scores.items()}
+            results[name] = {f"{RECEIVED}{n}": pair for n, pair in scores.items() if not n.startswith(COUNT)}
         return results
 
     def model(self, name: str, *, at_best: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -125,11 +127,15 @@ class ClientScorer:
         components.engine.load(weights, private)
         examples, size = self._load(name, split), context.config.eval.batch_size
         result: Scores = {}
+        kept: list[tuple[Any, Any]] | None = [] if components.task.chosen else None
         for number, part in enumerate(components.task.eval_batches(examples, size * BATCHES_PER_BEAT)):
-            result = added(result, evaluate(components.task, components.engine, part, size, each))
+            result = added(result, evaluate(components.task, components.engine, part, size, each, kept))
             context.comm.heartbeat(phase="evaluate", round=context.round, client=name, step=number)
             if context.role.is_stopped():
                 raise Stopped
+        if kept:
+            seen, predictions = zip(*kept, strict=True)
+            result = {**result, **components.task.client_scores(name, result, seen, predictions)}
         return result
 
     def _leaders(self, own: Mapping[str, Scores]) -> dict[str, Scores]:

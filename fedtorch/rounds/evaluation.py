@@ -116,7 +116,7 @@ class Evaluation:
     def _offer(self, scores: Mapping[str, Scores]) -> bool:
         """On the server: is this the best evaluation so far? Its weights are kept."""
         config, server = self.context.config.eval, self.context.server
-        macro, micro, count = averages(scores, self.metric)
+        macro, micro, count = averages(self.context.components.task, scores, self.metric)
         is_best = bool(count) and self.best.offer(micro if config.merge else macro, self.context.round, config.patience)
         if is_best:
             self.best.keep_server_weights(server.weights)

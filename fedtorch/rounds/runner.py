@@ -252,4 +252,5 @@ class Runner:
         if self.components.tracker is not None and scores:
             split = config.final_split if final else config.split
             label = "final" if final else "training"
-            self.components.tracker.evaluation(self.context.round - 1, split, scores, label=label)
+            pooled = self.components.task.pooled_scores(scores)
+            self.components.tracker.evaluation(self.context.round - 1, split, scores, label=label, pooled=pooled)

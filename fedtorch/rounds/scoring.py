@@ -21,15 +21,19 @@ def evaluate(
     examples: Sequence[Any],
     batch_size: int,
     each: dict[str, tuple[float, ...]] | None = None,
+    kept: list[tuple[Any, Any]] | None = None,
 ) -> Scores:
     """Scores of the loaded weights on some examples: per metric (sum, count); `loss` per term of the loss.
 
-    each: grows by the single examples' scores of `task.single_metrics()`, NaN where an example does not count.
+    each: grows by the single examples' scores of `task.single_metrics()`, NaN where an example does not count. kept:
+    grows by the examples, each with its prediction.
     """
     engine.module.eval()
     with engine.autocast():
         predictions = task.predict(engine.module, examples, batch_size)
     scores = task.score(examples, predictions)
+    if kept is not None:
+        kept += zip(examples, predictions, strict=True)
     if each is not None:
         single = set(task.single_metrics())
         for example, prediction in zip(examples, predictions, strict=True):
@@ -57,6 +61,7 @@ def added(one: Scores, other: Scores) -> Scores:
     return {n: tuple(map(sum, zip(one.get(n, (0.0, 0)), other.get(n, (0.0, 0)), strict=True))) for n in names}  # type: ignore[misc]
 
 
-def averages(scores: Mapping[str, Scores], metric: str) -> tuple[float, float, int]:
-    """(macro, micro, count) of a metric, see `means`."""
-    return means(client[metric] for client in scores.values() if metric in client)
+def averages(task: Task, scores: Mapping[str, Scores], metric: str) -> tuple[float, float, int]:
+    """(macro, micro, count) of a metric, see `means`; micro is the pooled figure of one that is no mean."""
+    macro, micro, count = means(client[metric] for client in scores.values() if metric in client)
+    return macro, task.pooled_scores(scores).get(metric, micro), count

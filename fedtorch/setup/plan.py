@@ -9,6 +9,7 @@ from functools import cached_property
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
 from fedtorch.comm.topology import Topology
+from fedtorch.config.metrics import measured
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
@@ -44,7 +45,7 @@ class Plan:
             ConfigError: so many ranks cannot be shared out among workers.
             DataError: no client has a training example.
         """
-        task: Task = config.task
+        task: Task = measured(config.task, config.eval.metrics, config.task_name)
         algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
         training = Merged(task) if config.paradigm == "centralized" else task
         return cls(config, task, training, algorithm, training_clients(training), make_topology(config, num_ranks))

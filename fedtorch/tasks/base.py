@@ -38,6 +38,13 @@ class Task:
     has_labelled_clients: ClassVar[bool] = True
     """can `loss` be taken of what clients train on? If not, the algorithm brings its own objective"""
 
+    takes_metrics: ClassVar[bool] = False
+    """can `eval.metrics` ask for more than the task measures by itself?"""
+    built_in: ClassVar[Mapping[str, Any]] = {}
+    """metrics that it may ask for, whatever the task's other keys are -> what `with_metrics` takes for each"""
+    chosen: ClassVar[Mapping[str, Any]] = {}
+    """what it asks for; set by `with_metrics` in the task that this returns"""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         accept_old_names(cls, OLD_NAMES)
@@ -124,6 +131,25 @@ class Task:
 
     def pop_counters(self, model: nn.Module) -> Mapping[str, float]:
         """Numbers that the model counted since the last call, for a client's report; those in bytes end in `_bytes`."""
+        return {}
+
+    def known_metrics(self) -> Mapping[str, Any]:
+        """Those of `built_in` that fit the task's keys."""
+        return self.built_in
+
+    def with_metrics(self, chosen: Mapping[str, Any]) -> Task:
+        """This task with what `eval.metrics` asks for; only called where `takes_metrics` is true, or with nothing."""
+        return self
+
+    def client_scores(self, client: str, scores: Scores, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        """Scores of all of a client's examples, beside `scores`, which are those of its parts added up.
+
+        Only called where something is `chosen`.
+        """
+        return {}
+
+    def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
+        """Of metrics that are no means: the figure of all clients' examples together."""
         return {}
 
     def summary(self, scores: Mapping[str, Scores]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
@@ -71,6 +72,12 @@ class CausalLM(TextTask):
     main_metric: ClassVar[str] = LOG_LIKELIHOOD
     head: ClassVar[Any] = "CausalLM"
     kind: ClassVar[str] = "causal_lm"
+    built_in: ClassVar[Mapping[str, Any]] = {
+        LOG_LIKELIHOOD: LOG_LIKELIHOOD,
+        "perplexity": "perplexity",
+        **TextTask.built_in,
+    }
+    lower_is_better: ClassVar[tuple[str, ...]] = ("perplexity",)
 
     rows_are: Literal["text", "completion", "messages"] = "completion"
     """plain text (column `text`); `prompt` and `completion`; or `messages`, lists of {role, content}"""
@@ -161,7 +168,7 @@ class CausalLM(TextTask):
             for i, total, count in zip(picked, each.double().sum(1).tolist(), counts, strict=True):
                 sums[i] = (-total, count)
         texts = [""] * len(examples)
-        if self.measures:
+        if self.generates:
             ids = self.generated(model, [example.prompt for example in examples], batch_size, left=True)
             texts = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
         return [(*pair, text) for pair, text in zip(sums, texts, strict=True)]
@@ -171,18 +178,41 @@ class CausalLM(TextTask):
         tokens = sum(count for _, count, _ in predictions)
         total = math.fsum(value for value, _, _ in predictions)
         scores: Scores = {LOG_LIKELIHOOD: (total, tokens)}
-        if self.measures:
+        if self.asked:
             texts = [text for _, _, text in predictions]
             scores |= self.text_scores(texts, [example.gold for example in examples])
         return {**scores, f"{COUNT}tokens": (float(tokens), tokens), f"{COUNT}nll": (-total, tokens)}
 
     def metrics(self) -> tuple[str, ...]:
         """log_likelihood, and means of what is generated."""
-        return (LOG_LIKELIHOOD, *super().metrics())
+        return tuple(dict.fromkeys((LOG_LIKELIHOOD, *super().metrics())))
 
-    def single_metrics(self) -> tuple[str, ...]:
-        """Those of generated texts; a row has many tokens."""
-        return super().metrics()
+    @property
+    def generates(self) -> bool:
+        """Are answers generated to be judged?"""
+        return bool(self.asked) or any(not isinstance(metric, str) for metric in self.chosen.values())
+
+    def known_metrics(self) -> Mapping[str, Any]:
+        """Of plain text only those of its likelihood."""
+        return {n: v for n, v in self.built_in.items() if self.rows_are != "text" or n not in TextTask.built_in}
+
+    def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
+        """The same; there are answers for metrics of one's own.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        task = super().with_metrics(chosen)
+        if task.generates and self.rows_are == "text":
+            raise ConfigError(
+                "task.rows_are is text, which has no answers that eval.metrics could compare; set it to completion or "
+                "messages, or take perplexity"
+            )
+        return task
+
+    def compared(self, examples: Sequence[Continued], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Texts."""
+        return [text for _, _, text in predictions], [example.gold for example in examples]
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Also perplexity, exp(Σ nll / Σ tokens)."""
@@ -214,7 +244,7 @@ class CausalLM(TextTask):
         prompt = kept[:first]
         if self.loss_on == "all":
             learned = [True] * len(kept)
-        return Continued(kept, learned, prompt if self.measures else [], gold)
+        return Continued(kept, learned, prompt if self.generates else [], gold)
 
 
 def _messages(value: Any) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedtorch.data.own.rows import Form
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.chosen_metrics import code_of, pooled_of, scores_of, selectable
 from fedtorch.tasks.new_rows import new_rows
 from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.byte_bpe import train_subwords
@@ -44,6 +46,9 @@ from transformers import AutoModelFor{0}, AutoTokenizer
 model = AutoModelFor{0}.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 
+LABELLED_CLIENTS = 400
+"""With more clients than this their labels are not recorded."""
+
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +60,9 @@ class OwnTask(Prepared):
     """of the model"""
     kind: ClassVar[str]
     """its name in a config"""
+    takes_metrics: ClassVar[bool] = True
+    lower_is_better: ClassVar[tuple[str, ...]] = ()
+    """those of `figures` that no best model is chosen by"""
 
     data: OwnData  # type: ignore[assignment]  # a folder in tasks whose data are prepared by a command
     """where the rows are, what their columns mean and whose they are"""
@@ -142,8 +150,10 @@ class OwnTask(Prepared):
                 "start": start}  # fmt: skip
 
     def record(self) -> dict[str, Any]:
-        """How the data were made."""
-        return {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
+        """How the data were made, and which client has how many rows of which label."""
+        found = {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
+        labels = {name: entry["labels"] for name, entry in self.prepared["clients"].items() if entry.get("labels")}
+        return found | ({"labels": labels} if 0 < len(labels) <= LABELLED_CLIENTS else {})
 
     def trained(self, folder: Path) -> Self:
         """This task with the model, tokenizer and labels that a run has written into `folder`; its data are not read.
@@ -174,6 +184,49 @@ class OwnTask(Prepared):
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
         """What a model in eval mode says of new rows: plain JSON for each, in their order."""
         raise NotImplementedError
+
+    def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
+        """A copy that keeps what this one has read."""
+        if not chosen:
+            return self
+        task = copy(self)
+        object.__setattr__(task, "chosen", dict(chosen))  # frozen, but this is no key of the task
+        return task
+
+    def metrics(self) -> tuple[str, ...]:
+        """What a best model can be chosen by."""
+        return tuple(dict.fromkeys((self.main_metric, *selectable(self.chosen, self.lower_is_better))))
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Only the main one; figures of several rows are no means."""
+        return (self.main_metric,)
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Figures that are no means, from sums of scores by name."""
+        return {}
+
+    def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
+        """`figures` of all rows together, and of each client's."""
+        each = {client: self.figures(pooled({client: found})) for client, found in scores.items()}
+        return {"pooled": self.figures(pooled(scores)), "clients": each}
+
+    def compared(self, examples: Sequence[Any], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """(predictions, references) as a metric of one's own gets them, one each per row."""
+        raise NotImplementedError
+
+    def client_scores(self, client: str, scores: Scores, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        """What `eval.metrics` asks for, of all of a client's rows."""
+        found, references = self.compared(examples, predictions)
+        return scores_of(self.chosen, client, scores, found, references, self.figures)
+
+    def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
+        """Of the chosen ones that are no means."""
+        return pooled_of(self.chosen, scores, self.figures) if self.chosen else {}
+
+    def facts(self) -> dict[str, str]:
+        """Also the files of chosen metrics."""
+        code = code_of(self.chosen)
+        return {**super().facts(), **({"metrics": code} if code else {})}
 
     def rows(self, client: str, split: str) -> list[dict[str, Any]]:
         """The rows that are used of a client's split."""

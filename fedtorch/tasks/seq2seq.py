@@ -62,6 +62,10 @@ class Seq2Seq(TextTask):
         ids = self.generated(model, [example.source for example in examples], batch_size, left=False)
         return [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
 
+    def compared(self, examples: Sequence[Sequence2], predictions: Sequence[str]) -> tuple[list[Any], list[Any]]:
+        """Texts."""
+        return list(predictions), [example.gold for example in examples]
+
     def score(self, examples: Sequence[Sequence2], predictions: Sequence[str]) -> Scores:
         """What `measures` names."""
         return self.text_scores(predictions, [example.gold for example in examples])

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
-from fedtorch.metrics.confusion import Counts, count_labels, f1_macro, f1_micro, matthews
-from fedtorch.metrics.correlation import moments, pearson
+from fedtorch.metrics.confusion import count_labels
+from fedtorch.metrics.correlation import moments
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.label_figures import BUILT_IN, known_metrics, label_figures
 from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
 from fedtorch.tasks.new_rows import NewTexts
-from fedtorch.tasks.own import OwnTask, pooled
+from fedtorch.tasks.own import OwnTask
 
 _PROBLEMS = {
     "single_label": "single_label_classification",
@@ -45,6 +46,7 @@ class TextClassification(OwnTask):
     main_metric: ClassVar[str] = "accuracy"
     head: ClassVar[Any] = "SequenceClassification"
     kind: ClassVar[str] = "text_classification"
+    built_in: ClassVar[Mapping[str, Any]] = BUILT_IN
 
     problem: Problem = "single_label"
     """what a label is: a word, a list of words, or a number (`regression`; no labels are declared then)"""
@@ -248,34 +250,23 @@ class TextClassification(OwnTask):
                     scores[f"{COUNT}{label}/{name}"] = (float(value), count)
         return scores
 
-    def metrics(self) -> tuple[str, ...]:
-        """What a best model can be chosen by."""
-        return (self.main_metric,)
+    def known_metrics(self) -> Mapping[str, Any]:
+        """Those of what a label is."""
+        return known_metrics(self.problem)
 
-    def single_metrics(self) -> tuple[str, ...]:
-        """The same."""
-        return self.metrics()
+    def compared(self, examples: Sequence[Example], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Labels, lists of labels, or numbers."""
+        references = [example.target for example in examples]
+        return [self._named(found) for found in predictions], [self._named(true) for true in references]
 
-    def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
-        """Figures of all rows together, and of each client's, that are no means over rows."""
+    def _named(self, value: Any) -> Any:
         if self.problem == "regression":
-            return {
-                "pooled": {"pearson": _pearson(pooled(scores))},
-                "clients": {client: {"pearson": _pearson(pooled({client: found}))} for client, found in scores.items()},
-            }
-        each = {client: self._figures(pooled({client: found})) for client, found in scores.items()}
-        return {"pooled": self._figures(pooled(scores)), "clients": each}
+            return value
+        return [self.labels[i] for i in value] if isinstance(value, list) else self.labels[value]
 
-    def _figures(self, totals: Mapping[str, float]) -> dict[str, float]:
-        counts = [
-            Counts(*(totals.get(f"{COUNT}{label}/{name}", 0.0) for name in ("hits", "predicted", "true")))
-            for label in range(len(self.labels))
-        ]
-        every = self.problem == "multi_label"  # where scikit-learn, too, takes the mean over labels that never occur
-        figures = {"f1_macro": f1_macro(counts, every=every), "f1_micro": f1_micro(counts)}
-        if self.problem == "single_label":
-            figures["matthews"] = matthews(counts, sum(count.true for count in counts))
-        return figures
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """F1 and Matthews correlation, or Pearson's correlation."""
+        return label_figures(self.problem, len(self.labels), totals)
 
     def _target(self, label: Any, where: str) -> Any:
         if self.problem == "regression":
@@ -303,7 +294,3 @@ def _at_last_end(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     lengths = inputs["attention_mask"].sum(1).tolist()
     rows = [{key: value[i : i + 1, :length] for key, value in inputs.items()} for i, length in enumerate(lengths)]
     return torch.cat([model(**row).logits for row in rows])
-
-
-def _pearson(totals: Mapping[str, float]) -> float:
-    return pearson({name.removeprefix(COUNT): total for name, total in totals.items() if name.startswith(COUNT)})

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
@@ -17,9 +18,10 @@ from fedtorch.core.scores import COUNT
 from fedtorch.metrics.text import MEANS, POOLED, from_numbered, numbered, of_statistics, row_scores, statistics
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.own import OwnTask, pooled
+from fedtorch.tasks.chosen_metrics import selectable
+from fedtorch.tasks.own import OwnTask
 
-Metric = Literal["exact_match", "rouge_l", "bleu", "chrf"]
+Metric = Literal["exact_match", "rouge_1", "rouge_2", "rouge_l", "bleu", "chrf"]
 IGNORED = -100
 """The label of a token that is not learned."""
 
@@ -50,6 +52,7 @@ class TextTask(OwnTask):
     """A task whose answer is a text."""
 
     main_metric: ClassVar[str] = "exact_match"
+    built_in: ClassVar[Mapping[str, Any]] = {name: name for name in (*MEANS, *POOLED)}
 
     generate: Generation = field(default_factory=Generation)
     """how answers are generated"""
@@ -60,10 +63,7 @@ class TextTask(OwnTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if {"bleu", "chrf"} & set(self.measures):
-            require("task.measures bleu and chrf", "sacrebleu", extra="own")
-        if "rouge_l" in self.measures:
-            require("task.measures rouge_l", "rouge_score", extra="own")
+        _require("task.measures", self.measures)
         if self.template is not None:
             self.template_columns()
 
@@ -87,21 +87,36 @@ class TextTask(OwnTask):
         """Also the template, which is applied when rows are prepared."""
         return {**super().settings(), "template": self.template}
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What is measured of generated answers: `measures`, and what `eval.metrics` names."""
+        names = [name for name in self.chosen.values() if name in (*MEANS, *POOLED)]
+        return tuple(dict.fromkeys((*self.measures, *names)))
+
+    def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
+        """The same; its packages are there."""
+        task = super().with_metrics(chosen)
+        _require("eval.metrics", task.asked)
+        return task
+
+    def means(self) -> tuple[str, ...]:
+        """What is measured of generated answers that is a mean over rows."""
+        return tuple(name for name in MEANS if name in self.asked)
+
     def metrics(self) -> tuple[str, ...]:
-        """Means over rows that a best model can be chosen by."""
-        return tuple(name for name in MEANS if name in self.measures)
+        """What a best model can be chosen by."""
+        return tuple(dict.fromkeys((*self.means(), *selectable(self.chosen, self.lower_is_better))))
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Means over rows."""
+        return self.means()
 
     def text_scores(self, predictions: Sequence[str], golds: Sequence[str]) -> Scores:
         """Of generated texts: means, and counts for figures of all rows together."""
         count = len(golds)
-        scores: Scores = {name: (s, count) for name, s in row_scores(predictions, golds, self.measures).items()}
-        counts = numbered(statistics(predictions, golds, self.measures)) if count else {}
+        scores: Scores = {name: (s, count) for name, s in row_scores(predictions, golds, self.asked).items()}
+        counts = numbered(statistics(predictions, golds, self.asked)) if count else {}
         return {**scores, **{f"{COUNT}{name}": (value, count) for name, value in counts.items()}}
-
-    def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
-        """BLEU and chrF of all clients' rows together, and of each client's."""
-        each = {client: self.figures(pooled({client: found})) for client, found in scores.items()}
-        return {"pooled": self.figures(pooled(scores)), "clients": each}
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Figures that are no means, from sums by name."""
@@ -133,6 +148,14 @@ class TextTask(OwnTask):
                 end = row.index(self.vocabulary.eos_token_id) if self.vocabulary.eos_token_id in row else len(row)
                 found[i] = row[:end]
         return found
+
+
+def _require(key: str, names: Sequence[str]) -> None:
+    """The packages that compute some metrics are there."""
+    if {"bleu", "chrf"} & set(names):
+        require(f"{key} bleu and chrf", "sacrebleu", extra="own")
+    if any(name.startswith("rouge") for name in names):
+        require(f"{key} rouge", "rouge_score", extra="own")
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,13 @@ class TokenClassification(OwnTask):
     main_metric: ClassVar[str] = "accuracy"
     head: ClassVar[Any] = "TokenClassification"
     kind: ClassVar[str] = "token_classification"
+    built_in: ClassVar[Mapping[str, Any]] = {
+        "accuracy": "accuracy",
+        "span_f1": "f1",
+        "span_precision": "precision",
+        "span_recall": "recall",
+        "macro_f1": "f1_macro",
+    }
 
     annotation: Annotation = "words"
     """what a row has: `words`, lists `tokens` and `tags` (IOB2); or `spans`, a `text` and {start, end, label} in it"""
@@ -203,10 +210,19 @@ class TokenClassification(OwnTask):
 
     def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
         """Figures of all spans together, as the seqeval library's, and of each client's and each kind's."""
-        each = {client: _figures(self._counts(pooled({client: found}))) for client, found in scores.items()}
         counts = self._counts(pooled(scores))
         kinds = {label: {"f1": count.f1, "spans": count.true} for label, count in zip(self.labels, counts, strict=True)}
-        return {"pooled": _figures(counts), "clients": each, "labels": kinds}
+        return {**super().summary(scores), "labels": kinds}
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Of spans."""
+        return _figures(self._counts(totals))
+
+    def compared(self, examples: Sequence[Example], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Lists of IOB2 tags."""
+        references = [example.tags for example in examples]
+        found, true = ([[self.tags[tag] for tag in row] for row in side] for side in (predictions, references))
+        return found, true
 
     def _counts(self, totals: Mapping[str, float]) -> list[Counts]:
         return [

@@ -56,6 +56,32 @@ class EventFile:
 
         self._write(self._event(wall_time=time.time(), summary=custom_scalars(pages)))
 
+    def session_start(self, values: Mapping[str, bool | int | float | str]) -> None:
+        """Say which hyperparameters the scalars of this file belong to."""
+        from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+        info = SessionStartInfo(start_time_secs=time.time())
+        for key, value in values.items():
+            kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
+            setattr(info.hparams[key], f"{kind}_value", value)
+        self._session(SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=info))
+
+    def session_end(self, is_done: bool) -> None:
+        """Say that no more scalars come: the run is done, or was stopped."""
+        from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
+        from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+        info = SessionEndInfo(status=STATUS_SUCCESS if is_done else STATUS_FAILURE, end_time_secs=time.time())
+        self._session(SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=info))
+
+    def _session(self, tag: str, content: Any) -> None:
+        from tensorboard.plugins.hparams.metadata import create_summary_metadata
+
+        summary = self._summary(value=[self._summary.Value(tag=tag, metadata=create_summary_metadata(content))])
+        self._write(self._event(wall_time=time.time(), summary=summary))
+
     def flush(self) -> None:
         """Hand everything to the system: a killed process then loses nothing of it."""
         self._file.flush()

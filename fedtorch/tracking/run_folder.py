@@ -26,6 +26,14 @@ class Evaluation:
     round: int
     metrics: Mapping[str, Mapping[str, Pair]]
     """client -> metric -> (sum, examples)"""
+    averages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """metric -> macro, micro and count as they were recorded; micro of a metric that is no mean is pooled"""
+
+    def average(self, metric: str) -> Mapping[str, Any]:
+        """macro, micro and count over the clients; where they were not recorded, the means."""
+        if metric in self.averages:
+            return self.averages[metric]
+        return records.totals({client: {metric: pair} for client, pair in self.of(metric).items()})[metric]
 
     def of(self, metric: str) -> dict[str, Pair]:
         """client -> (sum, examples), for the clients that were scored."""
@@ -73,7 +81,8 @@ class Run:
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
-        return [Evaluation(label, split, round, metrics) for (label, split, round), metrics in found.items()]
+        means = {(r["label"], r["split"], r["round"]): r["metrics"] for r in self.of_kind("eval_total")}
+        return [Evaluation(*key, metrics, means.get(key, {})) for key, metrics in found.items()]
 
     def last_evaluations(self) -> list[Evaluation]:
         """The last evaluation of every label and split, the one that counts first.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import Pair, Run, companions, read_run
 
 
@@ -36,18 +37,18 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
         except ConfigError:
             continue
         if (scores := _scores(other, metric)) is not None:
-            columns.append((f"{other.setting('paradigm') or folder.name}: {scores[0]}", scores[1]))
-    for heading, _ in columns:
+            columns.append((f"{other.setting('paradigm') or folder.name}: {scores[0]}", *scores[1:]))
+    for heading, *_ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs in columns)]
+    names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs, _ in columns)]
     for name in names:
         record = run.last.get(name, {})
         cells = [str(record.get("examples", "-")), _number(record.get("loss_mean")), _number(record.get("weight"))]
-        table.add_row(name, *cells, *(_pair(pairs.get(name)) for _, pairs in columns))
+        table.add_row(name, *cells, *(_pair(pairs.get(name)) for _, pairs, _ in columns))
     table.add_section()
-    averages = [totals({name: {"score": pair} for name, pair in pairs.items()}) for _, pairs in columns]
+    averages = [average for _, _, average in columns]
     for kind, examples in (("macro", ""), ("micro", str(sum(r.get("examples", 0) for r in run.last.values())))):
-        cells = [f"{a['score'][kind]:.4f} of {a['score']['count']}" if a else "-" for a in averages]
+        cells = [f"{average[kind]:.4f} of {average['count']}" for average in averages]
         table.add_row(kind, examples, "", "", *cells)
     console.print(table)
     here = shlex.quote(str(run_dir))
@@ -55,11 +56,11 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
     console.print(f"report:  python -m fedtorch.report {here}", highlight=False)
 
 
-def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair]] | None:
-    """(heading, client -> score) of the evaluation that counts."""
+def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair], Mapping[str, Any]] | None:
+    """(heading, client -> score, averages) of the evaluation that counts."""
     for evaluation in run.last_evaluations():
         if metric is not None and (pairs := evaluation.of(metric)):
-            return f"{evaluation.split} {metric}", pairs
+            return f"{evaluation.split} {metric}", pairs, evaluation.average(metric)
     return None
 
 

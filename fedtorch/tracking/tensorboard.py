@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedtorch.core.client import folder_name as plain_name
 from fedtorch.tracking.event_file import EventFile
+from fedtorch.tracking.plugin import RunStart, RunTracker
 from fedtorch.tracking.records import Record
 
 # Numbers of a client's record that get their own tag; further ones (an algorithm's) become `train/<name>`.
@@ -37,6 +40,64 @@ LAYOUT = {
         "seconds": ["Multiline", [r"^round/seconds/"]],
     },
 }
+
+
+@dataclass
+class TensorBoard(RunTracker):
+    """Curves and the table of hyperparameters in `tensorboard/` of the run folder."""
+
+    def start(self, run: RunStart) -> None:
+        """Draw the past of a resumed run anew."""
+        folder = run.folder / "tensorboard"
+        self._curves = Curves(folder, run.clients, run.client_limit, run.past)
+        self._scores = Hyperparameters(folder / "scores", run.config, run.past)
+
+    def record(self, record: Record) -> None:
+        """Add its points."""
+        self._curves.draw(record)
+        self._scores.draw(record)
+
+    def flush(self) -> None:
+        """Write out what was drawn; a killed process loses the rest."""
+        self._curves.flush()
+        self._scores.file.flush()
+
+    def end(self, is_done: bool) -> None:
+        """Flush and close."""
+        self._curves.close()
+        self._scores.close(is_done)
+
+
+class Hyperparameters:
+    """One more event file, for TensorBoard's page HParams: the config's keys, and the scores of all clients.
+
+    Nothing is said about the other runs of a sweep: from what all of them say of themselves TensorBoard makes the
+    columns, those that differ first, and what they can be filtered by. The file is apart from the server's, whose
+    every curve would else be a column.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], past: Iterable[Record]) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self.file = EventFile(folder)
+        values = {key: value for key, value in config.items() if key not in ("run.name", "run.dir")}
+        self.file.session_start({key: "null" if value is None else value for key, value in values.items()})
+        for record in past:
+            self.draw(record)
+
+    def draw(self, record: Record) -> None:
+        """Macro and micro averages of an evaluation."""
+        if record["kind"] != "eval_total":
+            return
+        where = record["split"] if not client_prefix(record["label"]) else f"{record['label']}/{record['split']}"
+        for name, total in record["metrics"].items():
+            for kind in ("macro", "micro"):
+                if isinstance(total[kind], int | float):
+                    self.file.scalar(f"{where}/{name}/{kind}", total[kind], record["round"], record["time"])
+
+    def close(self, is_done: bool) -> None:
+        """Say how it ended."""
+        self.file.session_end(is_done)
+        self.file.close()
 
 
 class Curves:

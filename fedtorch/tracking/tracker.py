@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from fedtorch.core.errors import CheckpointError
@@ -17,14 +15,19 @@ from fedtorch.core.files import replace_file
 from fedtorch.core.scores import COUNT
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
+from fedtorch.tracking.cohort import cohort_record, norms_record
 from fedtorch.tracking.console import Console, Progress
+from fedtorch.tracking.plugin import RunStart, RunTracker, flat
 from fedtorch.tracking.records import Log, Record, Scores, totals
 from fedtorch.tracking.summary import show_results
-from fedtorch.tracking.tensorboard import Curves
+from fedtorch.tracking.tensorboard import TensorBoard
 
 logger = logging.getLogger(__name__)
 
 RESULTS = "results.json"
+
+OF_CLIENTS = ("per_client.", "system.pinned.")
+"""Keys of a config that trackers are not told: there may be one for each client."""
 
 REFUSALS = (OSError, ValueError)
 """What a terminal or pipe raises that is gone, closed, or cannot encode a client's name."""
@@ -34,11 +37,11 @@ class Tracker:
     """Records, curves and console of one run; made on the server only, blocks on no other rank.
 
     1. Every number becomes a record, written to metrics.jsonl at once.
-    2. Curves and the console's lines are drawings of records, so a resumed run draws its past from the file.
+    2. Trackers such as TensorBoard and the console's lines draw records, so a resumed run draws its past from the file.
     3. On a resume after round k, records of later rounds are dropped first: those rounds will be trained again.
 
-    Nothing here stops a run: if a disk, TensorBoard or the terminal refuses, there is one warning and that output
-    ends or has gaps. Rounds are passed as the loop counts them, from 0, and are recorded and shown from 1.
+    Nothing here stops a run: if a disk, a tracker or the terminal refuses, there is one warning and that output ends
+    or has gaps. Rounds are passed as the loop counts them, from 0, and are recorded and shown from 1.
     """
 
     def __init__(
@@ -53,10 +56,13 @@ class Tracker:
         progress: Progress = "auto",
         resume_round: int | None = None,
         metric: str | None = None,
+        trackers: Sequence[RunTracker] = (),
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too.
 
-        metric: the score in the console's line; by default each evaluation's first.
+        metric: the score in the console's line; by default each evaluation's first. tensorboard: also TensorBoard.
+        trackers: further ones. config: nested, secrets masked, for them.
         """
         self.run_dir, self.step_curves, self.metric = run_dir, step_curves, metric
         self._past = self._take_up(run_dir / records.NAME, resume_round)
@@ -69,13 +75,12 @@ class Tracker:
             elif record["kind"] == "round":
                 self._total.update(records.counted(record))
         self._console: Console | None = Console(progress, rounds, resume_round or 0)
-        self._curves: Curves | None = None
         self._shown_round, self._score = resume_round or 0, ("", 0)
-        if tensorboard:
-            try:
-                self._curves = Curves(run_dir / "tensorboard", clients, client_limit, self._past)
-            except Exception as error:  # whatever it is, it is not worth a training run
-                self._warn("TensorBoard is off", error)
+        self._is_done = False
+        keys = {key: value for key, value in flat(config or {}).items() if not key.startswith(OF_CLIENTS)}
+        start = RunStart(run_dir, clients, rounds, keys, resume_round, self._past, client_limit)
+        self._trackers: list[RunTracker] = [*([TensorBoard()] if tensorboard else []), *trackers]
+        self._tell("is off", lambda tracker: tracker.start(start))
         self._past = []
         if resume_round is None:
             self._record({"kind": "run", "clients": list(clients), "rounds": rounds})
@@ -105,12 +110,12 @@ class Tracker:
             {
                 "kind": "round",
                 "round": round + 1,
-                **_cohort(reports),
+                **cohort_record(reports),
                 "seconds": dict(seconds),
                 **sums,
                 "total": dict(self._total),
                 "traffic": _by_phase(traffic),
-                **_norms(reports),
+                **norms_record(reports),
                 "extra": dict(extra or {}),
             }
         )
@@ -156,12 +161,20 @@ class Tracker:
                 self._console = None
                 self._warn("the console is off", error)
 
-    def evaluation(self, round: int, split: str, scores: Scores, label: str = "global") -> dict[str, Any]:
+    def evaluation(
+        self,
+        round: int,
+        split: str,
+        scores: Scores,
+        label: str = "global",
+        pooled: Mapping[str, float] | None = None,
+    ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
         scores: client -> metric -> (sum over examples, examples). label: which model, such as `global`, `training`
-        (both drawn under the same tags), `personal`, `final`. Called before `round` of the same round, the score is
-        part of that round's line; otherwise it gets its own.
+        (both drawn under the same tags), `personal`, `final`. pooled: of metrics that are no means, the figure of all
+        examples together, which takes the place of their micro average. Called before `round` of the same round, the
+        score is part of that round's line; otherwise it gets its own.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
@@ -170,6 +183,9 @@ class Tracker:
             pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
             self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
         result = {name: found for name, found in totals(scores).items() if not name.startswith(COUNT)}
+        for metric, figure in (pooled or {}).items():
+            if metric in result:
+                result[metric]["micro"] = figure
         self._record({"kind": "eval_total", **base, "metrics": result})
         self._flush()
         name = self.metric if self.metric in result else next(iter(result), None)
@@ -213,6 +229,7 @@ class Tracker:
             CheckpointError: the disk refuses results.json, which is what the run was made for.
         """
         self._record({"kind": "result", **table})
+        self._is_done = True
         path = self.run_dir / RESULTS
         try:
             replace_file(path, json.dumps(records.plain(table), indent=1) + "\n")
@@ -235,12 +252,8 @@ class Tracker:
                 self._console.close()
             except REFUSALS as error:
                 self._warn("the console is off", error)
-        if self._curves is not None:
-            curves, self._curves = self._curves, None
-            try:
-                curves.close()
-            except Exception as error:
-                self._warn("the last curves may be missing", error)
+        self._tell("may lack the end", lambda tracker: tracker.end(self._is_done))
+        self._trackers = []
         self._log.close()
 
     def _take_up(self, path: Path, resume_round: int | None) -> list[Record]:
@@ -256,21 +269,20 @@ class Tracker:
         """Write and draw one record; returns it as a reader will see it."""
         record = records.plain({**record, "time": time.time()})
         self._log.append(record)
-        if self._curves is not None:
-            try:
-                self._curves.draw(record)
-            except Exception as error:  # a full disk shows up here as whatever the writer's thread met
-                self._curves = None
-                self._warn("TensorBoard is off from here on", error)
+        self._tell("is off from here on", lambda tracker: tracker.record(record))
         return record
 
     def _flush(self) -> None:
-        if self._curves is not None:
+        self._tell("is off from here on", lambda tracker: tracker.flush())
+
+    def _tell(self, lost: str, what: Callable[[RunTracker], None]) -> None:
+        """Every tracker; one that raises is told nothing more."""
+        for tracker in list(self._trackers):
             try:
-                self._curves.flush()
-            except Exception as error:
-                self._curves = None
-                self._warn("TensorBoard is off from here on", error)
+                what(tracker)
+            except Exception as error:  # whatever it is, it is not worth a training run
+                self._trackers = [other for other in self._trackers if other is not tracker]
+                self._warn(f"{type(tracker).__name__} {lost}", error)
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
@@ -278,20 +290,3 @@ class Tracker:
 
 def _by_phase(traffic: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in traffic.items() if "/" in name}
-
-
-def _cohort(reports: Sequence[Report]) -> Record:
-    """What the reports of a round say together."""
-    ok = [report for report in reports if report.is_ok]
-    examples = sum(report.examples for report in ok)
-    return {
-        "loss": math.fsum(report.examples * report.loss_mean for report in ok) / examples if examples else None,
-        "examples": examples,
-        "clients_ok": len(ok),
-        "clients_failed": len(reports) - len(ok),
-    }
-
-
-def _norms(reports: Sequence[Report]) -> Record:
-    norms = [report.norm for report in reports if report.is_ok]
-    return {"update_norm_median": median(norms) if norms else None, "update_norm_max": max(norms, default=None)}

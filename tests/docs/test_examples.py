@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedtorch.config.load import load
 from fedtorch.core.errors import DataError
@@ -82,3 +83,30 @@ def test_the_configs_of_the_page_on_own_data_are_valid(tmp_path: Path) -> None:
     for text in found:
         (tmp_path / "page.yaml").write_text(text)
         load(tmp_path / "page.yaml")
+
+
+def test_metrics_in_one_file_are_measured_as_their_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "examples"))
+    monkeypatch.chdir(tmp_path)
+    from own_files import write
+    from own_metrics import FoundMalignant  # type: ignore[import-not-found]
+
+    write(tmp_path)
+    page, file = (DOCS / "adding-a-metric.md").read_text(), (DOCS / "examples" / "own_metrics.py").read_text()
+    for block in page.split("```python\n# own_metrics.py\n")[1:]:
+        assert block.split("```")[0] in file
+    first = (DOCS / "your-data.md").read_text().split("```yaml\n")[1].split("```")[0]
+    Path("notes.yaml").write_text(first.replace("rounds: 6", "rounds: 1"))
+    Path("more.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    assert main(["--config", "notes.yaml", "more.yaml", "--set", "track.tensorboard=false", "run.name=m"]) == 0
+    averages = json.loads(Path("runs/m/results.json").read_text())["averages"]
+    assert {"macro_f1", "short_answers", "found_malignant"} < set(averages)
+    both = FoundMalignant().sums(["malignant", "benign"], ["malignant", "malignant"])
+    assert FoundMalignant().score(both) == 0.5
+
+
+def test_the_page_on_reports_shows_code_of_its_example() -> None:
+    page, file = (DOCS / "reports.md").read_text(), (DOCS / "examples" / "own_tracker.py").read_text()
+    (block,) = page.split("```python\n# own_tracker.py\n")[1:]
+    assert block.split("```")[0] in file
+    assert yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["run"]["trackers"][0] == "tensorboard"

@@ -236,3 +236,26 @@ def test_an_architecture_that_no_config_names_trains(task: dict[str, Any], model
     assert main(["--config", str(config(task | {"model": model}, rounds=1))]) == 0
     loader = AutoModelForSeq2SeqLM if task is ECHO else AutoModelForCausalLM
     assert loader.from_pretrained(place / "runs" / "own" / "model").config.model_type == model["random"]
+
+
+def test_generated_answers_are_measured_by_what_is_chosen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else asks for them; the figure of all rows is sacrebleu's, not a mean of the clients'."""
+    monkeypatch.syspath_prepend(".")
+    Path("answers.py").write_text("def spoken(found, true):\n    return sum(map(bool, found)) / len(true)\n")
+    task = SUMS | {"data": SUMS["data"] | {"clients": {"by": "site"}}, "generate": {"max_new_tokens": 4}}
+    chosen = {"metrics": ["perplexity", "bleu", "rouge_2", "answers:spoken"], "select_by": "spoken"}
+    assert main(["--config", str(config(task, eval=chosen, rounds=1))]) == 0
+    results = json.loads(Path("runs/own/results.json").read_text())
+    assert set(results["averages"]) == {"log_likelihood", "loss", "perplexity", "bleu", "rouge_2", "spoken"}
+    for name in ("perplexity", "bleu"):
+        assert results["averages"][name]["micro"] == pytest.approx(results["summary"]["pooled"][name], rel=1e-12)
+    each = [found["perplexity"] for found in results["summary"]["clients"].values()]
+    assert results["averages"]["perplexity"]["macro"] == pytest.approx(sum(each) / 2)
+
+
+def test_plain_texts_have_no_answers_to_compare(place: Path) -> None:
+    task = SUMS | {"rows_are": "text", "template": None, "data": SUMS["data"] | {"columns": {"text": "question"}}}
+    assert load(config(task, eval={"metrics": ["perplexity"]})).eval.metrics == ("perplexity",)
+    for name in ("bleu", "json:dumps"):
+        with pytest.raises(ConfigError, match="rows of another kind|task.rows_are is text, which has no answers"):
+            load(config(task, eval={"metrics": [name]}))

@@ -135,7 +135,7 @@ def test_many_clients_share_one_folder_with_quantiles_and_the_worst(tmp_path: Pa
     track.round(0, [report(name, 0, loss_mean=float(i)) for i, name in enumerate(names)], {}, SECONDS, TRAFFIC)
     track.evaluation(0, "dev", {name: {"em": (i, 50)} for i, name in enumerate(names)})
     track.close()
-    assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["server"]
+    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["scores", "server"]
     server, found = points(tmp_path, "server"), curves(tmp_path, "server")
     assert [server[f"train/loss/quantile_{q}"][0][1] for q in (0, 25, 50, 75, 100)] == [0, 12, 25, 38, 50]
     assert server["global/eval/dev/em/quantile_50"] == [(1, 0.5)]
@@ -150,7 +150,7 @@ def test_odd_names_of_clients_stay_inside_the_folder(tmp_path: Path) -> None:
     track = tracker(tmp_path / "run", clients=names, tensorboard=True)
     track.round(0, [report(name, 0) for name in names], {}, SECONDS, TRAFFIC)
     track.close()
-    assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 4
+    assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -1,0 +1,28 @@
+"""What the reports of a round say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from fedtorch.core.update import Report
+from fedtorch.tracking.records import Record
+
+
+def cohort_record(reports: Sequence[Report]) -> Record:
+    """Loss, examples and clients."""
+    ok = [report for report in reports if report.is_ok]
+    examples = sum(report.examples for report in ok)
+    return {
+        "loss": math.fsum(report.examples * report.loss_mean for report in ok) / examples if examples else None,
+        "examples": examples,
+        "clients_ok": len(ok),
+        "clients_failed": len(reports) - len(ok),
+    }
+
+
+def norms_record(reports: Sequence[Report]) -> Record:
+    """Of the updates."""
+    norms = [report.norm for report in reports if report.is_ok]
+    return {"update_norm_median": median(norms) if norms else None, "update_norm_max": max(norms, default=None)}
