@@ -118,6 +118,11 @@ class WorkerGroup:
             self._guard(lambda: dist.all_gather(everyone, mine))
         return [each.tolist() for each in everyone]
 
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """The sum over the ranks of the worker, in place; on a device that the group's backend knows."""
+        self._guard(lambda: dist.all_reduce(values))
+        return values
+
     def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
         """Send a tensor, and at most four integers about it, to the other rank of a worker of two, which is to call
         `receive`; returns once it was received. The tensor may be on any device.

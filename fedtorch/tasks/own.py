@@ -223,11 +223,6 @@ class OwnTask(Prepared):
         """Of the chosen ones that are no means."""
         return pooled_of(self.chosen, scores, self.figures) if self.chosen else {}
 
-    def facts(self) -> dict[str, str]:
-        """Also the files of chosen metrics."""
-        code = code_of(self.chosen)
-        return {**super().facts(), **({"metrics": code} if code else {})}
-
     def rows(self, client: str, split: str) -> list[dict[str, Any]]:
         """The rows that are used of a client's split."""
         rows = read_rows(self.folder, client, split, fields=())
@@ -262,8 +257,9 @@ class OwnTask(Prepared):
         return ""
 
     def facts(self) -> dict[str, str]:
-        """Digests of the clients' rows and of the tokenizer, wherever that lies."""
-        return {"data": self.data_digest(), "vocabulary": tokenizer_digest(self.vocabulary)}
+        """Digests of the clients' rows, of the tokenizer, wherever that lies, and of the files of chosen metrics."""
+        facts = {"data": self.data_digest(), "vocabulary": tokenizer_digest(self.vocabulary)}
+        return facts | ({"metrics": code} if (code := code_of(self.chosen)) else {})
 
     def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tokens of each of some prepared rows before anything is cut, all its texts together."""

@@ -28,6 +28,7 @@ from fedtorch.train.zero_adafactor import sliced, tensors_of
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 
 log = logging.getLogger(__name__)
+_NO_GRADIENTS = "engine.kind deepspeed has no gradients outside a step; set engine.kind to torch"
 
 
 class DeepSpeedEngine(Engine):
@@ -185,7 +186,7 @@ class DeepSpeedEngine(Engine):
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Not here: DeepSpeed ties a gradient to its step."""
-        raise FedtorchError("engine.kind deepspeed has no gradients outside a step; set engine.kind to torch")
+        raise FedtorchError(_NO_GRADIENTS)
 
     def left_out(self) -> int:
         """See Engine.left_out."""
@@ -208,7 +209,7 @@ class DeepSpeedEngine(Engine):
         if self._tensors is None:
             return super().shared_gradients()
         if self._gradients is None:
-            raise FedtorchError("engine.kind deepspeed has no gradients outside a step; set engine.kind to torch")
+            raise FedtorchError(_NO_GRADIENTS)
         return self._gradients
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
@@ -278,7 +279,7 @@ class DeepSpeedEngine(Engine):
         if world != self._size:  # a larger one would train all its clients as one
             raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
         optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
-        own = optimizer if self.settings.stage == 0 else sliced(optimizer)
+        own = optimizer if self.settings.stage == 0 else sliced(optimizer, self.worker)
         self._zero = initialize(self._deepspeed, self.module, own, self.settings, self.device, ranks=self._size)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)

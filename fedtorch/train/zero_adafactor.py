@@ -9,15 +9,15 @@ slices. Checked with deepspeed 0.19.8.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers.optimization import Adafactor
 
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 
 
@@ -69,6 +69,8 @@ class SlicedAdafactor(Adafactor):
 
     pieces: Mapping[int, Sequence[Piece]] = {}
     """id of a flat tensor that DeepSpeed hands in -> what it consists of, the same parameters on every rank"""
+    summed: Callable[[Tensor], Tensor] = staticmethod(lambda values: values)
+    """the sum over the ranks of the worker, which all call it; may be done in place"""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -83,7 +85,8 @@ class SlicedAdafactor(Adafactor):
             return
         self._add_squares(group, flat, pieces, gradients)
         updates = [self._update(piece, gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
-        squares = summed(torch.tensor([float(torch.linalg.vector_norm(update)) ** 2 for update in updates]).double())
+        norms = torch.stack([torch.linalg.vector_norm(update).double() for update in updates])
+        squares = self.summed(norms.square())
         for piece, update, square in zip(pieces, updates, squares.tolist(), strict=True):
             root_mean_square = math.sqrt(square / piece.shape.numel())
             rate = self._get_lr(group, self.state[cast(Any, piece.name)])
@@ -102,7 +105,7 @@ class SlicedAdafactor(Adafactor):
             rows, columns = _sums(piece, gradient.square() + group["eps"][0])
             square = torch.linalg.vector_norm(piece.of(flat)).double().square().reshape(1)
             found += [rows.flatten(), columns.flatten(), square]
-        sums = iter(summed(torch.cat(found)).split([len(one) for one in found]))
+        sums = iter(self.summed(torch.cat(found)).split([len(one) for one in found]))
         for piece, gradient in zip(pieces, gradients, strict=True):
             state = self.state[cast(Any, piece.name)]
             rows, columns, square = next(sums), next(sums), next(sums)
@@ -151,16 +154,14 @@ def _sums(piece: Piece, squares: Tensor) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def summed(values: Tensor) -> Tensor:
-    """The sum over the ranks of the worker, which all call it."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(values)
-    return values
-
-
-def sliced(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def sliced(optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> torch.optim.Optimizer:
     """An optimiser that may be given slices of parameters: itself, unless it looks at whole matrices."""
-    return SlicedAdafactor(optimizer.param_groups) if isinstance(optimizer, Adafactor) else optimizer
+    if not isinstance(optimizer, Adafactor):
+        return optimizer
+    own = SlicedAdafactor(optimizer.param_groups)
+    if worker is not None:
+        own.summed = worker.all_reduce
+    return own
 
 
 def tensors_of(module: nn.Module, zero: Any, *, stage: int, rank: int) -> ZeroTensors:
@@ -215,7 +216,7 @@ class AdafactorTensors(ZeroTensors):
                 else:
                     whole = value.new_zeros(pieces[name].shape).flatten()
                     whole[pieces[name].start : pieces[name].start + len(value)] = value
-                    tensors[f"{name}/{key}"] = summed(whole).view(pieces[name].shape).cpu()
+                    tensors[f"{name}/{key}"] = self._sliced.summed(whole).view(pieces[name].shape).cpu()
         return tensors, numbers
 
     def put_state(self, state: OptimizerState) -> None:
