@@ -64,16 +64,18 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
             faulthandler.dump_traceback(handler.stream)
 
 
-def end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
-    """Say why the run ends, in status.json too where this rank speaks for it; returns the exit code."""
-    if rank == 0 or not isinstance(error, Interrupted):
-        print_error(f"fedtorch: {error}")
-    if config is None:
-        return error.exit_code
+def note_end(config: Config, error: FedtorchError, rank: int, command: str) -> None:
+    """Say in status.json why the run ends, where this rank speaks for it."""
     speaks = rank == 0 or (
         # the server cannot, unless it had the time
         isinstance(error, LostRankError) and 0 in error.ranks and ended_with(config.folder) != Interrupted.exit_code
     )
     if speaks:
         write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
+
+
+def end(error: FedtorchError, rank: int) -> int:
+    """Say on the terminal why the run ends; returns the exit code."""
+    if rank == 0 or not isinstance(error, Interrupted):
+        print_error(f"fedtorch: {error}")
     return error.exit_code
