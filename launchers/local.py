@@ -218,13 +218,13 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local
         print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
     try:
-        return run_ranks(request, config, args.ranks, max_restarts=args.max_restarts)[0]
+        return run_request(request, config, args.ranks, max_restarts=args.max_restarts)[0]
     except FedtorchError as error:
         _say(str(error))
         return error.exit_code
 
 
-def run_ranks(
+def run_request(
     request: Request, config: Config, ranks: int, *, command: str = "", max_restarts: int = MAX_RESTARTS
 ) -> tuple[int, int | None]:
     """Run a request on so many ranks; (the run's exit code, the signal that this process got meanwhile).

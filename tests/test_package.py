@@ -26,6 +26,7 @@ OPTIONAL = {
     "bm25s": "bm25s",
     "datasets": "datasets",
     "deepspeed": "deepspeed",
+    "pandas": "pandas",
     "rouge_score": "rouge-score",
     "sacrebleu": "sacrebleu",
     "scipy": "scipy",

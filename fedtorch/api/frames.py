@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedtorch.core.extras import require
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def frame_of(records: Sequence[Mapping[str, Any]]) -> DataFrame:
+def frame_of(records: Iterable[Mapping[str, Any]]) -> DataFrame:
     """A row per record; nested values in columns named `outer.inner`.
 
     Raises:

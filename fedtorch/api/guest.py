@@ -11,28 +11,32 @@ from typing import Any
 
 import torch
 
-from fedtorch.comm.backend import default_group_put_back
+_VARIABLES = ("LOCAL_RANK", "DS_ACCELERATOR")
+"""What DeepSpeed is told by the environment, in train/zero.py; others are set by libraries that are imported, for as
+long as they are."""
 
 
 @contextmanager
 def as_guest() -> Iterator[None]:
-    """Inside it a run may do what it likes with logging, torch, the environment and progress bars of libraries."""
+    """Inside it a run may do what it likes with logging, torch and progress bars of libraries.
+
+    What cannot be put back: torch's default group of one rank where DeepSpeed has made one, which it goes on using.
+    """
     with ExitStack() as kept:
-        for keep in (_environment, _torch, default_group_put_back, _logging, _progress_bars):
+        for keep in (_environment, _torch, _logging, _progress_bars):
             kept.enter_context(keep())
         yield
 
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in _VARIABLES}
     try:
         yield
     finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
         for name, value in before.items():
-            if os.environ.get(name) != value:
+            os.environ.pop(name, None)
+            if value is not None:
                 os.environ[name] = value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, overload
 
 from fedtorch.config.given import Given, Overrides, plain_data
@@ -63,17 +62,16 @@ def partition(
     dealt = rule if isinstance(rule, ClientRule) else _checked(rule)
     found = list(rows)
     if all(isinstance(row, Mapping) for row in found):
-        columns = {name: _column(found, name) for name in (dealt.label_column, dealt.by) if name is not None}
+        labels, owners = _column(found, dealt.label_column), _column(found, dealt.by)
         ids = row_ids(found, id) if dealt.by is None else []
-        parts = deal(
-            dealt, ids=ids, labels=columns.get(dealt.label_column), owners=columns.get(dealt.by), seed=seed
-        )
+        parts = deal(dealt, ids=ids, labels=labels, owners=owners, seed=seed)
     elif dealt.by is not None:
-        raise ConfigError(f"{SECTION}.by is {dealt.by}, a column, but the rows are no dicts; give them with their columns")
+        raise ConfigError(
+            f"{SECTION}.by is {dealt.by}, a column, but the rows are no dicts; give them with their columns"
+        )
     else:
         places = [str(place) for place in range(len(found))]
-        labels = [plain_data(row, f"the class of row {place}") for place, row in enumerate(found, start=1)]
-        parts = deal(dealt, ids=places, labels=labels, owners=None, seed=seed)
+        parts = deal(dealt, ids=places, labels=found, owners=None, seed=seed)
     return {client: own.tolist() for client, own in parts.items()}
 
 
@@ -82,7 +80,7 @@ def _of_config(config: Given | Sequence[Given], overrides: Overrides) -> dict[st
     from fedtorch.tasks.own_overview import row_ids_of
 
     loaded = load(config, overrides)
-    return row_ids_of(own_task(loaded.task, loaded.task_name), Path())
+    return row_ids_of(own_task(loaded.task, loaded.task_name))
 
 
 def _checked(rule: Mapping[str, Any]) -> ClientRule:
@@ -94,6 +92,6 @@ def _checked(rule: Mapping[str, Any]) -> ClientRule:
     return made
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
-    """Its values; None where no row has it."""
-    return [row.get(name) for row in rows] if any(name in row for row in rows) else None
+def _column(rows: Sequence[Mapping[str, Any]], name: str | None) -> list[Any] | None:
+    """Its values; None where no row has it, or none is asked for."""
+    return [row.get(name) for row in rows] if name is not None and any(name in row for row in rows) else None

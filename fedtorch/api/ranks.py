@@ -42,13 +42,13 @@ def run_on_ranks(given: Sequence[Given], settings: Sequence[str], config: Config
             paths[0].write_text(write(to_dict(config)))
             command = local.command_of(local.Request((config.folder / "config.yaml",)), ranks)
         request = local.Request(tuple(paths), tuple(settings), options)
-        code, stopped_by = local.run_ranks(request, config, ranks, command=command, **attempts)
+        code, stopped_by = local.run_request(request, config, ranks, command=command, **attempts)
     if not code:
         return
     status = read_status(config.folder)
-    reason = status.get("reason") if status != before else None
+    reason = status.get("reason") if status != before and status.get("code") == code else None
     if code == Interrupted.exit_code and stopped_by == signal.SIGINT:
-        raise KeyboardInterrupt(f"{reason or 'stopped by a signal'}; {config.folder}: call it again to go on")
+        raise KeyboardInterrupt(f"{config.folder}: {reason or 'stopped by a signal'}; call it again to go on")
     said = [f"  {line}" for line in _last_lines(config.folder, sizes)]
     what = f"the run {config.folder} on {ranks} ranks ended with exit code {code}"
     whole = f"all of it: {config.folder}/log.rank*.txt and output.rank*.txt"

@@ -98,13 +98,13 @@ class RunResult:
         """metrics.jsonl as a pandas frame, a row per record: `kind` says which, `round` and `client` where it belongs.
 
         Nested values have columns of their own: `metrics.accuracy.mean` and `metrics.accuracy.examples` in records of
-        the kind `eval`, `metrics.accuracy.micro` and so on in those of `eval_total`. Read anew each time, so that a run
-        under way can be watched.
+        the kind `eval`, `metrics.accuracy.micro` and so on in those of `eval_total`. The record of the result is left
+        out, which is results.json. Read anew each time, so that a run under way can be watched.
 
         Raises:
             ConfigError: pandas is not installed.
         """
-        return frame_of(list(read(self.paths.records)))
+        return frame_of(record for record in read(self.paths.records) if record["kind"] != "result")
 
     def plot(self, what: str | None = None) -> Figure:
         """A chart of the run as a matplotlib figure; a notebook shows it, `savefig` writes it.
@@ -145,8 +145,8 @@ class RunResult:
     def __repr__(self) -> str:
         run, folder = self._run, os.path.relpath(self.paths.folder)
         folder = folder if not folder.startswith("..") else str(self.paths.folder)
-        end = f", {self.scores.main}" if self._is_over else f", {read_status(self.paths.folder).get('state', 'unknown')}"
-        return f"RunResult({folder!r}, {run.last_round} of {run.rounds} rounds{end})"
+        end = self.scores.main if self._is_over else read_status(self.paths.folder).get("state", "unknown")
+        return f"RunResult({folder!r}, {run.last_round} of {run.rounds} rounds, {end})"
 
     def _repr_html_(self) -> str:
         """The table of the end of the run, in a notebook."""

@@ -44,9 +44,9 @@ def run(
             when one of them dies, `never` and a path are for one attempt.
 
     The first Ctrl-C (or SIGTERM) lets the run save itself; the second ends it at once. A run that was interrupted goes
-    on when it is called again. On a thread other than the main one no signal reaches it. Signal handlers, logging,
-    torch's threads, seed and device, and the environment are put back afterwards; modules that were imported stay, so
-    an algorithm of your own that was changed meanwhile must be reloaded, or trained with `ranks=2`.
+    on when it is called again. On a thread other than the main one no signal reaches it. Signal handlers, logging, and
+    torch's threads, seed and device are put back afterwards. Modules that were imported stay, so an algorithm of your
+    own that was changed meanwhile must be reloaded, or trained with `ranks=2`.
 
     Raises:
         ConfigError: a key, a value or an argument is wrong; every line names one.
@@ -72,8 +72,8 @@ def _check_alone() -> None:
     rank, num_ranks = check_job_environment(os.environ)
     if num_ranks > 1:
         raise PreflightError(
-            f"fedtorch.run is called in rank {rank} of a job of {num_ranks} (WORLD_SIZE), each of which would train the "
-            f"run by itself; start the script without torchrun, and give ranks={num_ranks}"
+            f"fedtorch.run is called in rank {rank} of a job of {num_ranks} (WORLD_SIZE), each of which would train "
+            f"alone; start the script without torchrun, and give ranks={num_ranks}"
         )
 
 
@@ -97,7 +97,7 @@ def _run_here(config: Config, resume: str, command: str) -> None:
             train(config, rank=0, num_ranks=1, resume=resume, command=command, stop=stop)
     except Interrupted as error:
         if stop.signal == signal.SIGINT:
-            raise KeyboardInterrupt(f"{error}; {config.folder}: call it again to go on") from error
+            raise KeyboardInterrupt(f"{config.folder}: {error}; call it again to go on") from error
         raise
     finally:
         _one.release()

@@ -58,7 +58,7 @@ class RunScores:
     @property
     def main(self) -> str:
         """The score that counts, in a line."""
-        if self.metric not in self.overall:
+        if self.metric is None or self.metric not in self.overall:
             return f"nothing scored on {self.split}"
         macro, micro, examples = self.overall[self.metric]
         return f"{self.split} {self.metric} micro {micro:.4f} macro {macro:.4f} of {examples}"

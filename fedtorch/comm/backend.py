@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,17 +69,6 @@ def log_if_shared(device: torch.device) -> None:
     if device.type == "cuda" and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         if ranks > (gpus := torch.cuda.device_count()):
             log.info("%d ranks of this node share %d GPU%s; payloads travel over gloo", ranks, gpus, "s" * (gpus > 1))
-
-
-@contextmanager
-def default_group_put_back() -> Iterator[None]:
-    """A default group that is made inside, as DeepSpeed's engine makes one of a single rank, is taken down at the end."""
-    is_callers = dist.is_initialized()
-    try:
-        yield
-    finally:
-        if dist.is_initialized() and not is_callers:
-            dist.destroy_process_group()
 
 
 def _problem(note: Mapping[str, Any], count: Counter[str]) -> str:

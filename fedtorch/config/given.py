@@ -19,15 +19,14 @@ def all_given(config: Given | Sequence[Given] | None) -> list[Given]:
     """One or several, to be laid over each other, as a list; none for the default job."""
     if config is None:
         return []
-    found: list[Any] = [config] if isinstance(config, str | Path | Mapping) or not _is_several(config) else list(config)
+    given: Any = config
+    found = list(given) if isinstance(given, list | tuple) else [given]
     for one in found:
         if not isinstance(one, str | Path | Mapping):
-            raise ConfigError(f"config is a {type(one).__name__}; give a path, a name such as `smoke/fedavg`, or a dict")
+            raise ConfigError(
+                f"config is a {type(one).__name__}; give a path, a name such as `smoke/fedavg`, or a dict"
+            )
     return found
-
-
-def _is_several(config: Any) -> bool:
-    return isinstance(config, Sequence) and not isinstance(config, bytes)
 
 
 def assignments(overrides: Overrides) -> list[str]:
@@ -49,11 +48,12 @@ def plain_data(value: Any, key: str) -> Any:
     Raises:
         ConfigError: it is something else; names the key.
     """
-    if value is None:
-        return None
-    for kind, plain in ((str, str), (bool, bool), (int, int), (float, float), (Path, str)):
-        if isinstance(value, kind):  # numpy's numbers and texts derive from these, and YAML would not take them
-            return plain(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str | Path):
+        return str(value)
+    if isinstance(value, int | float):  # numpy's float64 is one, which YAML would not take
+        return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
         return {str(name): plain_data(item, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -110,7 +110,9 @@ def write(data: Any) -> str:
 
 def write_value(value: Any) -> str:
     """One line that `read_value` turns into an equal value."""
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True)
+    text = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True
+    )
     return text.removesuffix("\n").removesuffix("\n...")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 
 import torch
@@ -27,6 +28,7 @@ def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: st
         FedtorchError: what ended the run, if it is something that a user can do something about.
         Exception: a defect, of a class of the user's own or of ours.
     """
+    begun = time.time()
     try:
         torch.set_num_threads(config.system.threads)
         stacks = start_logging(config.folder, rank)
@@ -48,7 +50,7 @@ def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: st
         if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
             error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
         error = of_last_attempt(error)
-        note_end(config, error, rank, command)
+        note_end(config, error, rank, command, begun=begun)
         if error is raised:
             raise
         raise error from raised

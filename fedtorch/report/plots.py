@@ -129,9 +129,7 @@ def _save(figure: RunFigure, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _drawn(
-    title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], heavy: Mapping[str, Line]
-) -> RunFigure:
+def _drawn(title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], heavy: Mapping[str, Line]) -> RunFigure:
     from fedtorch.report.figure import RunFigure  # imports matplotlib, which takes a second
 
     figure = RunFigure(figsize=(9, 5), layout="constrained")

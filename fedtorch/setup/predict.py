@@ -23,7 +23,6 @@ from fedtorch.setup.engine import device
 from fedtorch.tasks.own import OwnTask
 
 
-
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.predict") -> int:
     """Write the answers; returns the exit code (0, 2 run or option is wrong, 3 the rows are, 8 no room)."""
     args = _parser(prog).parse_args(arguments)
