@@ -47,6 +47,8 @@ from .pool import SAVE_S, hold
 from .submit import Request
 
 MAX_RESTARTS = 3
+PROGRAM = (sys.executable, "-m", "fedtorch.main")
+"""What every rank is."""
 GRACE_S = 10.0
 """For the others to end by themselves, which tells more, before they are killed."""
 _SETUP = (ConfigError.exit_code, DataError.exit_code, PreflightError.exit_code)
@@ -236,7 +238,7 @@ def run_request(
         RestartsError: every attempt ended in a way that another one might mend; status.json says so too.
     """
     command = command or command_of(request, ranks, max_restarts)
-    words = (sys.executable, "-m", "fedtorch.main", *request.arguments())
+    words = [*PROGRAM, *request.arguments()]
     job = Job(words, config.folder, ranks, goes_on=config.clients.on_loss == "continue", command=command)
     try:
         return job.run(max_restarts), job.stopped_by

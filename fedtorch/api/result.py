@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -58,10 +59,16 @@ class RunPaths:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run as its folder tells it, finished or not. Nothing is read before it is asked for."""
+    """A run as its folder tells it, finished or not.
+
+    Scores and digest are what they were when the run ended or was opened; records, charts and models are read when they
+    are asked for, so they are another run's where one has been trained in the same folder since.
+    """
 
     paths: RunPaths
     """its files, absolute"""
+    results: Mapping[str, Any] | None = field(repr=False, compare=False)
+    """what results.json holds; None where the run was not over"""
 
     @classmethod
     def open(cls, folder: Path | str) -> Self:
@@ -73,7 +80,8 @@ class RunResult:
         place = Path(folder).absolute()
         if not (place / RECORDS).is_file():
             raise ConfigError(f"{Path(folder) / RECORDS} does not exist; name the folder of a run, such as runs/my_run")
-        return cls(RunPaths.of(place))
+        paths = RunPaths.of(place)
+        return cls(paths, json.loads(paths.results.read_text()) if paths.results.is_file() else None)
 
     @cached_property
     def scores(self) -> RunScores:
@@ -82,7 +90,7 @@ class RunResult:
         Raises:
             ConfigError: the run is not over.
         """
-        return RunScores.of(self._results, self._run.metric())
+        return RunScores.of(self._over(), self._run.metric())
 
     @property
     def digest(self) -> str:
@@ -91,7 +99,7 @@ class RunResult:
         Raises:
             ConfigError: the run is not over.
         """
-        return str(self._results["digest"])
+        return str(self._over()["digest"])
 
     @property
     def records(self) -> DataFrame:
@@ -145,8 +153,11 @@ class RunResult:
     def __repr__(self) -> str:
         run, folder = self._run, os.path.relpath(self.paths.folder)
         folder = folder if not folder.startswith("..") else str(self.paths.folder)
-        end = self.scores.main if self._is_over else read_status(self.paths.folder).get("state", "unknown")
-        return f"RunResult({folder!r}, {run.last_round} of {run.rounds} rounds, {end})"
+        if self.results is None:
+            done, end = run.last_round, read_status(self.paths.folder).get("state", "unknown")
+        else:
+            done, end = self.results["rounds"], self.scores.main
+        return f"RunResult({folder!r}, {done} of {run.rounds} rounds, {end})"
 
     def _repr_html_(self) -> str:
         """The table of the end of the run, in a notebook."""
@@ -162,18 +173,12 @@ class RunResult:
     def _run(self) -> Run:
         return read_run(self.paths.folder)
 
-    @property
-    def _is_over(self) -> bool:
-        return self.paths.results.is_file()
-
-    @property
-    def _results(self) -> dict[str, Any]:
-        if not self._is_over:
+    def _over(self) -> Mapping[str, Any]:
+        if self.results is None:
             status = read_status(self.paths.folder)
-            state = f"is {status['state']} ({status.get('reason')})" if "state" in status else "has no status.json"
+            state = f"was {status['state']} ({status.get('reason')})" if "state" in status else "has no status.json"
             raise ConfigError(f"{self.paths.results} does not exist, the run {state}; scores come with its end")
-        found: dict[str, Any] = json.loads(self.paths.results.read_text())
-        return found
+        return self.results
 
     @staticmethod
     def _wanted(what: str | None, run: Run) -> list[str]:

@@ -134,6 +134,7 @@ class Session:
                 tracker.close()
         if tracker is not None:
             tracker.result(table(built, result))
+            tracker.close()  # the file of records was opened once more
             write_cards(config, config.folder, config.folder / MODEL)
             self._say_done(built, result)
         return tracker
