@@ -68,7 +68,7 @@ class RunResult:
     paths: RunPaths
     """its files, absolute"""
     results: Mapping[str, Any] | None = field(repr=False, compare=False)
-    """what results.json holds; None where the run was not over"""
+    """what results.json holds; None where the run was not over, or has failed"""
 
     @classmethod
     def open(cls, folder: Path | str) -> Self:
@@ -81,7 +81,9 @@ class RunResult:
         if not (place / RECORDS).is_file():
             raise ConfigError(f"{Path(folder) / RECORDS} does not exist; name the folder of a run, such as runs/my_run")
         paths = RunPaths.of(place)
-        return cls(paths, json.loads(paths.results.read_text()) if paths.results.is_file() else None)
+        # a run that begins anew in an old folder leaves the file of the earlier one there till its end
+        is_over = paths.results.is_file() and read_status(place).get("code", 0) == 0
+        return cls(paths, json.loads(paths.results.read_text()) if is_over else None)
 
     @cached_property
     def scores(self) -> RunScores:
@@ -140,7 +142,7 @@ class RunResult:
         """The model that clients were judged with, in eval mode on the CPU, and its tokenizer.
 
         client: with models of their own, whose. What the two are, for each task: docs/models.md. For dialogs of two
-        sides the model is a dict of both; a network over words has its list of words in place of a tokenizer.
+        sides the model is a dict of both; a network over words has its `Words` in place of a tokenizer.
 
         Raises:
             ConfigError: no such client; no model; or each client has its own and none is named.
@@ -177,7 +179,7 @@ class RunResult:
         if self.results is None:
             status = read_status(self.paths.folder)
             state = f"was {status['state']} ({status.get('reason')})" if "state" in status else "has no status.json"
-            raise ConfigError(f"{self.paths.results} does not exist, the run {state}; scores come with its end")
+            raise ConfigError(f"{self.paths.folder} has no scores: the run {state}; they come with its end")
         return self.results
 
     @staticmethod

@@ -53,6 +53,7 @@ class RunScores:
             name: Means(_number(mean["macro"]), _number(mean["micro"]), mean["count"])
             for name, mean in results["averages"].items()
         }
+        metric = metric if metric in overall else next(iter(overall), None)
         return cls(results["split"], metric, clients, overall, results["summary"], results["best_round"])
 
     @property

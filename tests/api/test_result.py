@@ -49,7 +49,7 @@ def test_a_score_that_is_not_finite_is_nan_and_sums_of_counts_are_no_scores() ->
         None,
     )
     assert list(made.clients["a"]) == ["loss"] and math.isnan(made.clients["a"]["loss"].value)
-    assert math.isnan(made.overall["loss"].macro) and made.main == "nothing scored on test"
+    assert math.isnan(made.overall["loss"].macro) and made.main == "test loss micro nan macro nan of 2"
 
 
 def test_records_are_a_frame_with_a_row_each(result: RunResult) -> None:

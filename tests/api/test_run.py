@@ -160,9 +160,22 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(config: Path, monkeypatch: pytes
     assert signal.getsignal(signal.SIGINT) is handler
     stopped = fedtorch.open_run(config.parent / "run")
     assert "interrupted" in repr(stopped)
-    with pytest.raises(fedtorch.ConfigError, match="results.json does not exist, the run was interrupted"):
+    with pytest.raises(
+        fedtorch.ConfigError, match=r"has no scores: the run was interrupted \(stopped by a signal; 0 rounds"
+    ):
         print(stopped.scores)
     assert fedtorch.run(config).digest == whole.digest
+
+
+def test_scores_of_an_earlier_run_are_not_those_of_one_that_was_stopped(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """results.json lies there still when a run begins anew in an old folder."""
+    first = fedtorch.run(config)
+    interrupting(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        fedtorch.run(config, resume="never")
+    assert first.digest and fedtorch.open_run(config.parent / "run").results is None
 
 
 def test_a_second_ctrl_c_ends_at_once_and_the_process_lives(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
