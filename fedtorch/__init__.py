@@ -8,8 +8,16 @@ if TYPE_CHECKING:
     from fedtorch.algorithms.base import Algorithm as Algorithm
     from fedtorch.algorithms.base import Updates as Updates
     from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
+    from fedtorch.api.partition import partition as partition
+    from fedtorch.api.result import RunResult as RunResult
+    from fedtorch.api.result import open_run as open_run
+    from fedtorch.api.run import run as run
     from fedtorch.core.client import Client as Client
     from fedtorch.core.client import ClientState as ClientState
+    from fedtorch.core.errors import ConfigError as ConfigError
+    from fedtorch.core.errors import DataError as DataError
+    from fedtorch.core.errors import FedtorchError as FedtorchError
+    from fedtorch.core.errors import Interrupted as Interrupted
     from fedtorch.core.sampling import Sampler as Sampler
     from fedtorch.core.server import ServerState as ServerState
     from fedtorch.core.update import Report as Report
@@ -29,6 +37,14 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "run": "fedtorch.api.run",
+    "open_run": "fedtorch.api.result",
+    "RunResult": "fedtorch.api.result",
+    "partition": "fedtorch.api.partition",
+    "FedtorchError": "fedtorch.core.errors",
+    "ConfigError": "fedtorch.core.errors",
+    "DataError": "fedtorch.core.errors",
+    "Interrupted": "fedtorch.core.errors",
     "Algorithm": "fedtorch.algorithms.base",
     "Updates": "fedtorch.algorithms.base",
     "MessageAlgorithm": "fedtorch.algorithms.message",
@@ -45,7 +61,31 @@ _PUBLIC = {
     "Task": "fedtorch.tasks.base",
     "Scores": "fedtorch.tasks.base",
 }
-"""What classes of your own are made of -> the module it stands in; imported when first asked for."""
+"""What Python code calls, and what classes of your own are made of -> its module; imported when first asked for."""
+
+__all__ = [
+    "Algorithm",
+    "Client",
+    "ClientJob",
+    "ClientState",
+    "ConfigError",
+    "DataError",
+    "FedtorchError",
+    "Interrupted",
+    "Layout",
+    "MessageAlgorithm",
+    "Report",
+    "RunResult",
+    "Sampler",
+    "Scores",
+    "ServerState",
+    "Task",
+    "Update",
+    "Updates",
+    "open_run",
+    "partition",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

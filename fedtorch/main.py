@@ -7,29 +7,24 @@ python -m fedtorch.main --config FILE            one process, same results
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import Interrupted, LostRankError, PreflightError
 from fedtorch.core.job_environment import check_job_environment
-from fedtorch.lifecycle.exit import end, explained, last_words, of_last_attempt
-from fedtorch.lifecycle.log_files import start_logging
-from fedtorch.lifecycle.session import Session, build_all
+from fedtorch.lifecycle.exit import end, explained
+from fedtorch.lifecycle.session import build_all
 from fedtorch.lifecycle.signals import StopFlag
-from fedtorch.lifecycle.status import resume_command, write_status
+from fedtorch.lifecycle.status import resume_command
 from fedtorch.lifecycle.streams import flush_streams, keep_standard_streams
+from fedtorch.lifecycle.train import train
 from fedtorch.setup.dry_run import describe
-
-log = logging.getLogger("fedtorch")
 
 
 def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *, prog: str = "fedtorch.main") -> int:
@@ -53,36 +48,22 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
 
 
 def _main(args: argparse.Namespace, stop: StopFlag) -> int:
+    rank = 0
     try:
         rank, num_ranks = check_job_environment(os.environ)
-    except PreflightError as refused:
-        return end(None, refused, 0, "")
-    command = resume_command(args.config, args.set)
-    told: Config | None = None  # whose folder says how the run ends
-    try:
+        command = resume_command(args.config, args.set)
         config = yaml_config.load(args.config, args.set)
-        torch.set_num_threads(config.system.threads)
         if args.dry_run:
+            torch.set_num_threads(config.system.threads)
             _describe(config, num_ranks=args.ranks or num_ranks, rank=rank)
-            return 0
-        told = config
-        stacks = start_logging(config.folder, rank)
-        stop.grace_s = config.system.shutdown_grace
-        stop.last_words = partial(last_words, config, [config.folder], rank, command)
-        session = Session(rank, num_ranks, args.resume, command, stop, stacks)
-        session.train(config)
+        else:
+            train(config, rank=rank, num_ranks=num_ranks, resume=args.resume, command=command, stop=stop)
         return 0
     except Exception as raised:
-        log.debug("the run ends", exc_info=raised)  # to this rank's file; what it quotes may be a client's
         error = explained(raised)
         if error is None:
-            if rank == 0 and told is not None:
-                reason = f"{type(raised).__name__}; see log.rank0.txt"
-                write_status(told.folder, code=1, reason=reason, command=command)
             raise
-        if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
-            error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
-        return end(told, of_last_attempt(error), rank, command)
+        return end(error, rank)
 
 
 def _describe(config: Config, *, num_ranks: int, rank: int) -> None:

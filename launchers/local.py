@@ -17,6 +17,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ import torch.distributed as dist
 from fedtorch.comm.signing import VARIABLE
 from fedtorch.comm.store import host_store
 from fedtorch.config.masking import mask_assignment
+from fedtorch.config.schema import Config
 from fedtorch.core.errors import (
     CheckpointError,
     ConfigError,
@@ -45,6 +47,8 @@ from .pool import SAVE_S, hold
 from .submit import Request
 
 MAX_RESTARTS = 3
+PROGRAM = (sys.executable, "-m", "fedtorch.main")
+"""What every rank is."""
 GRACE_S = 10.0
 """For the others to end by themselves, which tells more, before they are killed."""
 _SETUP = (ConfigError.exit_code, DataError.exit_code, PreflightError.exit_code)
@@ -59,7 +63,7 @@ _FINAL = (
 
 
 class Job:
-    """The ranks of one run, started as often as it takes. Main thread only.
+    """The ranks of one run, started as often as it takes. On another thread than the main one it gets no signals.
 
     1. The launcher hosts the store, on a free port, so it outlives every rank.
     2. The attempt is over when the server has ended, or when a rank has ended that the others cannot do without; those
@@ -77,6 +81,11 @@ class Job:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._signals: list[int] = []
 
+    @property
+    def stopped_by(self) -> int | None:
+        """The first signal that this process got meanwhile."""
+        return next(iter(self._signals), None)
+
     def run(self, max_restarts: int) -> int:
         """The exit code of the run; also in its status.json.
 
@@ -88,7 +97,8 @@ class Job:
         lock = hold(self._folder)
         if lock is None:
             raise ConfigError(f"another process runs {self._folder}; wait for it, or set run.name")
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+        is_main = threading.current_thread() is threading.main_thread()  # only there may a handler be installed
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) if is_main else ()
         previous = {number: signal.signal(number, self._received) for number in numbers}
         try:
             for attempt in range(max_restarts + 1):
@@ -104,7 +114,8 @@ class Job:
             self._kill()
             os.close(lock)
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                if handler is not None:  # None: one that Python has not installed and cannot put back
+                    signal.signal(number, handler)
 
     def _attempt(self, attempt: int, max_restarts: int, lock: int) -> tuple[int, bool]:
         store = host_store("127.0.0.1", 0)
@@ -208,21 +219,40 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local
     except FedtorchError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
-    goes_on, command = config.clients.on_loss == "continue", _command(args)
     try:
-        words = (sys.executable, "-m", "fedtorch.main", *request.arguments())
-        return Job(words, config.folder, args.ranks, goes_on=goes_on, command=command).run(args.max_restarts)
+        return run_request(request, config, args.ranks, max_restarts=args.max_restarts)[0]
     except FedtorchError as error:
         _say(str(error))
-        if isinstance(error, RestartsError):
-            write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
         return error.exit_code
 
 
-def _command(args: argparse.Namespace) -> str:
-    words = [*start_words("local"), "--config", *map(str, args.config), "--ranks", str(args.ranks)]
-    words += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
-    return shlex.join([*words, *(["--set", *map(mask_assignment, args.set)] if args.set else [])])
+def run_request(
+    request: Request, config: Config, ranks: int, *, command: str = "", max_restarts: int = MAX_RESTARTS
+) -> tuple[int, int | None]:
+    """Run a request on so many ranks; (the run's exit code, the signal that this process got meanwhile).
+
+    config: what the request loads. command: the one that continues the run; by default this launcher's.
+
+    Raises:
+        ConfigError: another process holds this run folder.
+        RestartsError: every attempt ended in a way that another one might mend; status.json says so too.
+    """
+    command = command or command_of(request, ranks, max_restarts)
+    words = [*PROGRAM, *request.arguments()]
+    job = Job(words, config.folder, ranks, goes_on=config.clients.on_loss == "continue", command=command)
+    try:
+        return job.run(max_restarts), job.stopped_by
+    except RestartsError as error:
+        write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
+        raise
+
+
+def command_of(request: Request, ranks: int, max_restarts: int = MAX_RESTARTS) -> str:
+    """What starts this launcher with it once more, from a shell."""
+    words = [*start_words("local"), *(["--config", *map(str, request.configs)] if request.configs else [])]
+    words += ["--ranks", str(ranks)]
+    words += ["--max-restarts", str(max_restarts)] if max_restarts != MAX_RESTARTS else []
+    return shlex.join([*words, *(["--set", *map(mask_assignment, request.overrides)] if request.overrides else [])])
 
 
 def _ended(code: int) -> str:

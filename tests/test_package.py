@@ -27,6 +27,7 @@ OPTIONAL = {
     "datasets": "datasets",
     "deepspeed": "deepspeed",
     "mlflow": "mlflow-skinny",
+    "pandas": "pandas",
     "rouge_score": "rouge-score",
     "sacrebleu": "sacrebleu",
     "scipy": "scipy",

@@ -22,6 +22,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS: dict[str, set[str]] = {
     "cli": {"core"},  # it looks the other rooms up by name, once it knows which one is asked for
     "main": {"lifecycle", "setup", "config", "core"},
+    # what Python code calls in place of commands
+    "api": {"cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
     "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
     "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},

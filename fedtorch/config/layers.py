@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedtorch.config.find import find
+from fedtorch.config.given import plain_data
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.samplers import without_other_sampler
 from fedtorch.config.validate import at, check_text, field_names
@@ -28,16 +31,27 @@ def read_file(path: Path, parents: tuple[Path, ...], known: dict[Path, Tree]) ->
         raise ConfigError(f"base file {path} is number {_DEEPEST + 1} in a chain of `base` lines; make it shorter")
     own = read(_text_of(path, "base" if parents else "config"), str(path))
     check_text(own)
+    known[place] = _over_bases(own, path.parent, (*parents, place), known)
+    return known[place]
+
+
+def read_dict(given: Mapping[str, Any]) -> Tree:
+    """What Python code gives in place of a file; relative paths under `base` count from the working directory."""
+    own = Tree(plain_data(given, ""))
+    check_text(own)
+    return _over_bases(own, Path(), (), {})
+
+
+def _over_bases(own: Tree, folder: Path, parents: tuple[Path, ...], known: dict[Path, Tree]) -> Tree:
     bases = own.data.pop("base", None)
     bases = [bases] if isinstance(bases, str) else bases or []
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"base{at(own, ('base',))} is {describe(bases)} but should be a list of file names")
     tree = Tree()
     for base in bases:
-        for file in find(Path(base), folder=path.parent, named_in=at(own, ("base",))):
-            tree = overlay(tree, read_file(file, (*parents, place), known))
-    known[place] = overlay(tree, own)
-    return known[place]
+        for file in find(Path(base), folder=folder, named_in=at(own, ("base",))):
+            tree = overlay(tree, read_file(file, parents, known))
+    return overlay(tree, own)
 
 
 def _text_of(path: Path, kind: str) -> str:

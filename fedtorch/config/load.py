@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.config.find import find, run_name
-from fedtorch.config.layers import overlay, read_file, read_override
+from fedtorch.config.given import Given, Overrides, all_given, assignments
+from fedtorch.config.layers import overlay, read_dict, read_file, read_override
 from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.metrics import measured
 from fedtorch.config.registry import NAMED, named_class
@@ -58,23 +59,29 @@ it, so that digests are as they were, and old runs resume."""
 _HIDDEN = ("task_name", "algorithm_name")
 
 
-def load(path: Path | str | Sequence[Path] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The config of one run: `path` (the default job if None) with its base files, then each `key.path=value`.
+def load(given: Given | Sequence[Given] | None = None, overrides: Overrides = ()) -> Config:
+    """The config of one run: `given` (the default job if None) with its base files, then each `key.path=value`.
 
-    A path may be the name of a shipped config, see `find`. Several are laid over one another, the later ones on top.
+    A path may be the name of a shipped config, see `find`; a dict is what a file would hold. Several are laid over one
+    another, the later ones on top.
 
     Raises:
         ConfigError: anything that is wrong, all of it at once where possible, one line each, with file and line.
     """
-    paths = [Path(path or DEFAULT)] if isinstance(path, Path | str | None) else list(path)
-    tree = Tree()
-    for file in [file for given in paths for file in find(given)]:
-        tree = overlay(tree, read_file(file, (), {}))
-    for override in overrides:
+    layers = all_given(given) or [DEFAULT]
+    tree, names = Tree(), list[str]()
+    for layer in layers:
+        if isinstance(layer, Mapping):
+            tree = overlay(tree, read_dict(layer))
+            continue
+        names.append(run_name(Path(layer)))
+        for file in find(Path(layer)):
+            tree = overlay(tree, read_file(file, (), {}))
+    for override in assignments(overrides):
         tree = overlay(tree, read_override(override))
     run = tree.data.setdefault("run", {})
     if isinstance(run, dict):
-        run.setdefault("name", "+".join(map(run_name, paths)))
+        run.setdefault("name", "+".join(names) or "run")
     config = _build(tree)
     companion(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
     return config

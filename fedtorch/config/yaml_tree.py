@@ -6,6 +6,7 @@ A small and safe part of YAML 1.2: mappings, lists and the scalars null, true/fa
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,6 +106,14 @@ def read_value(text: str, source: str) -> Any:
 def write(data: Any) -> str:
     """YAML that `read` turns into equal data; mappings keep their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def write_value(value: Any) -> str:
+    """What `read_value` turns into an equal value: one line, but for texts with line breaks."""
+    text = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def merge(lower: Any, upper: Any) -> Any:

@@ -125,3 +125,24 @@ class Interrupted(FedtorchError, RuntimeError):
     """A signal asked the run to stop; everything computed is saved and the run can be resumed."""
 
     exit_code = 75
+
+
+_BY_CODE = (
+    ConfigError,
+    DataError,
+    PreflightError,
+    QuorumError,
+    NonFiniteError,
+    DeadlineError,
+    CheckpointError,
+    RestartsError,
+    Interrupted,
+)
+
+
+def error_of_code(code: int, message: str) -> FedtorchError:
+    """The error with which another process has ended; its `exit_code` is `code`, also where no class has that one."""
+    kind = next((kind for kind in _BY_CODE if kind.exit_code == code), FedtorchError)
+    error = kind(message)
+    error.exit_code = code
+    return error

@@ -18,6 +18,7 @@ from fedtorch.core.errors import (
     LostRankError,
     RestartsError,
 )
+from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import ended_with, write_status
 from fedtorch.lifecycle.streams import print_error
 from fedtorch.rounds.runner import Runner
@@ -64,16 +65,26 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
             faulthandler.dump_traceback(handler.stream)
 
 
-def end(config: Config | None, error: FedtorchError, rank: int, command: str) -> int:
-    """Say why the run ends, in status.json too where this rank speaks for it; returns the exit code."""
+def note_end(config: Config, error: FedtorchError, rank: int, command: str, *, begun: float) -> None:
+    """Say in status.json why the run ends: the server, or where that is lost and had no time to, who has seen it.
+
+    begun: when this rank began, by time.time(); what status.json said before that was of an earlier attempt.
+    """
+    is_lost = isinstance(error, LostRankError) and 0 in error.ranks
+    if rank == 0 or (is_lost and not _has_spoken(config.folder, begun)):
+        write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
+
+
+def _has_spoken(folder: Path, begun: float) -> bool:
+    """Has the server said how it ended?"""
+    try:
+        return (folder / STATUS).stat().st_mtime >= begun and ended_with(folder) is not None
+    except OSError:
+        return False
+
+
+def end(error: FedtorchError, rank: int) -> int:
+    """Say on the terminal why the run ends; returns the exit code."""
     if rank == 0 or not isinstance(error, Interrupted):
         print_error(f"fedtorch: {error}")
-    if config is None:
-        return error.exit_code
-    speaks = rank == 0 or (
-        # the server cannot, unless it had the time
-        isinstance(error, LostRankError) and 0 in error.ranks and ended_with(config.folder) != Interrupted.exit_code
-    )
-    if speaks:
-        write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
     return error.exit_code

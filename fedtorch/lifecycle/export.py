@@ -25,8 +25,8 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.model_cards import write_cards
-from fedtorch.lifecycle.run_files import MODEL
 from fedtorch.lifecycle.start import lasting_facts
 from fedtorch.rounds.best_model import BestModel
 from fedtorch.rounds.checkpointing import restore

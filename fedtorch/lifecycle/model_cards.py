@@ -15,8 +15,8 @@ import fedtorch
 from fedtorch.config.load import digest
 from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
+from fedtorch.core.model_folder import MODEL
 from fedtorch.core.scores import COUNT
-from fedtorch.lifecycle.run_files import MODEL
 from fedtorch.tracking.card import CardFacts, write_card
 
 log = logging.getLogger(__name__)

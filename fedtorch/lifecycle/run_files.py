@@ -12,15 +12,13 @@ from fedtorch.config.schema import Config
 from fedtorch.config.trackers import make_trackers
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
+from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import write_status
 from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
-
-MODEL = "model"
-"""The folder with the models that clients were judged with, in the run folder."""
 
 
 def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -> Tracker:

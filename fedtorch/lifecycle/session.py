@@ -18,10 +18,11 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
 from fedtorch.config.load import companion
 from fedtorch.config.schema import Config
+from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import table
-from fedtorch.lifecycle.run_files import MODEL, open_run
+from fedtorch.lifecycle.run_files import open_run
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
 from fedtorch.lifecycle.status import write_status

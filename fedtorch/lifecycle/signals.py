@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from fedtorch.core.errors import Interrupted
 from fedtorch.lifecycle.streams import pipe_above_streams
@@ -54,6 +55,31 @@ class StopFlag:
         finally:
             signal.set_wakeup_fd(-1)
             os.close(writer)
+
+    @contextmanager
+    def listening_as_guest(self) -> Iterator[None]:
+        """Listen in a process that is not the run's own: the handlers are put back, and nothing here ends it.
+
+        The second SIGINT raises KeyboardInterrupt in the main thread, wherever that is. On another thread nothing is
+        installed, as Python allows no handlers there, and signals are the main thread's.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def receive(number: int, frame: FrameType | None) -> None:
+            if self.signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._received_at = self._received_at or time.monotonic()
+            self.signal = self.signal or number
+
+        before = {number: signal.signal(number, receive) for number in _STOPPING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                if handler is not None:  # None: one that Python has not installed and cannot put back
+                    signal.signal(number, handler)
 
     @property
     def is_due(self) -> bool:

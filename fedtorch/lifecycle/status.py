@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedtorch.config.masking import mask_assignment
 from fedtorch.core.errors import Interrupted
@@ -41,12 +42,18 @@ def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, 
         logger.warning("could not write %s: %s", path, error)
 
 
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """What is in `run_dir`/status.json; nothing where there is no such file."""
+    try:
+        found = json.loads((run_dir / NAME).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def ended_with(run_dir: Path) -> int | None:
     """The code in `run_dir`/status.json; None while the run is going on, or if there is no such file."""
-    try:
-        code = json.loads((run_dir / NAME).read_text())["code"]
-    except (OSError, ValueError, KeyError):
-        return None
+    code = read_status(run_dir).get("code")
     return code if isinstance(code, int) else None
 
 

@@ -8,10 +8,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtorch.tracking.records import RECEIVED
 from fedtorch.tracking.run_folder import Run
+
+if TYPE_CHECKING:
+    from fedtorch.report.figure import RunFigure
 
 Line = tuple[Sequence[float], Sequence[float]]
 
@@ -21,36 +24,55 @@ MAX_CHARTS = 40  # of a run: a few-shot client has dozens of tasks, each with a 
 MAX_NAMED = 20  # more lines than this get no name and no colour of their own
 
 
-def plot_run(run: Run, out: Path, prefix: str = "") -> list[Path]:
-    """Write the plots of `run` into `out` and return their paths; what was not recorded is not plotted.
+class Chart(NamedTuple):
+    """Lines of a run over its steps or rounds."""
 
-    At most `MAX_CHARTS`, those of single tasks' scores last; a warning says how many were left out.
-    """
-    charts: dict[str, tuple[str, str, str, Mapping[str, Line], Mapping[str, Line]]] = {
-        "loss_steps": ("training loss", "optimiser steps of the client", "loss", _steps(run), {}),
-        "loss_rounds": ("training loss", "round", "mean loss in the round", _per_round(run, "loss_mean"), {}),
-        "weights": ("weight in the combined update", "round", "weight", _per_round(run, "weight"), {}),
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Line]
+    """client -> line"""
+    heavy: Mapping[str, Line]
+    """means over all clients"""
+
+
+def run_charts(run: Run) -> dict[str, Chart]:
+    """Name of a PNG -> what is on it; nothing for what was not recorded. Those of single tasks' scores come last."""
+    charts = {
+        "loss_steps": Chart("training loss", "optimiser steps of the client", "loss", _steps(run), {}),
+        "loss_rounds": Chart("training loss", "round", "mean loss in the round", _per_round(run, "loss_mean"), {}),
+        "weights": Chart("weight in the combined update", "round", "weight", _per_round(run, "weight"), {}),
     }
     scores = _scores(run)
     for label, split, metric in sorted(scores, key=lambda key: "/" in key[2].removeprefix(RECEIVED)):
         clients, averages = scores[label, split, metric]
         stem = re.sub(r"[^A-Za-z0-9_-]", "_", f"{split}_{metric}" + ("" if label == "training" else f"_{label}"))
-        charts[stem] = (
+        charts[stem] = Chart(
             f"{metric} on {split}" + ("" if label == "training" else f" ({label})"),
             "round",
             metric,
             clients,
             averages,
         )
-    charts = {stem: chart for stem, chart in charts.items() if chart[3]}
+    return {stem: chart for stem, chart in charts.items() if chart.lines}
+
+
+def plot_run(run: Run, out: Path, prefix: str = "") -> list[Path]:
+    """Write the charts of `run` into `out` and return their paths; at most `MAX_CHARTS`, a warning names the rest."""
+    charts = run_charts(run)
     if len(charts) > MAX_CHARTS:
         log.warning("%s: %d of %d charts are drawn; all scores are in its metrics.jsonl and event files",
                     run.name, MAX_CHARTS, len(charts))  # fmt: skip
     paths = []
-    for stem, (title, x, y, lines, heavy) in list(charts.items())[:MAX_CHARTS]:
+    for stem, chart in list(charts.items())[:MAX_CHARTS]:
         paths.append(out / f"{prefix}{stem}.png")
-        _draw(paths[-1], f"{run.name}: {title}", (x, y), lines, heavy)
+        _save(chart_figure(run, chart), paths[-1])
     return paths
+
+
+def chart_figure(run: Run, chart: Chart) -> RunFigure:
+    """The chart, drawn."""
+    return _drawn(f"{run.name}: {chart.title}", (chart.x, chart.y), chart.lines, chart.heavy)
 
 
 def _steps(run: Run) -> dict[str, Line]:
@@ -99,19 +121,21 @@ def _unzip(lines: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Line
 
 def plot_lines(path: Path, title: str, axes_names: tuple[str, str], lines: Mapping[str, Line]) -> None:
     """Draw named lines into a PNG file."""
-    _draw(path, title, axes_names, lines, {})
+    _save(_drawn(title, axes_names, lines, {}), path)
 
 
-def _draw(
-    path: Path, title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], heavy: Mapping[str, Line]
-) -> None:
-    # imported here: it takes a second, and it is not part of a base installation
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _save(figure: RunFigure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def _drawn(title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], heavy: Mapping[str, Line]) -> RunFigure:
+    # here, for matplotlib takes a second and is no part of a base installation
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # without pyplot: nothing global is changed, no window system is looked for
+    from fedtorch.report.figure import RunFigure
+
+    figure = RunFigure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     is_crowded = len(lines) > MAX_NAMED
     if is_crowded and not heavy:
@@ -127,8 +151,7 @@ def _draw(
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize="small", ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def plain_text(text: str) -> str:

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,13 +16,11 @@ import torch
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.core.client import folder_name
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.core.model_folder import model_folder
 from fedtorch.setup.data_check import own_task
 from fedtorch.setup.engine import device
 from fedtorch.tasks.own import OwnTask
-
-MODEL = "model"
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.predict") -> int:
@@ -48,44 +45,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         return error.exit_code
 
 
-def model_folder(run: Path, client: str | None) -> Path:
-    """The folder of the model that all clients, or this one, were judged with.
-
-    Raises:
-        ConfigError: no such client, no model, or one for each client and none is named.
-    """
-    models = run / MODEL
-    is_shared = (models / "config.json").is_file()
-    if client is None:
-        if is_shared:
-            return models
-        raise ConfigError(
-            f"{models} has no model for all clients; name a client with --client if it has folders, or write the "
-            f"model with `fedtorch export {run}`"
-        )
-    own = models / folder_name(client)
-    if (own / "config.json").is_file():
-        return own
-    known = _clients(run)
-    if client in known and is_shared:
-        return models
-    near = get_close_matches(client, known, 1)
-    hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known[:10]) or 'none'}"
-    raise ConfigError(f"--client is {client}, of whom {run} has no model; {hint}")
-
-
 def _answers(task: OwnTask, model: Any, blocks: Iterator[list[Any]], size: int) -> Iterator[dict[str, Any]]:
     for rows in blocks:
         with torch.inference_mode():
             yield from task.answers(model, rows, size)
-
-
-def _clients(run: Path) -> list[str]:
-    """Names in the run's results."""
-    try:
-        return list(json.loads((run / "results.json").read_text())["clients"])
-    except (OSError, ValueError, KeyError):
-        return []
 
 
 def _config(run: Path) -> Config:

@@ -65,10 +65,20 @@ def write_partition_of(task: OwnTask, folder: Path) -> list[int]:
         ConfigError, DataError: the rows cannot be read or dealt, or the folder is taken.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".rows-", dir=folder.parent) as scratch:
-        parts, ids = partition_of(task.data, task.form(), Path(scratch), task.label_of)
-    write_partition(folder, parts, ids)
+    parts = row_ids_of(task, folder.parent)
+    write_partition(folder, parts)
     return [len(rows) for rows in parts.values()]
+
+
+def row_ids_of(task: OwnTask, scratch: Path | None = None) -> dict[str, list[str]]:
+    """client -> ids of its rows, splits that are files left out. scratch: where copies may lie meanwhile.
+
+    Raises:
+        ConfigError, DataError: the rows cannot be read or dealt.
+    """
+    with TemporaryDirectory(prefix=".rows-", dir=scratch) as folder:
+        parts, ids = partition_of(task.data, task.form(), Path(folder), task.label_of)
+    return {client: [ids[row] for row in rows.tolist()] for client, rows in parts.items()}
 
 
 def _add(facts: ClientRows, task: OwnTask, split: str, rows: list[dict[str, Any]]) -> None:

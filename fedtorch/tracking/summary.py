@@ -16,7 +16,9 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.tracking.run_folder import Pair, Run, companions, read_run
 
 
-def show_results(run_dir: Path, *, metric: str | None = None, console: Console | None = None) -> None:
+def show_results(
+    run_dir: Path, *, metric: str | None = None, console: Console | None = None, has_commands: bool = True
+) -> None:
     """Print the table of the run in `run_dir`, and the commands that show more; reads only the run's records.
 
     A companion run inside the folder (`local`, ...) becomes a column of its own. Scores are followed by the number of
@@ -51,6 +53,8 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
         cells = [f"{average[kind]:.4f} of {average['count']}" for average in averages]
         table.add_row(kind, examples, "", "", *cells)
     console.print(table)
+    if not has_commands:
+        return
     here = shlex.quote(str(run_dir))
     console.print(f"curves:  tensorboard --logdir {here}", highlight=False)
     console.print(f"report:  python -m fedtorch.report {here}", highlight=False)

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from safetensors.torch import load_file
 from smoke_runs import CONFIGS, run_config
 
+from fedtorch import open_run
 from fedtorch.config import load as yaml_config
 from fedtorch.metrics.perplexity import OWN
 from fedtorch.tasks.dialog import SIDES
@@ -244,6 +246,21 @@ def check(work: Path, name: str, monkeypatch: pytest.MonkeyPatch, start: Callabl
             # batches of other sizes: fp32 sums of another order
             assert total == pytest.approx(scores[metric][0], rel=2e-5, abs=1e-6), (client, metric)
     assert not list(run.glob("model*partial*"))
+    check_loaded(run, list(judged), own)
+
+
+def check_loaded(run: Path, clients: Sequence[str], own: bool) -> None:
+    """`load_model` gives a model of all tensors in the folder, and what makes its input."""
+    for client in clients if own else (None,):
+        folder = run / "model" / client if client else run / "model"
+        model, tokenizer = open_run(run).load_model(client)
+        sides = model.values() if isinstance(model, dict) else [model]
+        assert not any(side.training for side in sides) and len(tokenizer) > 5
+        held = [tensor for side in sides for tensor in side.state_dict().values()]
+        files = sorted(folder.rglob("*.safetensors"))
+        assert files
+        for tensor in (tensor for file in files for tensor in load_file(file).values()):
+            assert any(tensor.shape == other.shape and torch.equal(tensor, other) for other in held)
 
 
 def in_a_fork(file: str) -> None:

@@ -16,11 +16,13 @@ from fedtorch.data.paths import atomic_folder, check_client_names, folder_name
 FORMAT = 1
 
 
-def write_partition(folder: Path, parts: Mapping[str, NDArray[np.int64]], ids: Sequence[str]) -> None:
+def write_partition(
+    folder: Path, parts: Mapping[str, NDArray[np.int64] | Sequence[int] | Sequence[str]], ids: Sequence[str] = ()
+) -> None:
     """Writes `<folder>/<client>.json` for each client: {"format": 1, "client", "clients": how many, "rows": [id, ...]}.
 
-    parts: what `deal` gave; ids: of all rows, as `row_ids` gives them. A client's ids keep the order that its row
-    numbers have. The folder appears when it is complete, or not at all.
+    parts: client -> its rows, as places among `ids` (what `row_ids` gives of all rows), or as ids themselves. A
+    client's ids keep the order that its rows have. The folder appears when it is complete, or not at all.
 
     Raises:
         DataError: the folder exists and is not empty, or a client's name is refused.
@@ -35,7 +37,7 @@ def write_partition(folder: Path, parts: Mapping[str, NDArray[np.int64]], ids: S
                 "format": FORMAT,
                 "client": client,
                 "clients": len(parts),
-                "rows": [ids[i] for i in rows.tolist()],
+                "rows": [row if isinstance(row, str) else ids[row] for row in rows],
             }
             text = json.dumps(record, ensure_ascii=False, indent=0)  # an id per line
             (temporary / f"{folder_name(client)}.json").write_text(text + "\n", encoding="utf-8")

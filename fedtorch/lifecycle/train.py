@@ -1,0 +1,56 @@
+"""One run on this rank, from its log file to the status that says how it ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import torch
+
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import FedtorchError, Interrupted, LostRankError
+from fedtorch.lifecycle.exit import explained, last_words, note_end, of_last_attempt
+from fedtorch.lifecycle.log_files import start_logging
+from fedtorch.lifecycle.session import Session
+from fedtorch.lifecycle.signals import StopFlag
+from fedtorch.lifecycle.status import write_status
+
+log = logging.getLogger("fedtorch")
+
+
+def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag) -> None:
+    """Train all runs that `config` describes, as one of `num_ranks` ranks; status.json says how it ended.
+
+    Sets torch's threads and the handlers of the logger `fedtorch`. command: the one that continues the run.
+
+    Raises:
+        FedtorchError: what ended the run, if it is something that a user can do something about.
+        Exception: a defect, of a class of the user's own or of ours.
+    """
+    begun = time.time()
+    try:
+        torch.set_num_threads(config.system.threads)
+        stacks = start_logging(config.folder, rank)
+        stop.grace_s = config.system.shutdown_grace
+        stop.last_words = partial(last_words, config, [config.folder], rank, command)
+        Session(rank, num_ranks, resume, command, stop, stacks).train(config)
+    except KeyboardInterrupt:  # where signals do not end the process, a second one comes as this
+        reason = "interrupted before it could save; what came after the last checkpoint will be repeated"
+        write_status(config.folder, code=Interrupted.exit_code, reason=reason, command=command)
+        raise
+    except Exception as raised:
+        log.debug("the run ends", exc_info=raised)  # to this rank's file; what it quotes may be a client's
+        error = explained(raised)
+        if error is None:
+            if rank == 0:
+                reason = f"{type(raised).__name__}; see log.rank0.txt"
+                write_status(config.folder, code=FedtorchError.exit_code, reason=reason, command=command)
+            raise
+        if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
+            error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")
+        error = of_last_attempt(error)
+        note_end(config, error, rank, command, begun=begun)
+        if error is raised:
+            raise
+        raise error from raised

@@ -1,0 +1,61 @@
+"""A model out of the folder that a run wrote it to, with what turns texts into its input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoTokenizer
+from transformers.utils import logging as hf_logging
+
+from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.model_folder import SIDES, has_sides
+from fedtorch.models import networks
+from fedtorch.text.pretrained import first_line
+from fedtorch.text.words import FILE as WORDS
+from fedtorch.text.words import read_words
+
+_NETWORKS = ("ranker.json", "hydranet.json", "model.json")
+
+
+def load_saved(folder: Path) -> tuple[Any, Any]:
+    """(the model in fp32 and eval mode on the CPU, its tokenizer), as docs/models.md loads it without this package.
+
+    Of two sides the model is a dict of both; in place of a tokenizer a network over words has its `Words`.
+
+    Raises:
+        ConfigError: what is there is no model of a class that transformers or this package has.
+    """
+    try:
+        if has_sides(folder):
+            sides = {side: _of_transformers(folder / side) for side in SIDES}
+            return sides, AutoTokenizer.from_pretrained(folder / SIDES[0])
+        if any((folder / name).is_file() for name in _NETWORKS):
+            model = networks.load(folder)
+            has_words = (folder / WORDS).is_file()
+            return model, read_words(folder) if has_words else AutoTokenizer.from_pretrained(folder)
+        return _of_transformers(folder), AutoTokenizer.from_pretrained(folder)
+    except FedtorchError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{folder} holds no model that can be loaded ({first_line(error)}); write it again with `fedtorch export`"
+        ) from error
+
+
+def _of_transformers(folder: Path) -> Any:
+    """The model of the class that `save_pretrained` has noted."""
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["a model without a class"]
+    kind = getattr(transformers, names[0], None)
+    if kind is None:
+        raise ConfigError(f"{folder} holds a {names[0]}, which transformers lacks; load it with the code it came with")
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        return kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
