@@ -76,6 +76,8 @@ __all__ = [
     "MessageAlgorithm",
     "Report",
     "RunResult",
+    "RunStart",
+    "RunTracker",
     "Sampler",
     "Scores",
     "ServerState",

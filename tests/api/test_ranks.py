@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -17,8 +18,12 @@ from ranks import start_ranks
 from supervisor import toy_config
 
 import fedtorch
+from fedtorch.cli.__main__ import COMMANDS, module_of
 from fedtorch.core.errors import CheckpointError, RestartsError
-from launchers import local
+
+# the module that the command takes: in a clone without an installed package another one
+LOCAL = module_of(COMMANDS["local"])
+local: Any = importlib.import_module(LOCAL)
 
 
 class ForkedRank:
@@ -66,7 +71,8 @@ def test_three_ranks_have_the_bits_of_one(config: Path, monkeypatch: pytest.Monk
     assert by_dict.digest == alone.digest
     assert [path.name for path in config.parent.glob("*/output*")].count("output.rank1.txt") == 2
     command = json.loads(by_dict.paths.status.read_text())["command"]
-    assert command == f"python -m launchers.local --config {config.parent}/dict/config.yaml --ranks 2"
+    launcher = "fedtorch local" if LOCAL.startswith("fedtorch.") else f"python -m {LOCAL}"
+    assert command == f"{launcher} --config {config.parent}/dict/config.yaml --ranks 2"
 
 
 @pytest.mark.slow
@@ -164,4 +170,4 @@ def test_a_config_is_refused_before_a_rank_is_started(config: Path) -> None:
     """No test without the mark may start a process, and this one has none."""
     with pytest.raises(fedtorch.ConfigError, match="did you mean `rounds`"):
         fedtorch.run(config, {"rouds": 2}, 3)
-    assert "launchers.local" in sys.modules
+    assert LOCAL in sys.modules
