@@ -104,7 +104,8 @@ class ClientTrainer:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
         context = self.context
         report = self._train(client)
-        can_retry = context.config.system.oom_retry and context.config.client_for(client.name).batch_size > 1
+        hp = context.config.client_for(client.name)
+        can_retry = context.config.system.oom_retry and (hp.batch_size > 1 or hp.max_tokens_per_batch is not None)
         if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
         log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)

@@ -93,6 +93,14 @@ class Task:
         """A batch of CPU tensors from examples."""
         raise NotImplementedError
 
+    def example_lengths(self, examples: Sequence[Any]) -> Sequence[tuple[int, ...]]:
+        """Tokens of each example, in each of the rows that `collate` pads for themselves; cheap.
+
+        For `client.group_by_length` and `client.max_tokens_per_batch`, which are refused where a task does not define
+        it: (text,), or (source, target).
+        """
+        raise NotImplementedError
+
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, number of terms) of a batch; their quotient is what is minimised."""
         raise NotImplementedError
@@ -174,6 +182,10 @@ class Merged(Task):
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As in `parts`."""
         return self.parts.collate(examples, train)
+
+    def example_lengths(self, examples: Sequence[Any]) -> Sequence[tuple[int, ...]]:
+        """As in `parts`."""
+        return self.parts.example_lengths(examples)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """As in `parts`."""

@@ -130,6 +130,10 @@ class CausalLM(TextTask):
                 )
         return found
 
+    def example_lengths(self, examples: Sequence[Continued]) -> list[tuple[int, ...]]:
+        """Tokens of each."""
+        return [(len(example.ids),) for example in examples]
+
     def collate(self, examples: Sequence[Continued], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned."""
         labels = [

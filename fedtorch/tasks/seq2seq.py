@@ -44,6 +44,10 @@ class Seq2Seq(TextTask):
                                    if len(target) > self.max_target_length else target, row["target"]))  # fmt: skip
         return found
 
+    def example_lengths(self, examples: Sequence[Sequence2]) -> list[tuple[int, ...]]:
+        """Of source and target, which are padded each for itself."""
+        return [(len(example.source), len(example.target)) for example in examples]
+
     def collate(self, examples: Sequence[Sequence2], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask (B, longest source), labels (B, longest target), int64; -100 is padding."""
         sources = [example.source for example in examples]

@@ -121,6 +121,10 @@ class TextClassification(OwnTask):
             self.cut(ids, self.max_length, where)
         return list(zip(found["input_ids"], found.get("token_type_ids") or [None] * len(rows), strict=True))
 
+    def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Tokens of each."""
+        return [(len(example.ids),) for example in examples]
+
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask (batch, longest), int64; targets: (batch,) numbers, or (batch, labels) 0 or 1."""
         ids = [example.ids for example in examples]

@@ -143,6 +143,10 @@ class TokenClassification(OwnTask):
             examples.append(Example(ids, first_pieces(words, offsets), tags))
         return examples
 
+    def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Tokens of each."""
+        return [(len(example.ids),) for example in examples]
+
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Tensor]:
         """input_ids, attention_mask and targets: (batch, longest), int64."""
         ids = [example.ids for example in examples]

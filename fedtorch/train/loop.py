@@ -39,6 +39,8 @@ class LossCurve:
     """The epoch of each step."""
     left_out: int = 0
     """How many of the steps changed nothing because their gradients overflowed (fp16)."""
+    over_budget: int = 0
+    """How many of the examples are longer than `client.max_tokens_per_batch`, each a micro-batch of its own."""
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -49,8 +51,9 @@ class LossCurve:
         return len(self) - self.left_out
 
     def numbers(self) -> dict[str, float]:
-        """For the report: `left_out`, where there were any."""
-        return {"left_out": float(self.left_out)} if self.left_out else {}
+        """For the report: `left_out` and `over_budget`, where there were any."""
+        counts = {"left_out": self.left_out, "over_budget": self.over_budget}
+        return {name: float(count) for name, count in counts.items() if count}
 
     def objective(self, *, include_penalty: bool = True) -> list[float]:
         """The loss of each step, with or without the algorithm's penalty."""
