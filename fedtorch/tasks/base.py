@@ -105,6 +105,14 @@ class Task:
         """(sum of the losses, number of terms) of a batch; their quotient is what is minimised."""
         raise NotImplementedError
 
+    def terms(self, batch: Any) -> int | None:
+        """The terms of `loss` in a batch that `collate` made, known without the model.
+
+        A step's loss is then the sum over its micro-batches divided by all their terms, so that it does not matter how
+        they are cut. None: the mean of the micro-batches' means.
+        """
+        return None
+
     def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[Any]:
         """One prediction per example, in their order. The model is in eval mode, without gradients."""
         raise NotImplementedError
@@ -190,6 +198,10 @@ class Merged(Task):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """As in `parts`."""
         return self.parts.loss(model, batch)
+
+    def terms(self, batch: Any) -> int | None:
+        """As in `parts`."""
+        return self.parts.terms(batch)
 
     def pop_counters(self, model: nn.Module) -> Mapping[str, float]:
         """As in `parts`."""

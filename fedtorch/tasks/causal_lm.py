@@ -151,6 +151,10 @@ class CausalLM(TextTask):
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
         return token_loss(logits[:, :-1], batch["labels"][:, 1:])
 
+    def terms(self, batch: dict[str, Any]) -> int:
+        """Learned tokens but for first ones."""
+        return int((batch["labels"][:, 1:] != IGNORED).sum())
+
     @torch.inference_mode()
     def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Any]:
         """(log-likelihood of the learned tokens, their number, generated text) of each row."""

@@ -61,6 +61,10 @@ class Seq2Seq(TextTask):
         """(sum over target tokens, their number)."""
         return token_loss(model(**batch, use_cache=False).logits, batch["labels"])
 
+    def terms(self, batch: dict[str, Any]) -> int:
+        """Target tokens."""
+        return int((batch["labels"] != IGNORED).sum())
+
     def predict(self, model: nn.Module, examples: Sequence[Sequence2], batch_size: int) -> list[str]:
         """Generated texts."""
         ids = self.generated(model, [example.source for example in examples], batch_size, left=False)

@@ -14,6 +14,7 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import Counts, count_labels, f1_macro, f1_micro, matthews
 from fedtorch.metrics.correlation import moments, pearson
+from fedtorch.models.classified import classify
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
@@ -155,6 +156,11 @@ class TextClassification(OwnTask):
         # by rows, not by their weights: a batch all of whose rows weigh 0 has a loss
         return nn.functional.cross_entropy(logits, targets, weights, reduction="sum"), len(targets)
 
+    def terms(self, batch: dict[str, Any]) -> int:
+        """Rows, or rows times labels."""
+        targets: Tensor = batch["targets"]
+        return targets.numel()
+
     @cached_property
     def label_weights(self) -> Tensor | None:
         """(labels,) fp32, None where all are 1."""
@@ -171,23 +177,10 @@ class TextClassification(OwnTask):
         rows = sum(counts.values())
         return torch.tensor([rows / (len(counts) * count) if count else 0.0 for count in counts.values()])
 
-    def logits(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
-        """(batch, labels). Of a decoder those at a text's last token, which the attention mask shows.
-
-        transformers looks for the last token that is not the padding token: the wrong one where padding is the end
-        token and a text ends with that.
-        """
+    def logits(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """(batch, labels), see `classify`."""
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
-        if model.config.is_encoder_decoder:
-            return _at_last_end(model, inputs)
-        if not hasattr(model, "score"):
-            found: Tensor = model(**inputs).logits
-            return found
-        inputs.pop("token_type_ids", None)
-        states = model.base_model(**inputs, use_cache=False).last_hidden_state
-        last = batch["attention_mask"].sum(1) - 1
-        scored: Tensor = model.score(states[torch.arange(len(last), device=last.device), last])
-        return scored
+        return classify(model, inputs)
 
     def predict(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[Any]:
         """Number of the likeliest label; numbers of all labels above a half; or the value."""
@@ -282,20 +275,6 @@ class TextClassification(OwnTask):
         if self.problem == "regression":
             return float(logits[0])
         return (logits > 0).nonzero()[:, 0].tolist() if self.problem == "multi_label" else int(logits.argmax())
-
-
-def _at_last_end(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Logits of an encoder-decoder, which are those at a text's last end token.
-
-    transformers refuses batches of texts with different numbers of it, as where one quotes `</s>`: row by row then.
-    """
-    ends = (inputs["input_ids"] == model.config.eos_token_id).sum(1)
-    if bool((ends == ends[0]).all()):
-        whole: Tensor = model(**inputs).logits
-        return whole
-    lengths = inputs["attention_mask"].sum(1).tolist()
-    rows = [{key: value[i : i + 1, :length] for key, value in inputs.items()} for i, length in enumerate(lengths)]
-    return torch.cat([model(**row).logits for row in rows])
 
 
 def _pearson(totals: Mapping[str, float]) -> float:

@@ -168,6 +168,10 @@ class TokenClassification(OwnTask):
         )
         return total, (targets != IGNORED).sum().clamp(min=1)  # a tokenizer may drop a row's only word
 
+    def terms(self, batch: dict[str, Tensor]) -> int:
+        """Labelled words."""
+        return int((batch["targets"] != IGNORED).sum())
+
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """(batch, longest, tags). Without token types: there is one text, and decoders would add words for them."""
         found: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits

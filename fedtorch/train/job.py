@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol, cast
@@ -208,13 +208,25 @@ class ClientJob:
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""
         for plan in plans:
-            batches = [self._collated([examples[i] for i in micro]) for micro in plan.micro_batches]
-            yield Step(batches, plan.divisor, plan.epoch)
+            cut = [self._collated([examples[i] for i in micro]) for micro in plan.micro_batches]
+            if (terms := self._terms(batch for parts in cut for batch in parts)) is None:
+                whole = [parts[0] if len(parts) == 1 else SplitBatch(tuple(parts)) for parts in cut]
+                yield Step(whole, plan.divisor, plan.epoch)
+            else:
+                yield Step([batch for parts in cut for batch in parts], plan.divisor, plan.epoch, terms)
 
-    def _collated(self, examples: Sequence[Any]) -> Any:
+    def _collated(self, examples: Sequence[Any]) -> list[Any]:
+        """A micro-batch in its parts."""
         size = math.ceil(len(examples) / self.parts)
-        batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
-        return batches[0] if len(batches) == 1 else SplitBatch(tuple(batches))
+        return [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
+
+    def _terms(self, batches: Iterable[Any]) -> int | None:
+        """Terms of a step's loss; None where each micro-batch has a mean of its own."""
+        count = getattr(self.task, "terms", None)  # what an algorithm makes of a task has an objective of its own
+        if count is None or self.hp.accumulation_rule == "spill":  # whose divisor belongs to another step
+            return None
+        counts = [count(batch) for batch in batches]
+        return None if None in counts else sum(counts)
 
     def _over_budget(self, examples: Sequence[Any]) -> int:
         most, lengths = self.hp.max_tokens_per_batch, self._batching(examples).lengths
