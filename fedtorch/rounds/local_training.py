@@ -200,7 +200,8 @@ class ClientTrainer:
         """The algorithm's work; the report with what the task counted meanwhile."""
         algorithm, components = self.context.algorithm, self.context.components
         returned = algorithm.client_update(job)
-        counted = components.training.pop_counters(components.engine.module)
+        task = components.training
+        counted = {**task.pop_counters(components.engine.module), **task.counts(job.examples)}
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
         if problem := report_problem(report):

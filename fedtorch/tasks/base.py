@@ -142,6 +142,15 @@ class Task:
         """Numbers that the model counted since the last call, for a client's report; those in bytes end in `_bytes`."""
         return {}
 
+    def counts(self, examples: Sequence[Any]) -> Mapping[str, float]:
+        """Numbers about a client's training examples, for its report; one under `fedtorch.core.update.SIZE` is what the
+        client weighs by in place of its examples."""
+        return {}
+
+    def largest_size(self, examples: int) -> float:
+        """The most that a client of so many examples can have under `SIZE`; a report of more is left out."""
+        return examples
+
     def summary(self, scores: Mapping[str, Scores]) -> Mapping[str, Any]:
         """Figures that are no averages of the final scores (client -> metric -> sum, count), for `results.json`."""
         return {}
@@ -202,6 +211,14 @@ class Merged(Task):
     def terms(self, batch: Any) -> int | None:
         """As in `parts`."""
         return self.parts.terms(batch)
+
+    def counts(self, examples: Sequence[Any]) -> Mapping[str, float]:
+        """As in `parts`."""
+        return self.parts.counts(examples)
+
+    def largest_size(self, examples: int) -> float:
+        """As in `parts`."""
+        return self.parts.largest_size(examples)
 
     def pop_counters(self, model: nn.Module) -> Mapping[str, float]:
         """As in `parts`."""

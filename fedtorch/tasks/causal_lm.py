@@ -36,6 +36,11 @@ class Continued:
     gold: str
     """the answer"""
 
+    @cached_property
+    def learned(self) -> int:
+        """tokens with a loss; a first one has none"""
+        return sum(self.is_learned[1:])
+
 
 @dataclass(frozen=True)
 class Conversations:
@@ -133,6 +138,10 @@ class CausalLM(TextTask):
     def example_lengths(self, examples: Sequence[Continued]) -> list[tuple[int, ...]]:
         """Tokens of each."""
         return [(len(example.ids),) for example in examples]
+
+    def supervised(self, example: Continued) -> int:
+        """Learned tokens but for a first one, which nothing foretells."""
+        return example.learned
 
     def collate(self, examples: Sequence[Continued], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned."""

@@ -48,6 +48,15 @@ class Seq2Seq(TextTask):
         """Of source and target, which are padded each for itself."""
         return [(len(example.source), len(example.target)) for example in examples]
 
+    def supervised(self, example: Sequence2) -> int:
+        """Target tokens."""
+        return len(example.target)
+
+    @property
+    def max_learned(self) -> int:
+        """Of a target."""
+        return self.max_target_length
+
     def collate(self, examples: Sequence[Sequence2], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask (B, longest source), labels (B, longest target), int64; -100 is padding."""
         sources = [example.source for example in examples]

@@ -57,6 +57,8 @@ class TextClassification(OwnTask):
         super().__post_init__()
         if self.class_weights is not None and self.problem != "single_label":
             raise ConfigError(f"task.class_weights is for task.problem single_label, not {self.problem}")
+        if self.client_weight == "tokens":
+            raise ConfigError("task.client_weight is tokens, but a text has one label for all of them; set examples")
         if self.problem == "regression":
             object.__setattr__(self, "main_metric", "negative_squared_error")  # frozen, but this is no key
 

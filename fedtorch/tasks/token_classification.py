@@ -35,7 +35,7 @@ class Example:
     tags: list[int]
     """number of each word's tag"""
 
-    @property
+    @cached_property
     def labelled(self) -> list[tuple[int, int]]:
         """(place in `ids`, tag) of words with a piece of their own."""
         before = [-1, *self.pieces]
@@ -146,6 +146,10 @@ class TokenClassification(OwnTask):
     def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
         """Tokens of each."""
         return [(len(example.ids),) for example in examples]
+
+    def supervised(self, example: Example) -> int:
+        """Labelled words."""
+        return len(example.labelled)
 
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Tensor]:
         """input_ids, attention_mask and targets: (batch, longest), int64."""

@@ -13,8 +13,13 @@ from harness import make_config, make_runner
 from own_rows import classifier, completer, names, tagger, translator, weather, write_rows
 
 from fedtorch.config.schema import ClientConfig
+from fedtorch.core.client import Client
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.update import Report
 from fedtorch.core.weights import Partition
 from fedtorch.data.own.client_rule import ClientRule
+from fedtorch.data.own.keys import SplitRule
+from fedtorch.rounds.report_checks import impossible
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 
@@ -87,3 +92,47 @@ def test_a_micro_batch_with_nothing_to_learn_counts_nothing() -> None:
         train(engine, [Step(micro, len(micro), 0, terms=sum(map(task.terms, micro)))], task.loss)
         weights.append(engine.snapshot())
     assert torch.equal(*weights) and not torch.equal(weights[0], engine.initial_shared)
+
+
+WEIGHED = {
+    "causal_lm": [("ab", 3), ("abcdefg", 1)],
+    "seq2seq": [("ab", 3), ("abcdefg", 1)],
+    "token_classification": [("a b", 3), ("a b c d e f g", 1)],
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+@pytest.mark.parametrize("weight", ["examples", "tokens"])
+def test_clients_weigh_by_rows_or_by_tokens(name: str, weight: str, tmp_path: Path) -> None:
+    """Three rows of two letters or words to learn at the one client, one of seven at the other."""
+    rows = []
+    for (text, count), home in zip(WEIGHED[name], ("few", "many"), strict=True):
+        words = {"tokens": text.split(), "tags": ["B-X"] * len(text.split())}
+        answer = words if name == "token_classification" else {"source": "x", "target": text}
+        answer |= {"prompt": "x", "completion": text}
+        rows += [{**answer, "home": home, "split": "train"}] * count + [{**answer, "home": home, "split": "test"}]
+    source = write_rows(tmp_path / f"{name}.jsonl", rows)
+    make = {"causal_lm": completer, "seq2seq": translator, "token_classification": tagger}[name]
+    task = make(source, data={"splits": SplitRule(column="split"), "tokenizer_size": 261}, client_weight=weight)
+    runner = make_runner(make_config(tmp_path, task, client=ClientConfig(lr=0.01), rounds=1))
+    reports = {report.client: report for report in runner.trainer.train_cohort()}
+    more = {"causal_lm": 1, "seq2seq": 2, "token_classification": 0}[name]  # an end token, and a first one
+    tokens = {"few": 3 * (2 + more), "many": 7 + more}
+    assert {client: report.extra["tokens"] for client, report in reports.items()} == tokens
+    assert {client: report.examples for client, report in reports.items()} == {"few": 3, "many": 1}
+    weights = dict(zip(reports, runner.context.algorithm.weigh(list(reports.values())), strict=True))
+    share = tokens["few"] / (tokens["few"] + tokens["many"])
+    assert weights["few"] == pytest.approx(0.75 if weight == "examples" else share, abs=1e-12)
+
+
+def test_a_client_that_reports_more_tokens_than_its_rows_can_have_is_left_out(tmp_path: Path) -> None:
+    task = completer("answers.jsonl", client_weight="tokens")
+    client = Client("north", 0, {"train": 4})
+    for size, found in ((4 * 64, ""), (4 * 64 + 1, "it reports a size of 257, but 4 examples come to 256 at most")):
+        report = Report("north", examples=4, extra={"tokens": size, "size": size})
+        assert impossible(report, client, 0, task.largest_size(4)) == found
+
+
+def test_texts_with_one_label_have_no_tokens_to_weigh_by() -> None:
+    with pytest.raises(ConfigError, match="task.client_weight is tokens, but a text has one label"):
+        classifier("rows.jsonl", client_weight="tokens")
