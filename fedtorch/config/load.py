@@ -53,6 +53,8 @@ ADDED = {
     "client.group_by_length": False,
     "client.max_tokens_per_batch": None,
     "task.client_weight": "examples",
+    "task.long": "truncate",
+    "task.stride": None,
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

@@ -74,6 +74,11 @@ class OwnTask(Prepared):
     def __post_init__(self) -> None:
         AnyModel.of(self.model)
 
+    @property
+    def cuts(self) -> bool:
+        """Is a text beyond `max_length` cut?"""
+        return True
+
     def form(self) -> Form:
         """What a row has to have."""
         raise NotImplementedError

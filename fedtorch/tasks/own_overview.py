@@ -74,7 +74,7 @@ def write_partition_of(task: OwnTask, folder: Path) -> list[int]:
 def _add(facts: ClientRows, task: OwnTask, split: str, rows: list[dict[str, Any]]) -> None:
     lengths = task.lengths(rows)
     facts.tokens += lengths
-    facts.cut += sum(length > task.max_length for length in lengths)
+    facts.cut += sum(length > task.max_length for length in lengths) if task.cuts else 0
     if split == "train":
         facts.unsupervised += task.unsupervised(rows)
         for row in rows:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -17,7 +16,8 @@ from fedtorch.metrics.confusion import Counts, f1_macro
 from fedtorch.metrics.spans import OUTSIDE, count_spans
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.own import OwnTask, pooled
+from fedtorch.tasks.long_texts import LongTexts, best_windows, split_up
+from fedtorch.tasks.own import pooled
 from fedtorch.tasks.tagged_words import Annotation, TaggedWords
 
 IGNORED = -100
@@ -31,9 +31,17 @@ class Example:
 
     ids: list[int]
     pieces: list[int]
-    """place in `ids` of each word's first piece; the one of the word before where they share it; −1: cut away"""
+    """place in `ids`, and all of `more` after it, of each word's first piece; the one of the word before where they
+    share it; −1: cut away"""
     tags: list[int]
     """number of each word's tag"""
+    more: Sequence[list[int]] = ()
+    """further windows, where a long text is read in several"""
+
+    @property
+    def windows(self) -> list[list[int]]:
+        """All of them."""
+        return [self.ids, *self.more]
 
     @cached_property
     def labelled(self) -> list[tuple[int, int]]:
@@ -44,7 +52,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification(OwnTask):
+class TokenClassification(LongTexts):
     """Cross entropy over IOB2 tags at the first piece of each word."""
 
     main_metric: ClassVar[str] = "accuracy"
@@ -130,38 +138,36 @@ class TokenClassification(OwnTask):
         rows = self.rows(client, split)
         if not rows:
             return []
-        where, vocabulary = f"{split} of client {client}", self.vocabulary
-        side: Any = "left" if self.truncate == "left" else "right"
-        vocabulary.truncation_side = side
-        limit = {} if self.truncate == "refuse" else {"truncation": True, "max_length": self.max_length}
-        found = vocabulary([row["text"] for row in rows], return_offsets_mapping=True, **limit)
-        examples = []
-        for ids, offsets, row in zip(found["input_ids"], found["offset_mapping"], rows, strict=True):
-            self.cut(ids, self.max_length, where)
+        where, examples = f"{split} of client {client}", []
+        for windows, row in zip(
+            self.encoded([row["text"] for row in rows], where=where, offsets=True), rows, strict=True
+        ):
             words = list(zip(row["starts"], row["ends"], strict=True))
             tags = [self._number(tag, where) for tag in row["tags"]]
-            examples.append(Example(ids, first_pieces(words, offsets), tags))
+            pieces = best_windows([first_pieces(words, window.offsets) for window in windows], windows)
+            examples.append(Example(windows[0].ids, pieces, tags, [window.ids for window in windows[1:]]))
         return examples
 
     def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
-        """Tokens of each."""
-        return [(len(example.ids),) for example in examples]
+        """Tokens of each, as if all its windows were as long as the first."""
+        return [(len(example.ids) * len(example.windows),) for example in examples]
 
     def supervised(self, example: Example) -> int:
         """Labelled words."""
         return len(example.labelled)
 
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Tensor]:
-        """input_ids, attention_mask and targets: (batch, longest), int64."""
-        ids = [example.ids for example in examples]
-        targets = torch.full((len(ids), max(map(len, ids))), IGNORED)
-        for row, example in enumerate(examples):
+        """input_ids, attention_mask and targets: (windows of all texts, longest), int64."""
+        ids, targets = [window for example in examples for window in example.windows], list[list[int]]()
+        for example in examples:
+            tags = [IGNORED] * sum(map(len, example.windows))
             for piece, tag in example.labelled:
-                targets[row, piece] = tag
+                tags[piece] = tag
+            targets += split_up(tags, example.windows)
         return {
             "input_ids": pad(ids, self.vocabulary.pad_token_id or 0),
             "attention_mask": pad([[1] * len(row) for row in ids], 0),
-            "targets": targets,
+            "targets": pad(targets, IGNORED),
         }
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
@@ -185,11 +191,12 @@ class TokenClassification(OwnTask):
         """Number of the likeliest tag of each word; O where it was cut away."""
         device = next(model.parameters()).device
         found: list[list[int]] = [[] for _ in examples]
-        for picked in by_length([len(example.ids) for example in examples], batch_size):
+        for picked in by_length([sum(each) for each in self.example_lengths(examples)], batch_size):
             batch = self.collate([examples[i] for i in picked], False)
-            best = self.logits(model, {key: value.to(device) for key, value in batch.items()}).argmax(-1).tolist()
-            for i, row in zip(picked, best, strict=True):
-                found[i] = _of_words(examples[i].pieces, row)
+            best = iter(self.logits(model, {key: value.to(device) for key, value in batch.items()}).argmax(-1).tolist())
+            for i in picked:
+                tags = [tag for window in examples[i].windows for tag in next(best)[: len(window)]]
+                found[i] = _of_words(examples[i].pieces, tags)
         return found
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Sequence[int]]) -> Scores:
