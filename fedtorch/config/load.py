@@ -55,6 +55,7 @@ ADDED = {
     "task.client_weight": "examples",
     "task.long": "truncate",
     "task.stride": None,
+    "task.pack": False,
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

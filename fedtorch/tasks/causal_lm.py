@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
+from fedtorch.models.packing import looks_ahead, packed, packed_logits, shared_rows, why_not_packed
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
@@ -83,6 +84,9 @@ class CausalLM(TextTask):
     """the tokens that are learned: those of completions or of the assistant, or all"""
     chat_template: Path | None = None
     """a file with a chat template in place of the tokenizer's"""
+    pack: bool = False
+    """in training several texts share a row of up to `max_length` tokens, where that is less than padding; none sees
+    another, so the loss is the same. Tried out at the start, and refused where the architecture cannot do it"""
     measures: tuple[Metric, ...] = ()
     """what is measured of generated answers, beside perplexity; none: nothing is generated"""
 
@@ -92,6 +96,22 @@ class CausalLM(TextTask):
             raise ConfigError("task.rows_are is text, which has no prompt: leave task.template and task.measures out")
         if self.rows_are == "messages" and self.template is not None:
             raise ConfigError("task.rows_are is messages, whose form is task.chat_template's; leave task.template out")
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The model; one that foretells tokens from those before them.
+
+        Raises:
+            ConfigError: it also sees those after them; or texts cannot share a row, and `pack` is set.
+        """
+        model, name = super().build_model(seed), self.source_model.named
+        if looks_ahead(model):
+            raise ConfigError(
+                f"task.model is {name}, whose attention looks ahead at the tokens that are to be foretold; choose a "
+                "decoder (gpt2, llama), or set task.model.is_decoder to true where the architecture has it (bert)"
+            )
+        if self.pack and (why := why_not_packed(model, self.max_length)):
+            raise ConfigError(f"task.pack is true but task.model is {name}: {why}; set task.pack to false")
+        return model
 
     def form(self) -> Conversations:
         """As `rows_are` says."""
@@ -144,20 +164,26 @@ class CausalLM(TextTask):
         return example.learned
 
     def collate(self, examples: Sequence[Continued], train: bool) -> dict[str, Any]:
-        """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned."""
+        """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned. Or see `packed`."""
         labels = [
             [token if learned else IGNORED for token, learned in zip(example.ids, example.is_learned, strict=True)]
             for example in examples
         ]
-        return {
-            "input_ids": pad([example.ids for example in examples], self.vocabulary.pad_token_id),
-            "attention_mask": pad([[1] * len(example.ids) for example in examples], 0),
-            "labels": pad(labels, IGNORED),
-        }
+        ids, pad_id = [example.ids for example in examples], self.vocabulary.pad_token_id
+        rows = shared_rows(list(map(len, ids)), self.max_length) if train and self.pack else []
+        if not rows:
+            mask = pad([[1] * len(row) for row in ids], 0)
+            return {"input_ids": pad(ids, pad_id), "attention_mask": mask, "labels": pad(labels, IGNORED)}
+        joined = [[label for text in row for label in (IGNORED, *labels[text][1:])] for row in rows]
+        return {**packed(ids, rows, pad_id), "labels": pad(joined, IGNORED)}
 
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(sum over learned tokens, their number); the first token of a text has no loss."""
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        if "segments" in batch:
+            logits = packed_logits(model, batch)
+        else:
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            logits = model(**inputs, use_cache=False).logits
         return token_loss(logits[:, :-1], batch["labels"][:, 1:])
 
     def terms(self, batch: dict[str, Any]) -> int:

@@ -53,7 +53,7 @@ class LongTexts(OwnTask):
             ConfigError: windows share more than they have.
         """
         vocabulary, side = self.vocabulary, "left" if self.truncate == "left" else "right"
-        vocabulary.truncation_side = side  # type: ignore[assignment]
+        vocabulary.truncation_side = side
         options: dict[str, Any] = {} if self.truncate == "refuse" else {"truncation": True}
         options |= {"max_length": self.max_length} if options else {}
         if self.long == "windows":
