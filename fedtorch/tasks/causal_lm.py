@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,11 @@ from fedtorch.core.scores import COUNT
 from fedtorch.models.packing import looks_ahead, packed, packed_logits, shared_rows, why_not_packed
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.conversations import Conversations
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
 from fedtorch.text.chat import supervised
 
-LOG_LIKELIHOOD = "log_likelihood"
+LOG_LIKELIHOOD, ACCURACY, CHOICES = "log_likelihood", "accuracy", "choices"
 _MOST_UNSUPERVISED = 0.01
 
 
@@ -37,37 +38,28 @@ class Continued:
     gold: str
     """the answer"""
 
+    choices: Sequence[Continued] = ()
+    """the answers to choose from, where there are some"""
+    right: int = 0
+    """which of them it is"""
+
     @cached_property
     def learned(self) -> int:
         """tokens with a loss; a first one has none"""
         return sum(self.is_learned[1:])
 
 
-@dataclass(frozen=True)
-class Conversations:
-    """What a row has to have: `messages`, or columns that are filled into a prompt, and `completion`, or `text`."""
+class Prediction(NamedTuple):
+    """What a model makes of a row."""
 
-    required: Sequence[str]
-    template: str | None
-    optional: Sequence[str] = ()
-
-    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """messages; or prompt and completion; or text."""
-        if "messages" in self.required:
-            return {"messages": _messages(values["messages"])}
-        for name in self.required:
-            if not isinstance(values[name], str):
-                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
-        if self.required == ("text",):
-            return {"text": values["text"]}
-        prompt = values["prompt"] if self.template is None else self.template.format(**values)
-        return {"prompt": prompt, "completion": values[self.required[-1]]}
-
-    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """All of them."""
-        if "messages" in row:
-            return [message["content"] for message in row["messages"]]
-        return list(row.values())
+    log_likelihood: float
+    """summed over its learned tokens"""
+    tokens: int
+    """their number"""
+    choice: int = 0
+    """which of its choices is the likeliest"""
+    text: str = ""
+    """what was generated"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +70,9 @@ class CausalLM(TextTask):
     head: ClassVar[Any] = "CausalLM"
     kind: ClassVar[str] = "causal_lm"
 
-    rows_are: Literal["text", "completion", "messages"] = "completion"
-    """plain text (column `text`); `prompt` and `completion`; or `messages`, lists of {role, content}"""
+    rows_are: Literal["text", "completion", "choices", "messages"] = "completion"
+    """plain text (column `text`); `prompt` and `completion`; the same and `choices`, a list of texts of which the
+    completion is one, or the number of one from 0; or `messages`, lists of {role, content}"""
     loss_on: Literal["answer", "all"] = "answer"
     """the tokens that are learned: those of completions or of the assistant, or all"""
     chat_template: Path | None = None
@@ -92,6 +85,8 @@ class CausalLM(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rows_are == CHOICES:
+            object.__setattr__(self, "main_metric", ACCURACY)  # frozen, but this is no key
         if self.rows_are == "text" and (self.template is not None or self.measures):
             raise ConfigError("task.rows_are is text, which has no prompt: leave task.template and task.measures out")
         if self.rows_are == "messages" and self.template is not None:
@@ -115,10 +110,11 @@ class CausalLM(TextTask):
 
     def form(self) -> Conversations:
         """As `rows_are` says."""
-        if self.rows_are != "completion":
+        if self.rows_are not in ("completion", CHOICES):
             return Conversations((self.rows_are,), None)
         names = self.template_columns() if self.template else ["prompt"]
-        return Conversations((*names, "completion"), self.template)
+        more = [CHOICES] if self.rows_are == CHOICES else []
+        return Conversations((*names, *more, "completion"), self.template)
 
     def settings(self) -> dict[str, Any]:
         """Also the form of rows."""
@@ -147,7 +143,7 @@ class CausalLM(TextTask):
         """
         rows, where = self.rows(client, split), f"{split} of client {client}"
         found = [sample for row in rows for sample in self._samples(row, where)]
-        if empty := sum(not any(sample.is_learned[1:]) for sample in found):
+        if empty := sum(not sample.learned for sample in found):
             if empty > _MOST_UNSUPERVISED * len(found):
                 raise DataError(
                     f"{where}: {empty} of {len(found)} rows have no token to learn within task.max_length = "
@@ -191,47 +187,75 @@ class CausalLM(TextTask):
         return int((batch["labels"][:, 1:] != IGNORED).sum())
 
     @torch.inference_mode()
-    def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Any]:
-        """(log-likelihood of the learned tokens, their number, generated text) of each row."""
-        device = next(model.parameters()).device
-        sums: list[tuple[float, int]] = [(0.0, 0)] * len(examples)
-        for picked in by_length([len(example.ids) for example in examples], batch_size):
-            batch = {k: v.to(device) for k, v in self.collate([examples[i] for i in picked], False).items()}
+    def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Prediction]:
+        """What each row's learned tokens, and those of its choices, get; and the text that is generated."""
+        texts = [text for example in examples for text in example.choices or (example,)]
+        sums = iter(self._log_likelihoods(model, texts, batch_size))
+        found = []
+        for example in examples:
+            each = [next(sums) for _ in example.choices or (example,)]
+            best = max(range(len(each)), key=lambda place: each[place])
+            found.append(Prediction(each[example.right], example.learned, best))
+        if self.measures:
+            ids = self.generated(model, [example.prompt for example in examples], batch_size, left=True)
+            answers = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
+            found = [one._replace(text=answer) for one, answer in zip(found, answers, strict=True)]
+        return found
+
+    def _log_likelihoods(self, model: nn.Module, texts: Sequence[Continued], batch_size: int) -> list[float]:
+        """Summed over each text's learned tokens; texts of like length share a batch."""
+        device, sums = next(model.parameters()).device, [0.0] * len(texts)
+        for picked in by_length([len(text.ids) for text in texts], batch_size):
+            batch = {k: v.to(device) for k, v in self.collate([texts[i] for i in picked], False).items()}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]
             each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-            counts = (labels != IGNORED).sum(1).tolist()
-            for i, total, count in zip(picked, each.double().sum(1).tolist(), counts, strict=True):
-                sums[i] = (-total, count)
-        texts = [""] * len(examples)
-        if self.measures:
-            ids = self.generated(model, [example.prompt for example in examples], batch_size, left=True)
-            texts = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
-        return [(*pair, text) for pair, text in zip(sums, texts, strict=True)]
+            for i, total in zip(picked, each.double().sum(1).tolist(), strict=True):
+                sums[i] = -total
+        return sums
 
-    def score(self, examples: Sequence[Continued], predictions: Sequence[Any]) -> Scores:
-        """log_likelihood: a mean over tokens, from which perplexity is made; and what `measures` names."""
-        tokens = sum(count for _, count, _ in predictions)
-        total = math.fsum(value for value, _, _ in predictions)
-        scores: Scores = {LOG_LIKELIHOOD: (total, tokens)}
+    def score(self, examples: Sequence[Continued], predictions: Sequence[Prediction]) -> Scores:
+        """log_likelihood: a mean over tokens, from which perplexity is made; and what `measures` names.
+
+        With choices also accuracy: the right one is the likeliest, by the sum over its tokens with its end token.
+        """
+        tokens = sum(found.tokens for found in predictions)
+        total = math.fsum(found.log_likelihood for found in predictions)
+        scores: Scores = {}
+        if self.rows_are == CHOICES:
+            hits = sum(found.choice == example.right for example, found in zip(examples, predictions, strict=True))
+            scores[ACCURACY] = (float(hits), len(examples))
+        scores[LOG_LIKELIHOOD] = (total, tokens)
         if self.measures:
-            texts = [text for _, _, text in predictions]
+            texts = [found.text for found in predictions]
             scores |= self.text_scores(texts, [example.gold for example in examples])
         return {**scores, f"{COUNT}tokens": (float(tokens), tokens), f"{COUNT}nll": (-total, tokens)}
 
     def metrics(self) -> tuple[str, ...]:
-        """log_likelihood, and means of what is generated."""
-        return (LOG_LIKELIHOOD, *super().metrics())
+        """Accuracy of choices, log_likelihood, and means of what is generated."""
+        return (*self._of_choices, LOG_LIKELIHOOD, *super().metrics())
 
     def single_metrics(self) -> tuple[str, ...]:
-        """Those of generated texts; a row has many tokens."""
-        return super().metrics()
+        """Those of choices and of generated texts; a row has many tokens."""
+        return (*self._of_choices, *super().metrics())
+
+    @property
+    def _of_choices(self) -> tuple[str, ...]:
+        return (ACCURACY,) if self.rows_are == CHOICES else ()
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Also perplexity, exp(Σ nll / Σ tokens)."""
         tokens = totals.get(f"{COUNT}tokens", 0.0)
         found = {"perplexity": math.exp(min(700.0, totals[f"{COUNT}nll"] / tokens))} if tokens else {}
         return {**found, **super().figures(totals)}
+
+    def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Of each with its right answer alone."""
+        return super().lengths([{name: text for name, text in row.items() if name != CHOICES} for row in rows])
+
+    def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Rows none of whose tokens is learned within `max_length`."""
+        return sum(not any(sample.learned for sample in self._samples(row, "a row")) for row in rows)
 
     def _samples(self, row: Mapping[str, Any], where: str) -> list[Continued]:
         end = self.vocabulary.eos_token_id
@@ -242,8 +266,19 @@ class CausalLM(TextTask):
         if "text" in row:
             ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, end]
             return [self._sample(ids, [True] * len(ids), "", where)]
-        ids, mask = self._split(row["prompt"], row["completion"])
-        return [self._sample([*ids, end], [*mask, True], row["completion"], where)]
+        answers, texts = row.get(CHOICES) or [row["completion"]], list[Continued]()
+        for answer in answers:
+            ids, mask = self._split(row["prompt"], answer)
+            texts.append(self._sample([*ids, end], [*mask, True], answer, where))
+            if CHOICES in row and self.truncate == "right" and len(ids) >= self.max_length:
+                raise DataError(
+                    f"{where} has a row of {len(ids) + 1} tokens with one of its choices, which would be cut to "
+                    f"task.max_length {self.max_length} and look likely; raise it, or set task.truncate to left"
+                )
+        if CHOICES not in row:
+            return texts
+        right = answers.index(row["completion"])
+        return [replace(texts[right], choices=texts, right=right)]
 
     def _split(self, prompt: str, completion: str) -> tuple[list[int], list[bool]]:
         """Tokens of both together, and which of them are the completion's: apart, the border would be cut otherwise."""
@@ -258,16 +293,3 @@ class CausalLM(TextTask):
         if self.loss_on == "all":
             learned = [True] * len(kept)
         return Continued(kept, learned, prompt if self.measures else [], gold)
-
-
-def _messages(value: Any) -> list[dict[str, str]]:
-    if not isinstance(value, list):
-        raise ValueError(f"`messages` is a {type(value).__name__}, expected a list of {{role, content}}")
-    found = []
-    for place, message in enumerate(value):
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(f"message {place + 1} has no role and content that are strings")
-        found.append({"role": message["role"], "content": message["content"]})
-    if not any(message["role"] == "assistant" for message in found):
-        raise ValueError("no message is the assistant's, so there is nothing to learn")
-    return found
