@@ -72,7 +72,9 @@ def why_not_packed(model: nn.Module, length: int) -> str:
 
     The first has all tokens of the row but two, so that a window of attention that is shorter shows.
     """
-    ids = _some_tokens(model, max(4, length))
+    if length < 4:
+        return f"rows of {length} tokens hold no two texts"
+    ids = _some_tokens(model, length)
     texts = [ids[:-2], ids[-2:]]
     with _quiet(model) as device:
         alone = torch.cat([_logits(model, text, device) for text in texts], 1)
@@ -86,9 +88,11 @@ def why_not_packed(model: nn.Module, length: int) -> str:
     return "" if left <= _LEAK * whole else f"texts that share a row differ by {left:.1e} from texts alone"
 
 
-def looks_ahead(model: nn.Module) -> bool:
-    """Do a text's first tokens depend on its last one? Then what is to be foretold is seen."""
-    ids = _some_tokens(model, 6)
+def looks_ahead(model: nn.Module, length: int = 6) -> bool:
+    """Do a text's first tokens depend on its last one? Then what is to be foretold is seen. length: tokens to try."""
+    if length < 2:
+        return False
+    ids = _some_tokens(model, length)
     with _quiet(model) as device:
         one, other = (_logits(model, [*ids[:-1], last], device)[:, :-1] for last in (ids[-1], ids[0]))
     return bool((one - other).abs().max() > 1e-5 * one.abs().max())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,51 +15,16 @@ from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
+from fedtorch.models.auto import longest_input
 from fedtorch.models.packing import looks_ahead, packed, packed_logits, shared_rows, why_not_packed
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.conversations import Conversations
+from fedtorch.tasks.conversations import Continued, Conversations, Prediction
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
 from fedtorch.text.chat import supervised
 
 LOG_LIKELIHOOD, ACCURACY, CHOICES = "log_likelihood", "accuracy", "choices"
 _MOST_UNSUPERVISED = 0.01
-
-
-@dataclass(frozen=True)
-class Continued:
-    """A tokenised row."""
-
-    ids: list[int]
-    is_learned: list[bool]
-    """by token"""
-    prompt: list[int]
-    """what an answer is generated from; empty where nothing is generated"""
-    gold: str
-    """the answer"""
-
-    choices: Sequence[Continued] = ()
-    """the answers to choose from, where there are some"""
-    right: int = 0
-    """which of them it is"""
-
-    @cached_property
-    def learned(self) -> int:
-        """tokens with a loss; a first one has none"""
-        return sum(self.is_learned[1:])
-
-
-class Prediction(NamedTuple):
-    """What a model makes of a row."""
-
-    log_likelihood: float
-    """summed over its learned tokens"""
-    tokens: int
-    """their number"""
-    choice: int = 0
-    """which of its choices is the likeliest"""
-    text: str = ""
-    """what was generated"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +64,15 @@ class CausalLM(TextTask):
             ConfigError: it also sees those after them; or texts cannot share a row, and `pack` is set.
         """
         model, name = super().build_model(seed), self.source_model.named
-        if looks_ahead(model):
+        if looks_ahead(model, min(6, self.max_length)):
             raise ConfigError(
                 f"task.model is {name}, whose attention looks ahead at the tokens that are to be foretold; choose a "
                 "decoder (gpt2, llama), or set task.model.is_decoder to true where the architecture has it (bert)"
+            )
+        if self.measures and self._room(model) < 1:
+            raise ConfigError(
+                f"task.generate.max_new_tokens is {self.generate.max_new_tokens} but {name} has "
+                f"{longest_input(model)} positions for a prompt and its answer; lower it"
             )
         if self.pack and (why := why_not_packed(model, self.max_length)):
             raise ConfigError(f"task.pack is true but task.model is {name}: {why}; set task.pack to false")
@@ -197,10 +167,16 @@ class CausalLM(TextTask):
             best = max(range(len(each)), key=lambda place: each[place])
             found.append(Prediction(each[example.right], example.learned, best))
         if self.measures:
-            ids = self.generated(model, [example.prompt for example in examples], batch_size, left=True)
+            room = self._room(model)
+            ids = self.generated(model, [example.prompt[-room:] for example in examples], batch_size, left=True)
             answers = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
             found = [one._replace(text=answer) for one, answer in zip(found, answers, strict=True)]
         return found
+
+    def _room(self, model: nn.Module) -> int:
+        """Tokens of a prompt that leave places for an answer."""
+        positions = longest_input(model)
+        return self.max_length if positions is None else positions - self.generate.max_new_tokens
 
     def _log_likelihoods(self, model: nn.Module, texts: Sequence[Continued], batch_size: int) -> list[float]:
         """Summed over each text's learned tokens; texts of like length share a batch."""

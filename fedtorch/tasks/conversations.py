@@ -1,10 +1,47 @@
-"""What a row has to have that a decoder continues: a text, a prompt with its completion or choices, or messages."""
+"""Rows that a decoder continues: a text, a prompt with its completion or choices, or messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A tokenised row."""
+
+    ids: list[int]
+    is_learned: list[bool]
+    """by token"""
+    prompt: list[int]
+    """what an answer is generated from; empty where nothing is generated"""
+    gold: str
+    """the answer"""
+
+    choices: Sequence[Continued] = ()
+    """the answers to choose from, where there are some"""
+    right: int = 0
+    """which of them it is"""
+
+    @cached_property
+    def learned(self) -> int:
+        """tokens with a loss; a first one has none"""
+        return sum(self.is_learned[1:])
+
+
+class Prediction(NamedTuple):
+    """What a model makes of a row."""
+
+    log_likelihood: float
+    """summed over its learned tokens"""
+    tokens: int
+    """their number"""
+    choice: int = 0
+    """which of its choices is the likeliest"""
+    text: str = ""
+    """what was generated"""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from torch import Tensor, nn
+
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.ranges import Whole
+from fedtorch.models.padding import pad
 from fedtorch.tasks.own import OwnTask
 
 
@@ -39,6 +43,34 @@ class LongTexts(OwnTask):
             raise ConfigError(
                 f"task.truncate is {self.truncate} but task.long is windows, where nothing is cut; remove one of them"
             )
+
+    def logits(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """Of each row, or of each of its places."""
+        raise NotImplementedError
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The model; one for which a batch is its rows.
+
+        Raises:
+            ConfigError: padding changes what it says; it was tried on two texts.
+        """
+        model, name = super().build_model(seed), self.source_model.named
+        ids = self.vocabulary(["a b c d e f", "a"], truncation=True, max_length=self.max_length).input_ids
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                together = self.logits(model, padded(ids, self.vocabulary.pad_token_id or 0))[1]
+                alone = self.logits(model, padded(ids[1:], 0))[0]
+        except TypeError as error:
+            raise ConfigError(
+                f"task.model is {name}, which takes no attention mask ({error}); choose another"
+            ) from error
+        finally:
+            model.train(was_training)
+        if (together[: len(alone)] - alone).abs().max() > 1e-3 * alone.abs().max():
+            raise ConfigError(f"task.model is {name}: padding changes what it says of a text; choose another")
+        return model
 
     @property
     def cuts(self) -> bool:
@@ -84,6 +116,11 @@ class LongTexts(OwnTask):
                 "text; lower task.stride"
             )
         return overlap
+
+
+def padded(ids: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
+    """input_ids, attention_mask (texts, longest), int64."""
+    return {"input_ids": pad(ids, pad_id), "attention_mask": pad([[1] * len(row) for row in ids], 0)}
 
 
 def best_windows(pieces: Sequence[Sequence[int]], windows: Sequence[Window]) -> list[int]:

@@ -18,7 +18,7 @@ from fedtorch.models.classified import classify
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
-from fedtorch.tasks.long_texts import LongTexts, Window
+from fedtorch.tasks.long_texts import LongTexts, Window, padded
 from fedtorch.tasks.new_rows import NewTexts
 from fedtorch.tasks.own import pooled
 
@@ -142,10 +142,7 @@ class TextClassification(LongTexts):
         """
         windows = [window for example in examples for window in example.windows]
         ids = [window.ids for window in windows]
-        batch = {
-            "input_ids": pad(ids, self.vocabulary.pad_token_id or 0),
-            "attention_mask": pad([[1] * len(row) for row in ids], 0),
-        }
+        batch: dict[str, Any] = padded(ids, self.vocabulary.pad_token_id or 0)
         if all(window.types is not None for window in windows):
             batch["token_type_ids"] = pad([window.types or [] for window in windows], 0)
         if len(windows) > len(examples):

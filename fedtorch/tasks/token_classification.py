@@ -16,12 +16,13 @@ from fedtorch.metrics.confusion import Counts, f1_macro
 from fedtorch.metrics.spans import OUTSIDE, count_spans
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.long_texts import LongTexts, best_windows, split_up
+from fedtorch.tasks.long_texts import LongTexts, best_windows, padded, split_up
 from fedtorch.tasks.own import pooled
 from fedtorch.tasks.tagged_words import Annotation, TaggedWords
 
 IGNORED = -100
 """The target of a token that is no word's first."""
+F1 = "f1"
 _SIDES = ("hits", "predicted", "true")
 
 
@@ -164,11 +165,7 @@ class TokenClassification(LongTexts):
             for piece, tag in example.labelled:
                 tags[piece] = tag
             targets += split_up(tags, example.windows)
-        return {
-            "input_ids": pad(ids, self.vocabulary.pad_token_id or 0),
-            "attention_mask": pad([[1] * len(row) for row in ids], 0),
-            "targets": pad(targets, IGNORED),
-        }
+        return {**padded(ids, self.vocabulary.pad_token_id or 0), "targets": pad(targets, IGNORED)}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
         """(sum over labelled words, their number)."""
@@ -200,16 +197,26 @@ class TokenClassification(LongTexts):
         return found
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Sequence[int]]) -> Scores:
-        """accuracy over words, and counts of spans by the number of their kind."""
+        """accuracy over words, F1 of spans, and their counts by the number of their kind.
+
+        F1 is 2 · hits / (predicted + true), so with that denominator for its number it pools over clients as it should.
+        """
         pairs = [(example.tags, found) for example, found in zip(examples, predictions, strict=True)]
         hits = sum(true == tag for tags, found in pairs for true, tag in zip(tags, found, strict=True))
         scores: Scores = {"accuracy": (float(hits), sum(len(tags) for tags, _ in pairs))}
         true, predicted = ([[self.tags[tag] for tag in pair[side]] for pair in pairs] for side in (0, 1))
-        for kind, counts in enumerate(count_spans(true, predicted, self.labels)):
+        kinds = count_spans(true, predicted, self.labels)
+        total = sum(kinds, Counts())
+        scores[F1] = (2.0 * total.hits, int(total.predicted + total.true))
+        for kind, counts in enumerate(kinds):
             for name in _SIDES:
                 if value := getattr(counts, name):
                     scores[f"{COUNT}{kind}/{name}"] = (float(value), len(examples))
         return scores
+
+    def metrics(self) -> tuple[str, ...]:
+        """What a best model can be chosen by."""
+        return (self.main_metric, F1)
 
     def single_metrics(self) -> tuple[str, ...]:
         """None: each is about words or spans, of which texts have different numbers."""
