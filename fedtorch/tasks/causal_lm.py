@@ -21,7 +21,7 @@ from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.conversations import Continued, Conversations, Prediction
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
-from fedtorch.text.chat import supervised
+from fedtorch.text.chat import ASSISTANT, supervised
 
 LOG_LIKELIHOOD, ACCURACY, CHOICES = "log_likelihood", "accuracy", "choices"
 _MOST_UNSUPERVISED = 0.01
@@ -106,13 +106,13 @@ class CausalLM(TextTask):
         return tokenizer
 
     def load(self, client: str, split: str) -> list[Continued]:
-        """Tokenised rows of one client; of a conversation several where its template cannot render it as one.
+        """Tokenised rows of one client.
 
         Raises:
             DataError: more than 1 % of the rows have no token to learn within `max_length`.
         """
         rows, where = self.rows(client, split), f"{split} of client {client}"
-        found = [sample for row in rows for sample in self._samples(row, where)]
+        found = [self._sample(row, where) for row in rows]
         if empty := sum(not sample.learned for sample in found):
             if empty > _MOST_UNSUPERVISED * len(found):
                 raise DataError(
@@ -122,8 +122,8 @@ class CausalLM(TextTask):
         return found
 
     def example_lengths(self, examples: Sequence[Continued]) -> list[tuple[int, ...]]:
-        """Tokens of each."""
-        return [(len(example.ids),) for example in examples]
+        """Tokens of each, as if all its texts were as long as the longest."""
+        return [((1 + len(one.more)) * max(len(text.ids) for text in (one, *one.more)),) for one in examples]
 
     def supervised(self, example: Continued) -> int:
         """Learned tokens but for a first one, which nothing foretells."""
@@ -131,11 +131,12 @@ class CausalLM(TextTask):
 
     def collate(self, examples: Sequence[Continued], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned. Or see `packed`."""
+        texts = [text for example in examples for text in (example, *example.more)]
         labels = [
-            [token if learned else IGNORED for token, learned in zip(example.ids, example.is_learned, strict=True)]
-            for example in examples
+            [token if learned else IGNORED for token, learned in zip(text.ids, text.is_learned, strict=True)]
+            for text in texts
         ]
-        ids, pad_id = [example.ids for example in examples], self.vocabulary.pad_token_id
+        ids, pad_id = [text.ids for text in texts], self.vocabulary.pad_token_id
         rows = shared_rows(list(map(len, ids)), self.max_length) if train and self.pack else []
         if not rows:
             mask = pad([[1] * len(row) for row in ids], 0)
@@ -159,12 +160,16 @@ class CausalLM(TextTask):
     @torch.inference_mode()
     def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Prediction]:
         """What each row's learned tokens, and those of its choices, get; and the text that is generated."""
-        texts = [text for example in examples for text in example.choices or (example,)]
+        texts = [text for example in examples for text in example.choices or (example, *example.more)]
         sums = iter(self._log_likelihoods(model, texts, batch_size))
         found = []
         for example in examples:
-            each = [next(sums) for _ in example.choices or (example,)]
-            best = max(range(len(each)), key=lambda place: each[place])
+            if not example.choices:
+                total = math.fsum(next(sums) for _ in (example, *example.more))
+                found.append(Prediction(total, example.learned))
+                continue
+            each = [next(sums) for _ in example.choices]
+            best = max(range(len(each)), key=each.__getitem__)
             found.append(Prediction(each[example.right], example.learned, best))
         if self.measures:
             room = self._room(model)
@@ -182,7 +187,8 @@ class CausalLM(TextTask):
         """Summed over each text's learned tokens; texts of like length share a batch."""
         device, sums = next(model.parameters()).device, [0.0] * len(texts)
         for picked in by_length([len(text.ids) for text in texts], batch_size):
-            batch = {k: v.to(device) for k, v in self.collate([texts[i] for i in picked], False).items()}
+            alone = [replace(texts[i], more=()) for i in picked]
+            batch = {k: v.to(device) for k, v in self.collate(alone, False).items()}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]
             each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
@@ -231,41 +237,42 @@ class CausalLM(TextTask):
 
     def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Rows none of whose tokens is learned within `max_length`."""
-        return sum(not any(sample.learned for sample in self._samples(row, "a row")) for row in rows)
+        return sum(not self._sample(row, "a row").learned for row in rows)
 
-    def _samples(self, row: Mapping[str, Any], where: str) -> list[Continued]:
-        end = self.vocabulary.eos_token_id
+    def _sample(self, row: Mapping[str, Any], where: str) -> Continued:
         if "messages" in row:
             turns = supervised(self.vocabulary, row["messages"])
-            golds = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
-            return [self._sample(ids, mask, golds[-1], where) for ids, mask in turns]
+            gold = next(turn["content"] for turn in reversed(row["messages"]) if turn["role"] == ASSISTANT)
+            *more, last = [self._cut(ids, mask, gold, where) for ids, mask in turns]
+            return replace(last, more=more)
         if "text" in row:
-            ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, end]
-            return [self._sample(ids, [True] * len(ids), "", where)]
-        answers, texts = row.get(CHOICES) or [row["completion"]], list[Continued]()
-        for answer in answers:
+            ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, self.vocabulary.eos_token_id]
+            return self._cut(ids, [True] * len(ids), "", where)
+        if CHOICES not in row:
+            return self._cut(*self._split(row["prompt"], row["completion"]), row["completion"], where)
+        texts = []
+        for answer in row[CHOICES]:
             ids, mask = self._split(row["prompt"], answer)
-            texts.append(self._sample([*ids, end], [*mask, True], answer, where))
-            if CHOICES in row and self.truncate == "right" and len(ids) >= self.max_length:
+            if (len(ids) if self.truncate == "right" else sum(mask)) > self.max_length:
                 raise DataError(
-                    f"{where} has a row of {len(ids) + 1} tokens with one of its choices, which would be cut to "
+                    f"{where} has a row of {len(ids)} tokens with one of its choices, which would be cut to "
                     f"task.max_length {self.max_length} and look likely; raise it, or set task.truncate to left"
                 )
-        if CHOICES not in row:
-            return texts
-        right = answers.index(row["completion"])
-        return [replace(texts[right], choices=texts, right=right)]
+            texts.append(self._cut(ids, mask, answer, where))
+        right = row[CHOICES].index(row["completion"])
+        return replace(texts[right], choices=texts, right=right)
 
     def _split(self, prompt: str, completion: str) -> tuple[list[int], list[bool]]:
-        """Tokens of both together, and which of them are the completion's: apart, the border would be cut otherwise."""
+        """Tokens of both together with the end token, and which are the completion's: apart, the border is another."""
         found = self.vocabulary(prompt + completion, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found.input_ids), [stop > len(prompt) for _, stop in found.offset_mapping]
+        mask = [stop > len(prompt) for _, stop in found.offset_mapping]
+        return [*found.input_ids, self.vocabulary.eos_token_id], [*mask, True]
 
-    def _sample(self, ids: list[int], mask: list[bool], gold: str, where: str) -> Continued:
+    def _cut(self, ids: list[int], mask: list[bool], gold: str, where: str) -> Continued:
         kept = self.cut(ids, self.max_length, where)
         learned = mask[: self.max_length] if self.truncate != "left" else mask[-self.max_length :]
-        first = next((i for i, is_answer in enumerate(learned) if is_answer), len(kept))
-        prompt = kept[:first]
+        starts = [i for i, is_answer in enumerate(learned) if is_answer and not (i and learned[i - 1])]
+        prompt = kept[: starts[-1]] if starts else kept
         if self.loss_on == "all":
             learned = [True] * len(kept)
         return Continued(kept, learned, prompt if self.measures else [], gold)

@@ -16,10 +16,12 @@ class Continued:
     is_learned: list[bool]
     """by token"""
     prompt: list[int]
-    """what an answer is generated from; empty where nothing is generated"""
+    """what the last answer is generated from; empty where nothing is generated"""
     gold: str
     """the answer"""
 
+    more: Sequence[Continued] = ()
+    """of a conversation that its template cannot render as one text: those that end with an earlier answer"""
     choices: Sequence[Continued] = ()
     """the answers to choose from, where there are some"""
     right: int = 0
@@ -27,8 +29,8 @@ class Continued:
 
     @cached_property
     def learned(self) -> int:
-        """tokens with a loss; a first one has none"""
-        return sum(self.is_learned[1:])
+        """tokens with a loss, those of `more` among them; a text's first one has none"""
+        return sum(self.is_learned[1:]) + sum(other.learned for other in self.more)
 
 
 class Prediction(NamedTuple):

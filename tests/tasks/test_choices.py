@@ -113,12 +113,18 @@ def test_rows_that_cannot_be_are_named_with_file_and_line(changes: dict[str, Any
 
 def test_a_choice_that_would_be_cut_is_refused() -> None:
     """Without its last tokens it would look likely."""
-    long = {"prompt": "1 is ", "choices": ["one", "many " * 30], "completion": "one", "home": "n"}
-    write_rows(Path("long.jsonl"), [long] * 8)
-    with pytest.raises(DataError, match="train of client n has a row of .* tokens with one of its choices"):
-        completer("long.jsonl", rows_are="choices", max_length=20, data={"tokenizer_size": 261}).load("n", "train")
-    kept = completer("long.jsonl", rows_are="choices", max_length=20, truncate="left", data={"tokenizer_size": 261})
-    assert all(len(choice.ids) <= 20 and choice.learned for choice in kept.load("n", "train")[0].choices)
+    for prompt, right in (("word " * 9, "one"), ("1 is ", "many " * 9)):
+        long = {"prompt": prompt, "choices": [right, "two"], "completion": right, "home": "n"}
+        write_rows(Path("long.jsonl"), [long] * 8)
+        settings: dict[str, Any] = {"rows_are": "choices", "max_length": 20, "data": {"tokenizer_size": 261}}
+        with pytest.raises(DataError, match="train of client n has a row of .* tokens with one of its choices"):
+            completer("long.jsonl", **settings).load("n", "train")
+        left = completer("long.jsonl", truncate="left", **settings)
+        if right == "one":
+            assert all(len(choice.ids) == 20 and choice.learned == 4 for choice in left.load("n", "train")[0].choices)
+        else:
+            with pytest.raises(DataError, match="with one of its choices"):
+                left.load("n", "train")
 
 
 def test_rows_whose_answers_are_cut_away_are_counted() -> None:

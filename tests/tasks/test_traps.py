@@ -9,18 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from harness import make_config, make_runner
 from own_rows import GPT2, completer, translator, write_rows
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import DataError
 from fedtorch.data.own.keys import SplitRule
 from fedtorch.models.auto import AnyModel
 from fedtorch.tasks.conversations import Continued, Prediction
-from fedtorch.tasks.text_generation import IGNORED
+from fedtorch.tasks.text_generation import IGNORED, Generation
 from fedtorch.text.byte_bpe import train_subwords
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
 CHAT += "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+STRIPPING = (  # drops what earlier answers thought
+    "{% for m in messages %}<{{ m.role }}>{{ m.content.split('#')[-1] if not loop.last else m.content }}</s>"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,6 +38,7 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         train_subwords(["a"], Path("letters"), size=261)  # a token a letter
         train_subwords(["ab"] * 50, Path("merging"), size=262)  # `ab` is one
         Path("chat.jinja").write_text(CHAT)
+        Path("stripping.jinja").write_text(STRIPPING)
         yield
 
 
@@ -58,6 +67,39 @@ def test_what_is_learned_of_a_conversation_that_is_cut(length: int, side: Any, e
     (example,) = task.load("n", "train")[:1]
     found = shown(task.vocabulary, example.ids, example.is_learned)
     assert (len(example.ids), found) == (min(length, 44), expected)
+
+
+def turns(number: int) -> list[dict[str, str]]:
+    said = ("a", f"x#{number}", "bb", f"y#z{number}")
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+
+
+@pytest.mark.parametrize("template", ["chat", "stripping"])
+def test_a_conversation_is_one_example_however_many_samples_it_is_rendered_as(template: str, tmp_path: Path) -> None:
+    """More examples than the manifest has rows made the server leave its client out of every round."""
+    source = write_rows(Path("think.jsonl"), [{"messages": turns(i), "home": "ns"[i % 2]} for i in range(16)])
+    settings = {"rows_are": "messages", "chat_template": Path(f"{template}.jinja"), "tokenizer": "letters"}
+    few = Generation(max_new_tokens=4)
+    task = completer(source, measures=("exact_match",), generate=few, **settings)
+    examples = task.load("n", "train")
+    assert len(examples) == task.manifest()["n"]["train"]
+    texts = [
+        shown(task.vocabulary, one.ids, one.is_learned).replace(".", "") for one in (*examples[0].more, examples[0])
+    ]
+    answers = [
+        turn["content"] + "</s>" for turn in task.rows("n", "train")[0]["messages"] if turn["role"] == "assistant"
+    ]
+    assert "".join(texts) == "".join(answers) and len(texts) == (1 if template == "chat" else 2)
+    assert examples[0].learned == task.terms(task.collate(examples[:1], True)) == task.supervised(examples[0]) == 9
+    assert (
+        task.vocabulary.decode(examples[0].prompt).endswith("<user>bb</s><assistant>")
+        and examples[0].gold == answers[1][:-4]
+    )
+    runner = make_runner(make_config(tmp_path, task, client=ClientConfig(lr=0.01), rounds=1))
+    result = runner.run()
+    assert not torch.equal(runner.context.server.weights, runner.components.engine.initial_shared)
+    total, tokens = result.scores["n"]["log_likelihood"]
+    assert tokens == sum(one.learned for one in task.load("n", "test")) and total < 0
 
 
 @pytest.mark.parametrize(("empty", "is_refused"), [(1, False), (2, True)])

@@ -65,7 +65,16 @@ def learned(tokenizer: Any, template: str, messages: list[dict[str, str]]) -> li
             ["<user>a b</s><assistant>|x#c</s>", "<user>a b</s><assistant>c</s><user>e</s><assistant>|c d</s>"],
         ),
     ],
-    ids=["one", "generation block", "two turns", "tool", "begun by the assistant", "and by a first token", "empty answer", "stripped reasoning"],
+    ids=[
+        "one",
+        "generation block",
+        "two turns",
+        "tool",
+        "begun by the assistant",
+        "and by a first token",
+        "empty answer",
+        "stripped reasoning",
+    ],
 )
 def test_what_the_assistant_says_is_learned_with_its_end(
     tokenizer: Any, template: str, messages: list[dict[str, str]], expected: list[str]
