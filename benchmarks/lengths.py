@@ -27,7 +27,8 @@ from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
 from fedtorch.data.dialogs import read_sgd
 from fedtorch.data.own.client_rule import ClientRule
-from fedtorch.data.own.first_config import _CHAT
+from fedtorch.data.own.first_config import chat_template
+from fedtorch.data.own.guess import Guess
 from fedtorch.data.own.keys import OwnData, SplitRule
 from fedtorch.data.synthetic.dialogs import DOMAINS, dialog
 from fedtorch.tasks.causal_lm import CausalLM
@@ -39,8 +40,7 @@ from fedtorch.train.lengths import padded
 from fedtorch.train.loop import Step, train
 
 ADAMW = ClientConfig(optimizer="adamw", lr=1e-4)
-LONGEST = 256
-ROLES = {"user": "user", "assistant": "assistant"}
+LONGEST = 512
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def dialogs(folder: Path | None, number: int) -> Iterator[dict[str, Any]]:
     """Rows with `messages`, of the Schema-Guided Dialogue set or made up."""
     if folder is not None:
         found = read_sgd(sorted(folder.glob("dialogues_*.json")), merge=True).clients.values()
-        every = [turns for turns in (turns for own in found for turns in own)]
+        every = [turns for own in found for turns in own]
     else:
         draw = torch.Generator().manual_seed(0)
         every = [dialog(domain, draw) for _ in range(1 + number // len(DOMAINS)) for domain in DOMAINS.values()]
@@ -88,7 +88,7 @@ def tasks(args: argparse.Namespace) -> dict[str, OwnTask]:
     """The two sets as tasks, in the working folder."""
     for name, rows in (("dialogs", dialogs(args.dialogs, args.rows)), ("texts", skewed(args.rows))):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("chat.jinja").write_text(_CHAT)
+    Path("chat.jinja").write_text(chat_template(Guess(roles={"messages": "messages"}), None))
     heads = max(1, args.width // 64)
     gpt2 = {"random": "gpt2", "n_embd": args.width, "n_layer": args.layers, "n_head": heads}
     bert = {"random": "bert", "hidden_size": args.width, "num_hidden_layers": args.layers,
