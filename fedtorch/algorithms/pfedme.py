@@ -14,7 +14,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
-from fedtorch.train.loop import LossCurve, Step
+from fedtorch.train.loop import LossCurve
 from fedtorch.train.loop import train as take_steps
 from fedtorch.train.settings import ClientConfig
 
@@ -53,7 +53,7 @@ class PFedMe(FedAvg):
         plans = job.plans(len(job.examples), purpose="train")
         for index, step in enumerate(job.collated(plans, job.examples)):
             engine.start(weights, job.private, hp, steps=self.inner_steps, seed=job.seed(f"train/{index}"))
-            inner = [Step(step.batches, step.divisor, step.epoch)] * self.inner_steps
+            inner = [step] * self.inner_steps
             curve = take_steps(engine, inner, job.task.loss, before_step=proximal(engine, weights, self.lam))
             losses.append(curve.losses[0])
             epochs.append(step.epoch)

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def _size(report: Report, cap: float) -> float:
-    return float(report.examples)
+    return report.size
 
 
 def _equal(report: Report, cap: float) -> float:
@@ -42,6 +42,7 @@ class NothingToWeighError(ValueError):
 def normalised(name: str, reports: Sequence[Report], cap: float | None = None) -> list[float]:
     """p_i = a_i / Σ a_j, with a_i = n_i (size), 1 (equal), ΔL_i (loss_reduction) or n_i ΔL_i (lorar).
 
+    n_i is `Report.size`: examples, or what the task counts in their place.
     size: FedAvg; Lorar, Eqn. 2. lorar: Lorar, Eqn. 6. loss_reduction: Lorar, section 6.3.
     Under size-proportional sampling `equal` counts a client once per draw. cap: the largest ΔL that counts.
     Returns one weight per report, in order, summing to 1, or [] for no reports. Guards, which the paper's code lacks:

@@ -99,6 +99,11 @@ def cursor(purpose: str) -> str:
     return f"{purpose}/cursor"
 
 
+def epoch(purpose: str) -> str:
+    """Number of a client: the epoch that the cursor counts from, where epochs have different numbers of steps."""
+    return f"{purpose}/epoch"
+
+
 def steps(purpose: str) -> str:
     """Number of a client: steps taken in the run, where the schedule spans it."""
     return f"{purpose}/steps"

@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+SIZE = "size"
+"""The name in `Report.extra` of what a client weighs by in place of its examples, such as tokens."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -43,6 +46,11 @@ class Report:
     draws: int = 1
     """how often the client was drawn for the round; more than once only under size-proportional sampling. Does not
     travel: the server draws the clients, and fills it in"""
+
+    @property
+    def size(self) -> float:
+        """How large the client is where that decides its weight: its examples, or what its task counts under `SIZE`."""
+        return float(self.extra.get(SIZE, self.examples))
 
     @property
     def is_ok(self) -> bool:

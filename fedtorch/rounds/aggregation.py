@@ -126,7 +126,8 @@ def _impossible(
     """Client -> why its report cannot be true."""
     clients = {client.name: client for client, _ in cohort}
     size = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
-    problems = {r.client: impossible(r, clients[r.client], size) for r in reports if r.is_ok}
+    most = context.components.training.largest_size
+    problems = {r.client: impossible(r, clients[r.client], size, most(r.examples)) for r in reports if r.is_ok}
     return {name: problem for name, problem in problems.items() if problem}
 
 

@@ -104,7 +104,8 @@ class ClientTrainer:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
         context = self.context
         report = self._train(client)
-        can_retry = context.config.system.oom_retry and context.config.client_for(client.name).batch_size > 1
+        hp = context.config.client_for(client.name)
+        can_retry = context.config.system.oom_retry and (hp.batch_size > 1 or hp.max_tokens_per_batch is not None)
         if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
         log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
@@ -199,7 +200,8 @@ class ClientTrainer:
         """The algorithm's work; the report with what the task counted meanwhile."""
         algorithm, components = self.context.algorithm, self.context.components
         returned = algorithm.client_update(job)
-        counted = components.training.pop_counters(components.engine.module)
+        task = components.training
+        counted = {**task.pop_counters(components.engine.module), **task.counts(job.examples)}
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
         if problem := report_problem(report):

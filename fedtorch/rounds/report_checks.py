@@ -42,11 +42,16 @@ def check_complete(reports: Sequence[Report], cohort: Sequence[tuple[Client, int
         )
 
 
-def impossible(report: Report, client: Client, size: int) -> str:
-    """Why the numbers of a report that is `ok` cannot be true; empty if they can. size: elements of an update."""
+def impossible(report: Report, client: Client, size: int, largest: float) -> str:
+    """Why the numbers of a report that is `ok` cannot be true; empty if they can.
+
+    size: elements of an update. largest: what a client of so many examples can weigh by.
+    """
     held = client.sizes.get("train", 0)
     if not 0 <= report.examples <= held:
         return f"it reports {report.examples} training examples, the manifest counts {held}"
+    if not 0 <= report.size <= largest:
+        return f"it reports a size of {report.size:g}, but {report.examples} examples come to {largest:g} at most"
     if report.steps < 0:
         return f"it reports {report.steps} steps"
     least, most = report.max_abs, math.sqrt(size) * report.max_abs  # of one such element, and of `size`

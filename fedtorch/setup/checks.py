@@ -107,6 +107,18 @@ def the_algorithm_takes_the_settings(plan: Plan) -> None:
     plan.algorithm.check_task(plan.training)
 
 
+def batches_by_length_have_lengths(plan: Plan) -> None:
+    """Who puts examples into batches by length knows lengths."""
+    if type(plan.task).example_lengths is not Task.example_lengths:
+        return
+    for name in ("group_by_length", "max_tokens_per_batch"):
+        if any(getattr(hp, name) for hp in plan.settings):
+            raise ConfigError(
+                f"client.{name} is set but the task `{plan.config.task_name}` does not say how long its examples are; "
+                f"remove client.{name}, or define the task's `example_lengths`"
+            )
+
+
 # The engine
 
 
@@ -225,6 +237,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     the_one_client_sends_its_model,
     someone_has_labels,
     the_algorithm_takes_the_settings,
+    batches_by_length_have_lengths,
     the_algorithm_takes_the_precision,
     the_device_has_the_precision,
     deepspeed_is_installed,

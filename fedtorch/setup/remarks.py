@@ -33,6 +33,20 @@ def about_data(plan: Plan, placement: Placement, rank: int) -> Iterator[str]:
     for name in mine if len(mine) <= CHECKED_CLIENTS else ():
         if remark := plan.task.check(name):
             yield f"{name}: {remark}"
+        yield from _about_lengths(plan, name)
+
+
+def _about_lengths(plan: Plan, client: str) -> Iterator[str]:
+    """Where micro-batches have a budget of tokens: how many of a client's examples are above it."""
+    budget = plan.config.client_for(client).max_tokens_per_batch
+    if budget is None or not plan.task.manifest()[client].get("train"):
+        return
+    lengths = [sum(each) for each in plan.task.example_lengths(plan.task.load(client, "train"))]
+    if above := sum(length > budget for length in lengths):
+        yield (
+            f"{client}: {above} of {len(lengths)} examples are longer than client.max_tokens_per_batch {budget}, the "
+            f"longest has {max(lengths)} tokens; each is a micro-batch of its own"
+        )
 
 
 def about_decay(plan: Plan, engine: Engine) -> Iterator[str]:

@@ -100,9 +100,25 @@ class Task:
         """A batch of CPU tensors from examples."""
         raise NotImplementedError
 
+    def example_lengths(self, examples: Sequence[Any]) -> Sequence[tuple[int, ...]]:
+        """Tokens of each example, in each of the rows that `collate` pads for themselves; cheap.
+
+        For `client.group_by_length` and `client.max_tokens_per_batch`, which are refused where a task does not define
+        it: (text,), or (source, target).
+        """
+        raise NotImplementedError
+
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, number of terms) of a batch; their quotient is what is minimised."""
         raise NotImplementedError
+
+    def terms(self, batch: Any) -> int | None:
+        """The terms of `loss` in a batch that `collate` made, known without the model.
+
+        A step's loss is then the sum over its micro-batches divided by all their terms, so that it does not matter how
+        they are cut. None: the mean of the micro-batches' means.
+        """
+        return None
 
     def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[Any]:
         """One prediction per example, in their order. The model is in eval mode, without gradients."""
@@ -151,6 +167,15 @@ class Task:
     def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
         """Of metrics that are no means: the figure of all clients' examples together."""
         return {}
+
+    def counts(self, examples: Sequence[Any]) -> Mapping[str, float]:
+        """Numbers about a client's training examples, for its report; one under `fedtorch.core.update.SIZE` is what the
+        client weighs by in place of its examples."""
+        return {}
+
+    def largest_size(self, examples: int) -> float:
+        """The most that a client of so many examples can have under `SIZE`; a report of more is left out."""
+        return examples
 
     def summary(self, scores: Mapping[str, Scores]) -> Mapping[str, Any]:
         """Figures that are no averages of the final scores (client -> metric -> sum, count), for `results.json`."""
@@ -201,9 +226,25 @@ class Merged(Task):
         """As in `parts`."""
         return self.parts.collate(examples, train)
 
+    def example_lengths(self, examples: Sequence[Any]) -> Sequence[tuple[int, ...]]:
+        """As in `parts`."""
+        return self.parts.example_lengths(examples)
+
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """As in `parts`."""
         return self.parts.loss(model, batch)
+
+    def terms(self, batch: Any) -> int | None:
+        """As in `parts`."""
+        return self.parts.terms(batch)
+
+    def counts(self, examples: Sequence[Any]) -> Mapping[str, float]:
+        """As in `parts`."""
+        return self.parts.counts(examples)
+
+    def largest_size(self, examples: int) -> float:
+        """As in `parts`."""
+        return self.parts.largest_size(examples)
 
     def pop_counters(self, model: nn.Module) -> Mapping[str, float]:
         """As in `parts`."""

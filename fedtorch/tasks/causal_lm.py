@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,53 +16,16 @@ from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
+from fedtorch.models.auto import longest_input
+from fedtorch.models.packing import looks_ahead, packed, packed_logits, shared_rows, why_not_packed
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.conversations import Continued, Conversations, Prediction
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
-from fedtorch.text.chat import supervised
+from fedtorch.text.chat import ASSISTANT, supervised
 
-LOG_LIKELIHOOD = "log_likelihood"
+LOG_LIKELIHOOD, ACCURACY, CHOICES = "log_likelihood", "accuracy", "choices"
 _MOST_UNSUPERVISED = 0.01
-
-
-@dataclass(frozen=True)
-class Continued:
-    """A tokenised row."""
-
-    ids: list[int]
-    is_learned: list[bool]
-    """by token"""
-    prompt: list[int]
-    """what an answer is generated from; empty where nothing is generated"""
-    gold: str
-    """the answer"""
-
-
-@dataclass(frozen=True)
-class Conversations:
-    """What a row has to have: `messages`, or columns that are filled into a prompt, and `completion`, or `text`."""
-
-    required: Sequence[str]
-    template: str | None
-    optional: Sequence[str] = ()
-
-    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """messages; or prompt and completion; or text."""
-        if "messages" in self.required:
-            return {"messages": _messages(values["messages"])}
-        for name in self.required:
-            if not isinstance(values[name], str):
-                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
-        if self.required == ("text",):
-            return {"text": values["text"]}
-        prompt = values["prompt"] if self.template is None else self.template.format(**values)
-        return {"prompt": prompt, "completion": values[self.required[-1]]}
-
-    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """All of them."""
-        if "messages" in row:
-            return [message["content"] for message in row["messages"]]
-        return list(row.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,28 +42,56 @@ class CausalLM(TextTask):
     }
     lower_is_better: ClassVar[tuple[str, ...]] = ("perplexity",)
 
-    rows_are: Literal["text", "completion", "messages"] = "completion"
-    """plain text (column `text`); `prompt` and `completion`; or `messages`, lists of {role, content}"""
+    rows_are: Literal["text", "completion", "choices", "messages"] = "completion"
+    """plain text (column `text`); `prompt` and `completion`; the same and `choices`, a list of texts of which the
+    completion is one, or the number of one from 0; or `messages`, lists of {role, content}"""
     loss_on: Literal["answer", "all"] = "answer"
     """the tokens that are learned: those of completions or of the assistant, or all"""
     chat_template: Path | None = None
     """a file with a chat template in place of the tokenizer's"""
+    pack: bool = False
+    """in training several texts share a row of up to `max_length` tokens, where that is less than padding; none sees
+    another, so the loss is the same. Tried out at the start, and refused where the architecture cannot do it"""
     measures: tuple[Metric, ...] = ()
     """what is measured of generated answers, beside perplexity; none: nothing is generated"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rows_are == CHOICES:
+            object.__setattr__(self, "main_metric", ACCURACY)  # frozen, but this is no key
         if self.rows_are == "text" and (self.template is not None or self.measures):
             raise ConfigError("task.rows_are is text, which has no prompt: leave task.template and task.measures out")
         if self.rows_are == "messages" and self.template is not None:
             raise ConfigError("task.rows_are is messages, whose form is task.chat_template's; leave task.template out")
 
+    def build_model(self, seed: int) -> nn.Module:
+        """The model; one that foretells tokens from those before them.
+
+        Raises:
+            ConfigError: it also sees those after them; or texts cannot share a row, and `pack` is set.
+        """
+        model, name = super().build_model(seed), self.source_model.named
+        if looks_ahead(model, min(6, self.max_length)):
+            raise ConfigError(
+                f"task.model is {name}, whose attention looks ahead at the tokens that are to be foretold; choose a "
+                "decoder (gpt2, llama), or set task.model.is_decoder to true where the architecture has it (bert)"
+            )
+        if self.generates and self._room(model) < 1:
+            raise ConfigError(
+                f"task.generate.max_new_tokens is {self.generate.max_new_tokens} but {name} has "
+                f"{longest_input(model)} positions for a prompt and its answer; lower it"
+            )
+        if self.pack and (why := why_not_packed(model, self.max_length)):
+            raise ConfigError(f"task.pack is true but task.model is {name}: {why}; set task.pack to false")
+        return model
+
     def form(self) -> Conversations:
         """As `rows_are` says."""
-        if self.rows_are != "completion":
+        if self.rows_are not in ("completion", CHOICES):
             return Conversations((self.rows_are,), None)
         names = self.template_columns() if self.template else ["prompt"]
-        return Conversations((*names, "completion"), self.template)
+        more = [CHOICES] if self.rows_are == CHOICES else []
+        return Conversations((*names, *more, "completion"), self.template)
 
     def settings(self) -> dict[str, Any]:
         """Also the form of rows."""
@@ -122,14 +113,14 @@ class CausalLM(TextTask):
         return tokenizer
 
     def load(self, client: str, split: str) -> list[Continued]:
-        """Tokenised rows of one client; of a conversation several where its template cannot render it as one.
+        """Tokenised rows of one client.
 
         Raises:
             DataError: more than 1 % of the rows have no token to learn within `max_length`.
         """
         rows, where = self.rows(client, split), f"{split} of client {client}"
-        found = [sample for row in rows for sample in self._samples(row, where)]
-        if empty := sum(not any(sample.is_learned[1:]) for sample in found):
+        found = [self._sample(row, where) for row in rows]
+        if empty := sum(not sample.learned for sample in found):
             if empty > _MOST_UNSUPERVISED * len(found):
                 raise DataError(
                     f"{where}: {empty} of {len(found)} rows have no token to learn within task.max_length = "
@@ -137,55 +128,101 @@ class CausalLM(TextTask):
                 )
         return found
 
+    def example_lengths(self, examples: Sequence[Continued]) -> list[tuple[int, ...]]:
+        """Tokens of each, as if all its texts were as long as the longest."""
+        return [((1 + len(one.more)) * max(len(text.ids) for text in (one, *one.more)),) for one in examples]
+
+    def supervised(self, example: Continued) -> int:
+        """Learned tokens but for a first one, which nothing foretells."""
+        return example.learned
+
     def collate(self, examples: Sequence[Continued], train: bool) -> dict[str, Any]:
-        """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned."""
+        """input_ids, attention_mask, labels (B, longest), int64; -100 is what is not learned. Or see `packed`."""
+        texts = [text for example in examples for text in (example, *example.more)]
         labels = [
-            [token if learned else IGNORED for token, learned in zip(example.ids, example.is_learned, strict=True)]
-            for example in examples
+            [token if learned else IGNORED for token, learned in zip(text.ids, text.is_learned, strict=True)]
+            for text in texts
         ]
-        return {
-            "input_ids": pad([example.ids for example in examples], self.vocabulary.pad_token_id),
-            "attention_mask": pad([[1] * len(example.ids) for example in examples], 0),
-            "labels": pad(labels, IGNORED),
-        }
+        ids, pad_id = [text.ids for text in texts], self.vocabulary.pad_token_id
+        rows = shared_rows(list(map(len, ids)), self.max_length) if train and self.pack else []
+        if not rows:
+            mask = pad([[1] * len(row) for row in ids], 0)
+            return {"input_ids": pad(ids, pad_id), "attention_mask": mask, "labels": pad(labels, IGNORED)}
+        joined = [[label for text in row for label in (IGNORED, *labels[text][1:])] for row in rows]
+        return {**packed(ids, rows, pad_id), "labels": pad(joined, IGNORED)}
 
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(sum over learned tokens, their number); the first token of a text has no loss."""
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        if "segments" in batch:
+            logits = packed_logits(model, batch)
+        else:
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            logits = model(**inputs, use_cache=False).logits
         return token_loss(logits[:, :-1], batch["labels"][:, 1:])
 
+    def terms(self, batch: dict[str, Any]) -> int:
+        """Learned tokens but for first ones."""
+        return int((batch["labels"][:, 1:] != IGNORED).sum())
+
     @torch.inference_mode()
-    def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Any]:
-        """(log-likelihood of the learned tokens, their number, generated text) of each row."""
-        device = next(model.parameters()).device
-        sums: list[tuple[float, int]] = [(0.0, 0)] * len(examples)
-        for picked in by_length([len(example.ids) for example in examples], batch_size):
-            batch = {k: v.to(device) for k, v in self.collate([examples[i] for i in picked], False).items()}
+    def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Prediction]:
+        """What each row's learned tokens, and those of its choices, get; and the text that is generated."""
+        texts = [text for example in examples for text in example.choices or (example, *example.more)]
+        sums = iter(self._log_likelihoods(model, texts, batch_size))
+        found = []
+        for example in examples:
+            if not example.choices:
+                total = math.fsum(next(sums) for _ in (example, *example.more))
+                found.append(Prediction(total, example.learned))
+                continue
+            each = [next(sums) for _ in example.choices]
+            best = max(range(len(each)), key=each.__getitem__)
+            found.append(Prediction(each[example.right], example.learned, best))
+        if self.generates:
+            room = self._room(model)
+            ids = self.generated(model, [example.prompt[-room:] for example in examples], batch_size, left=True)
+            answers = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
+            found = [one._replace(text=answer) for one, answer in zip(found, answers, strict=True)]
+        return found
+
+    def _room(self, model: nn.Module) -> int:
+        """Tokens of a prompt that leave places for an answer."""
+        positions = longest_input(model)
+        return self.max_length if positions is None else positions - self.generate.max_new_tokens
+
+    def _log_likelihoods(self, model: nn.Module, texts: Sequence[Continued], batch_size: int) -> list[float]:
+        """Summed over each text's learned tokens; texts of like length share a batch."""
+        device, sums = next(model.parameters()).device, [0.0] * len(texts)
+        for picked in by_length([len(text.ids) for text in texts], batch_size):
+            alone = [replace(texts[i], more=()) for i in picked]
+            batch = {k: v.to(device) for k, v in self.collate(alone, False).items()}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]
             each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-            counts = (labels != IGNORED).sum(1).tolist()
-            for i, total, count in zip(picked, each.double().sum(1).tolist(), counts, strict=True):
-                sums[i] = (-total, count)
-        texts = [""] * len(examples)
-        if self.generates:
-            ids = self.generated(model, [example.prompt for example in examples], batch_size, left=True)
-            texts = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
-        return [(*pair, text) for pair, text in zip(sums, texts, strict=True)]
+            for i, total in zip(picked, each.double().sum(1).tolist(), strict=True):
+                sums[i] = -total
+        return sums
 
-    def score(self, examples: Sequence[Continued], predictions: Sequence[Any]) -> Scores:
-        """log_likelihood: a mean over tokens, from which perplexity is made; and what `measures` names."""
-        tokens = sum(count for _, count, _ in predictions)
-        total = math.fsum(value for value, _, _ in predictions)
-        scores: Scores = {LOG_LIKELIHOOD: (total, tokens)}
+    def score(self, examples: Sequence[Continued], predictions: Sequence[Prediction]) -> Scores:
+        """log_likelihood: a mean over tokens, from which perplexity is made; and what `measures` names.
+
+        With choices also accuracy: the right one is the likeliest, by the sum over its tokens with its end token.
+        """
+        tokens = sum(found.tokens for found in predictions)
+        total = math.fsum(found.log_likelihood for found in predictions)
+        scores: Scores = {}
+        if self.rows_are == CHOICES:
+            hits = sum(found.choice == example.right for example, found in zip(examples, predictions, strict=True))
+            scores[ACCURACY] = (float(hits), len(examples))
+        scores[LOG_LIKELIHOOD] = (total, tokens)
         if self.asked:
-            texts = [text for _, _, text in predictions]
+            texts = [found.text for found in predictions]
             scores |= self.text_scores(texts, [example.gold for example in examples])
         return {**scores, f"{COUNT}tokens": (float(tokens), tokens), f"{COUNT}nll": (-total, tokens)}
 
     def metrics(self) -> tuple[str, ...]:
-        """log_likelihood, and means of what is generated."""
-        return tuple(dict.fromkeys((LOG_LIKELIHOOD, *super().metrics())))
+        """Accuracy of choices, log_likelihood, and means of what is generated."""
+        return tuple(dict.fromkeys((*self._of_choices, LOG_LIKELIHOOD, *super().metrics())))
 
     @property
     def generates(self) -> bool:
@@ -212,7 +249,15 @@ class CausalLM(TextTask):
 
     def compared(self, examples: Sequence[Continued], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Texts."""
-        return [text for _, _, text in predictions], [example.gold for example in examples]
+        return [found.text for found in predictions], [example.gold for example in examples]
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Those of choices and of generated texts; a row has many tokens."""
+        return (*self._of_choices, *super().metrics())
+
+    @property
+    def _of_choices(self) -> tuple[str, ...]:
+        return (ACCURACY,) if self.rows_are == CHOICES else ()
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Also perplexity, exp(Σ nll / Σ tokens)."""
@@ -220,41 +265,48 @@ class CausalLM(TextTask):
         found = {"perplexity": math.exp(min(700.0, totals[f"{COUNT}nll"] / tokens))} if tokens else {}
         return {**found, **super().figures(totals)}
 
-    def _samples(self, row: Mapping[str, Any], where: str) -> list[Continued]:
-        end = self.vocabulary.eos_token_id
+    def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Of each with its right answer alone."""
+        return super().lengths([{name: text for name, text in row.items() if name != CHOICES} for row in rows])
+
+    def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Rows none of whose tokens is learned within `max_length`."""
+        return sum(not self._sample(row, "a row").learned for row in rows)
+
+    def _sample(self, row: Mapping[str, Any], where: str) -> Continued:
         if "messages" in row:
             turns = supervised(self.vocabulary, row["messages"])
-            golds = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
-            return [self._sample(ids, mask, golds[-1], where) for ids, mask in turns]
+            gold = next(turn["content"] for turn in reversed(row["messages"]) if turn["role"] == ASSISTANT)
+            *more, last = [self._cut(ids, mask, gold, where) for ids, mask in turns]
+            return replace(last, more=more)
         if "text" in row:
-            ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, end]
-            return [self._sample(ids, [True] * len(ids), "", where)]
-        ids, mask = self._split(row["prompt"], row["completion"])
-        return [self._sample([*ids, end], [*mask, True], row["completion"], where)]
+            ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, self.vocabulary.eos_token_id]
+            return self._cut(ids, [True] * len(ids), "", where)
+        if CHOICES not in row:
+            return self._cut(*self._split(row["prompt"], row["completion"]), row["completion"], where)
+        texts = []
+        for answer in row[CHOICES]:
+            ids, mask = self._split(row["prompt"], answer)
+            if (len(ids) if self.truncate == "right" else sum(mask)) > self.max_length:
+                raise DataError(
+                    f"{where} has a row of {len(ids)} tokens with one of its choices, which would be cut to "
+                    f"task.max_length {self.max_length} and look likely; raise it, or set task.truncate to left"
+                )
+            texts.append(self._cut(ids, mask, answer, where))
+        right = row[CHOICES].index(row["completion"])
+        return replace(texts[right], choices=texts, right=right)
 
     def _split(self, prompt: str, completion: str) -> tuple[list[int], list[bool]]:
-        """Tokens of both together, and which of them are the completion's: apart, the border would be cut otherwise."""
+        """Tokens of both together with the end token, and which are the completion's: apart, the border is another."""
         found = self.vocabulary(prompt + completion, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found.input_ids), [stop > len(prompt) for _, stop in found.offset_mapping]
+        mask = [stop > len(prompt) for _, stop in found.offset_mapping]
+        return [*found.input_ids, self.vocabulary.eos_token_id], [*mask, True]
 
-    def _sample(self, ids: list[int], mask: list[bool], gold: str, where: str) -> Continued:
+    def _cut(self, ids: list[int], mask: list[bool], gold: str, where: str) -> Continued:
         kept = self.cut(ids, self.max_length, where)
         learned = mask[: self.max_length] if self.truncate != "left" else mask[-self.max_length :]
-        first = next((i for i, is_answer in enumerate(learned) if is_answer), len(kept))
-        prompt = kept[:first]
+        starts = [i for i, is_answer in enumerate(learned) if is_answer and not (i and learned[i - 1])]
+        prompt = kept[: starts[-1]] if starts else kept
         if self.loss_on == "all":
             learned = [True] * len(kept)
         return Continued(kept, learned, prompt if self.generates else [], gold)
-
-
-def _messages(value: Any) -> list[dict[str, str]]:
-    if not isinstance(value, list):
-        raise ValueError(f"`messages` is a {type(value).__name__}, expected a list of {{role, content}}")
-    found = []
-    for place, message in enumerate(value):
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(f"message {place + 1} has no role and content that are strings")
-        found.append({"role": message["role"], "content": message["content"]})
-    if not any(message["role"] == "assistant" for message in found):
-        raise ValueError("no message is the assistant's, so there is nothing to learn")
-    return found

@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.ranges import Count
+from fedtorch.core.update import SIZE
 from fedtorch.data.folder import read_rows
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.prepare import folder_of, prepare
@@ -75,8 +76,16 @@ class OwnTask(Prepared):
     truncate: Literal["right", "left", "refuse"] = "right"
     """where a longer text is cut, or that it is an error"""
 
+    client_weight: Literal["examples", "tokens"] = "examples"
+    """what a client's part in the average is by: its training rows, or the tokens in them that are learned"""
+
     def __post_init__(self) -> None:
         self.source_model  # noqa: B018  # refuses what is no model
+
+    @property
+    def cuts(self) -> bool:
+        """Is a text beyond `max_length` cut?"""
+        return True
 
     def form(self) -> Form:
         """What a row has to have."""
@@ -222,6 +231,27 @@ class OwnTask(Prepared):
     def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
         """Of the chosen ones that are no means."""
         return pooled_of(self.chosen, scores, self.figures) if self.chosen else {}
+
+    def supervised(self, example: Any) -> int | None:
+        """Tokens of an example that are learned; None where it is not tokens that have labels."""
+        return None
+
+    def counts(self, examples: Sequence[Any]) -> dict[str, float]:
+        """`tokens` that are learned, and whether they are the client's size."""
+        found = [self.supervised(example) for example in examples]
+        if None in found or not found:
+            return {}
+        tokens = float(sum(count or 0 for count in found))
+        return {"tokens": tokens, **({SIZE: tokens} if self.client_weight == "tokens" else {})}
+
+    def largest_size(self, examples: int) -> float:
+        """As many tokens as a row can have."""
+        return examples * (self.max_learned if self.client_weight == "tokens" else 1)
+
+    @property
+    def max_learned(self) -> int:
+        """Tokens of a row that can be learned."""
+        return self.max_length
 
     def rows(self, client: str, split: str) -> list[dict[str, Any]]:
         """The rows that are used of a client's split."""

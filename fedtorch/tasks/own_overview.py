@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,9 +85,10 @@ def row_ids_of(task: OwnTask, scratch: Path | None = None) -> dict[str, list[str
 def _add(facts: ClientRows, task: OwnTask, split: str, rows: list[dict[str, Any]]) -> None:
     lengths = task.lengths(rows)
     facts.tokens += lengths
-    facts.cut += sum(length > task.max_length for length in lengths)
+    facts.cut += sum(length > task.max_length for length in lengths) if task.cuts else 0
     if split == "train":
-        facts.unsupervised += task.unsupervised(rows)
+        with suppress(DataError):  # it is among the problems
+            facts.unsupervised += task.unsupervised(rows)
         for row in rows:
             label = task.label_of(row)
             if label is not None:

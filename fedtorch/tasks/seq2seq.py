@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedtorch.core.ranges import Count
 from fedtorch.models.padding import pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.text_generation import IGNORED, Sequence2, Texts, TextTask, token_loss
+from fedtorch.tasks.text_generation import IGNORED, SourceTarget, Texts, TextTask, token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Seq2Seq(TextTask):
         """`source` and `target`, or the columns of the template and `target`."""
         return Texts((*(self.template_columns() if self.template else ["source"]), "target"), self.template)
 
-    def load(self, client: str, split: str) -> list[Sequence2]:
+    def load(self, client: str, split: str) -> list[SourceTarget]:
         """Tokenised rows of one client; case and spaces are as in the file."""
         rows, where = self.rows(client, split), f"{split} of client {client}"
         if not rows:
@@ -40,11 +40,24 @@ class Seq2Seq(TextTask):
         for row, source, target in zip(rows, sources, targets, strict=True):
             target = target if target and target[-1] == end else [*target, end]
             kept = self.cut(source[:-1], self.max_length - 1, where) + source[-1:] if source else [end]
-            found.append(Sequence2(kept, target[: self.max_target_length - 1] + [end]
+            found.append(SourceTarget(kept, target[: self.max_target_length - 1] + [end]
                                    if len(target) > self.max_target_length else target, row["target"]))  # fmt: skip
         return found
 
-    def collate(self, examples: Sequence[Sequence2], train: bool) -> dict[str, Any]:
+    def example_lengths(self, examples: Sequence[SourceTarget]) -> list[tuple[int, ...]]:
+        """Of source and target, which are padded each for itself."""
+        return [(len(example.source), len(example.target)) for example in examples]
+
+    def supervised(self, example: SourceTarget) -> int:
+        """Target tokens."""
+        return len(example.target)
+
+    @property
+    def max_learned(self) -> int:
+        """Of a target."""
+        return self.max_target_length
+
+    def collate(self, examples: Sequence[SourceTarget], train: bool) -> dict[str, Any]:
         """input_ids, attention_mask (B, longest source), labels (B, longest target), int64; -100 is padding."""
         sources = [example.source for example in examples]
         return {
@@ -57,15 +70,19 @@ class Seq2Seq(TextTask):
         """(sum over target tokens, their number)."""
         return token_loss(model(**batch, use_cache=False).logits, batch["labels"])
 
-    def predict(self, model: nn.Module, examples: Sequence[Sequence2], batch_size: int) -> list[str]:
+    def terms(self, batch: dict[str, Any]) -> int:
+        """Target tokens."""
+        return int((batch["labels"] != IGNORED).sum())
+
+    def predict(self, model: nn.Module, examples: Sequence[SourceTarget], batch_size: int) -> list[str]:
         """Generated texts."""
         ids = self.generated(model, [example.source for example in examples], batch_size, left=False)
         return [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
 
-    def compared(self, examples: Sequence[Sequence2], predictions: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    def compared(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> tuple[list[Any], list[Any]]:
         """Texts."""
         return list(predictions), [example.gold for example in examples]
 
-    def score(self, examples: Sequence[Sequence2], predictions: Sequence[str]) -> Scores:
+    def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> Scores:
         """What `measures` names."""
         return self.text_scores(predictions, [example.gold for example in examples])

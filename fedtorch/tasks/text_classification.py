@@ -14,12 +14,13 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import count_labels
 from fedtorch.metrics.correlation import moments
+from fedtorch.models.classified import classify
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.label_figures import BUILT_IN, known_metrics, label_figures
 from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
+from fedtorch.tasks.long_texts import LongTexts, Window, padded
 from fedtorch.tasks.new_rows import NewTexts
-from fedtorch.tasks.own import OwnTask
 
 _PROBLEMS = {
     "single_label": "single_label_classification",
@@ -37,10 +38,22 @@ class Example:
     """which of two texts a token belongs to, for models that are told"""
     target: Any
     """number of the label, numbers of the labels, or the value"""
+    more: Sequence[Window] = ()
+    """further windows, where a long text is read in several"""
+
+    @property
+    def windows(self) -> list[Window]:
+        """All of them."""
+        return [Window(self.ids, self.types), *self.more]
+
+    @classmethod
+    def of(cls, windows: Sequence[Window], target: Any) -> Example:
+        """A text of these."""
+        return cls(windows[0].ids, windows[0].types, target, windows[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassification(OwnTask):
+class TextClassification(LongTexts):
     """Cross entropy over labels, binary cross entropy over each of several, or squared error of a number."""
 
     main_metric: ClassVar[str] = "accuracy"
@@ -58,6 +71,8 @@ class TextClassification(OwnTask):
         super().__post_init__()
         if self.class_weights is not None and self.problem != "single_label":
             raise ConfigError(f"task.class_weights is for task.problem single_label, not {self.problem}")
+        if self.client_weight == "tokens":
+            raise ConfigError("task.client_weight is tokens, but a text has one label for all of them; set examples")
         if self.problem == "regression":
             object.__setattr__(self, "main_metric", "negative_squared_error")  # frozen, but this is no key
 
@@ -117,32 +132,33 @@ class TextClassification(OwnTask):
             return []
         where = f"{split} of client {client}"
         return [
-            Example(ids, kind, self._target(row["label"], where))
-            for (ids, kind), row in zip(self._inputs(rows, where), rows, strict=True)
+            Example.of(windows, self._target(row["label"], where))
+            for windows, row in zip(self._inputs(rows, where), rows, strict=True)
         ]
 
-    def _inputs(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[tuple[list[int], list[int] | None]]:
-        """Tokens of each row, and which of its two texts they belong to."""
-        vocabulary, sides = self.vocabulary, [[row["text"] for row in rows]]
+    def _inputs(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[list[Window]]:
+        """Each row's windows."""
+        sides = [[row["text"] for row in rows]]
         if any("text_pair" in row for row in rows):
             sides.append([row.get("text_pair", "") for row in rows])
-        side: Any = "left" if self.truncate == "left" else "right"
-        vocabulary.truncation_side = side
-        limit = {} if self.truncate == "refuse" else {"truncation": True, "max_length": self.max_length}
-        found = vocabulary(*sides, **limit)
-        for ids in found["input_ids"]:
-            self.cut(ids, self.max_length, where)
-        return list(zip(found["input_ids"], found.get("token_type_ids") or [None] * len(rows), strict=True))
+        return self.encoded(*sides, where=where)
+
+    def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Tokens of each, as if all its windows were as long as the first."""
+        return [(len(example.ids) * len(example.windows),) for example in examples]
 
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
-        """input_ids, attention_mask (batch, longest), int64; targets: (batch,) numbers, or (batch, labels) 0 or 1."""
-        ids = [example.ids for example in examples]
-        batch = {
-            "input_ids": pad(ids, self.vocabulary.pad_token_id or 0),
-            "attention_mask": pad([[1] * len(row) for row in ids], 0),
-        }
-        if all(example.types is not None for example in examples):
-            batch["token_type_ids"] = pad([example.types or [] for example in examples], 0)
+        """input_ids, attention_mask (batch, longest), int64; targets: (batch,) numbers, or (batch, labels) 0 or 1.
+
+        Where a text has several windows there are rows for all of them, and `windows` says how many each text has.
+        """
+        windows = [window for example in examples for window in example.windows]
+        ids = [window.ids for window in windows]
+        batch: dict[str, Any] = padded(ids, self.vocabulary.pad_token_id or 0)
+        if all(window.types is not None for window in windows):
+            batch["token_type_ids"] = pad([window.types or [] for window in windows], 0)
+        if len(windows) > len(examples):
+            batch["windows"] = torch.tensor([len(example.windows) for example in examples])
         targets = [example.target for example in examples]
         if self.problem == "multi_label":
             batch["targets"] = torch.zeros(len(targets), len(self.labels))
@@ -164,6 +180,11 @@ class TextClassification(OwnTask):
         # by rows, not by their weights: a batch all of whose rows weigh 0 has a loss
         return nn.functional.cross_entropy(logits, targets, weights, reduction="sum"), len(targets)
 
+    def terms(self, batch: dict[str, Any]) -> int:
+        """Rows, or rows times labels."""
+        targets: Tensor = batch["targets"]
+        return targets.numel()
+
     @cached_property
     def label_weights(self) -> Tensor | None:
         """(labels,) fp32, None where all are 1."""
@@ -180,23 +201,13 @@ class TextClassification(OwnTask):
         rows = sum(counts.values())
         return torch.tensor([rows / (len(counts) * count) if count else 0.0 for count in counts.values()])
 
-    def logits(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
-        """(batch, labels). Of a decoder those at a text's last token, which the attention mask shows.
-
-        transformers looks for the last token that is not the padding token: the wrong one where padding is the end
-        token and a text ends with that.
-        """
+    def logits(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """(batch, labels), see `classify`; of a text in several windows their mean."""
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
-        if model.config.is_encoder_decoder:
-            return _at_last_end(model, inputs)
-        if not hasattr(model, "score"):
-            found: Tensor = model(**inputs).logits
+        found = classify(model, inputs)
+        if "windows" not in batch:
             return found
-        inputs.pop("token_type_ids", None)
-        states = model.base_model(**inputs, use_cache=False).last_hidden_state
-        last = batch["attention_mask"].sum(1) - 1
-        scored: Tensor = model.score(states[torch.arange(len(last), device=last.device), last])
-        return scored
+        return torch.stack([part.mean(0) for part in found.split(batch["windows"].tolist())])
 
     def predict(self, model: nn.Module, examples: Sequence[Example], batch_size: int) -> list[Any]:
         """Number of the likeliest label; numbers of all labels above a half; or the value."""
@@ -206,7 +217,7 @@ class TextClassification(OwnTask):
         """(labels,) fp32 on the CPU of each example, in their order; those of like length share a batch."""
         device = next(model.parameters()).device
         found: list[Any] = [None] * len(examples)
-        for picked in by_length([len(example.ids) for example in examples], batch_size):
+        for picked in by_length([sum(each) for each in self.example_lengths(examples)], batch_size):
             batch = self.collate([examples[i] for i in picked], False)
             logits = self.logits(model, {key: value.to(device) for key, value in batch.items()}).float().cpu()
             for i, row in zip(picked, logits, strict=True):
@@ -220,7 +231,7 @@ class TextClassification(OwnTask):
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
         """label or labels, and the probability of each label; or the value."""
         nothing: Any = [] if self.problem == "multi_label" else 0
-        examples = [Example(ids, kind, nothing) for ids, kind in self._inputs(rows, "the file of new rows")]
+        examples = [Example.of(windows, nothing) for windows in self._inputs(rows, "the file of new rows")]
         return [self._answer(logits) for logits in self._all_logits(model, examples, batch_size)]
 
     def _answer(self, logits: Tensor) -> dict[str, Any]:
@@ -280,17 +291,3 @@ class TextClassification(OwnTask):
         if self.problem == "regression":
             return float(logits[0])
         return (logits > 0).nonzero()[:, 0].tolist() if self.problem == "multi_label" else int(logits.argmax())
-
-
-def _at_last_end(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Logits of an encoder-decoder, which are those at a text's last end token.
-
-    transformers refuses batches of texts with different numbers of it, as where one quotes `</s>`: row by row then.
-    """
-    ends = (inputs["input_ids"] == model.config.eos_token_id).sum(1)
-    if bool((ends == ends[0]).all()):
-        whole: Tensor = model(**inputs).logits
-        return whole
-    lengths = inputs["attention_mask"].sum(1).tolist()
-    rows = [{key: value[i : i + 1, :length] for key, value in inputs.items()} for i, length in enumerate(lengths)]
-    return torch.cat([model(**row).logits for row in rows])

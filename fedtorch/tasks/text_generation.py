@@ -37,7 +37,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Sequence2:
+class SourceTarget:
     """A tokenised row: what is read, and what is to come."""
 
     source: list[int]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -17,11 +16,13 @@ from fedtorch.metrics.confusion import Counts, f1_macro
 from fedtorch.metrics.spans import OUTSIDE, count_spans
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.own import OwnTask, pooled
+from fedtorch.tasks.long_texts import LongTexts, best_windows, padded, split_up
+from fedtorch.tasks.own import pooled
 from fedtorch.tasks.tagged_words import Annotation, TaggedWords
 
 IGNORED = -100
 """The target of a token that is no word's first."""
+F1 = "f1"
 _SIDES = ("hits", "predicted", "true")
 
 
@@ -31,11 +32,19 @@ class Example:
 
     ids: list[int]
     pieces: list[int]
-    """place in `ids` of each word's first piece; the one of the word before where they share it; −1: cut away"""
+    """place in `ids`, and all of `more` after it, of each word's first piece; the one of the word before where they
+    share it; −1: cut away"""
     tags: list[int]
     """number of each word's tag"""
+    more: Sequence[list[int]] = ()
+    """further windows, where a long text is read in several"""
 
     @property
+    def windows(self) -> list[list[int]]:
+        """All of them."""
+        return [self.ids, *self.more]
+
+    @cached_property
     def labelled(self) -> list[tuple[int, int]]:
         """(place in `ids`, tag) of words with a piece of their own."""
         before = [-1, *self.pieces]
@@ -44,7 +53,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification(OwnTask):
+class TokenClassification(LongTexts):
     """Cross entropy over IOB2 tags at the first piece of each word."""
 
     main_metric: ClassVar[str] = "accuracy"
@@ -142,31 +151,33 @@ class TokenClassification(OwnTask):
         rows = self.rows(client, split)
         if not rows:
             return []
-        where, vocabulary = f"{split} of client {client}", self.vocabulary
-        side: Any = "left" if self.truncate == "left" else "right"
-        vocabulary.truncation_side = side
-        limit = {} if self.truncate == "refuse" else {"truncation": True, "max_length": self.max_length}
-        found = vocabulary([row["text"] for row in rows], return_offsets_mapping=True, **limit)
-        examples = []
-        for ids, offsets, row in zip(found["input_ids"], found["offset_mapping"], rows, strict=True):
-            self.cut(ids, self.max_length, where)
+        where, examples = f"{split} of client {client}", []
+        for windows, row in zip(
+            self.encoded([row["text"] for row in rows], where=where, offsets=True), rows, strict=True
+        ):
             words = list(zip(row["starts"], row["ends"], strict=True))
             tags = [self._number(tag, where) for tag in row["tags"]]
-            examples.append(Example(ids, first_pieces(words, offsets), tags))
+            pieces = best_windows([first_pieces(words, window.offsets) for window in windows], windows)
+            examples.append(Example(windows[0].ids, pieces, tags, [window.ids for window in windows[1:]]))
         return examples
 
+    def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Tokens of each, as if all its windows were as long as the first."""
+        return [(len(example.ids) * len(example.windows),) for example in examples]
+
+    def supervised(self, example: Example) -> int:
+        """Labelled words."""
+        return len(example.labelled)
+
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Tensor]:
-        """input_ids, attention_mask and targets: (batch, longest), int64."""
-        ids = [example.ids for example in examples]
-        targets = torch.full((len(ids), max(map(len, ids))), IGNORED)
-        for row, example in enumerate(examples):
+        """input_ids, attention_mask and targets: (windows of all texts, longest), int64."""
+        ids, targets = [window for example in examples for window in example.windows], list[list[int]]()
+        for example in examples:
+            tags = [IGNORED] * sum(map(len, example.windows))
             for piece, tag in example.labelled:
-                targets[row, piece] = tag
-        return {
-            "input_ids": pad(ids, self.vocabulary.pad_token_id or 0),
-            "attention_mask": pad([[1] * len(row) for row in ids], 0),
-            "targets": targets,
-        }
+                tags[piece] = tag
+            targets += split_up(tags, example.windows)
+        return {**padded(ids, self.vocabulary.pad_token_id or 0), "targets": pad(targets, IGNORED)}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
         """(sum over labelled words, their number)."""
@@ -175,6 +186,10 @@ class TokenClassification(OwnTask):
             logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
         )
         return total, (targets != IGNORED).sum().clamp(min=1)  # a tokenizer may drop a row's only word
+
+    def terms(self, batch: dict[str, Tensor]) -> int:
+        """Labelled words."""
+        return int((batch["targets"] != IGNORED).sum())
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """(batch, longest, tags). Without token types: there is one text, and decoders would add words for them."""
@@ -185,24 +200,35 @@ class TokenClassification(OwnTask):
         """Number of the likeliest tag of each word; O where it was cut away."""
         device = next(model.parameters()).device
         found: list[list[int]] = [[] for _ in examples]
-        for picked in by_length([len(example.ids) for example in examples], batch_size):
+        for picked in by_length([sum(each) for each in self.example_lengths(examples)], batch_size):
             batch = self.collate([examples[i] for i in picked], False)
-            best = self.logits(model, {key: value.to(device) for key, value in batch.items()}).argmax(-1).tolist()
-            for i, row in zip(picked, best, strict=True):
-                found[i] = _of_words(examples[i].pieces, row)
+            best = iter(self.logits(model, {key: value.to(device) for key, value in batch.items()}).argmax(-1).tolist())
+            for i in picked:
+                tags = [tag for window in examples[i].windows for tag in next(best)[: len(window)]]
+                found[i] = _of_words(examples[i].pieces, tags)
         return found
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Sequence[int]]) -> Scores:
-        """accuracy over words, and counts of spans by the number of their kind."""
+        """accuracy over words, F1 of spans, and their counts by the number of their kind.
+
+        F1 is 2 · hits / (predicted + true), so with that denominator for its number it pools over clients as it should.
+        """
         pairs = [(example.tags, found) for example, found in zip(examples, predictions, strict=True)]
         hits = sum(true == tag for tags, found in pairs for true, tag in zip(tags, found, strict=True))
         scores: Scores = {"accuracy": (float(hits), sum(len(tags) for tags, _ in pairs))}
         true, predicted = ([[self.tags[tag] for tag in pair[side]] for pair in pairs] for side in (0, 1))
-        for kind, counts in enumerate(count_spans(true, predicted, self.labels)):
+        kinds = count_spans(true, predicted, self.labels)
+        total = sum(kinds, Counts())
+        scores[F1] = (2.0 * total.hits, int(total.predicted + total.true))
+        for kind, counts in enumerate(kinds):
             for name in _SIDES:
                 if value := getattr(counts, name):
                     scores[f"{COUNT}{kind}/{name}"] = (float(value), len(examples))
         return scores
+
+    def metrics(self) -> tuple[str, ...]:
+        """What a best model can be chosen by."""
+        return (self.main_metric, F1)
 
     def single_metrics(self) -> tuple[str, ...]:
         """None: each is about words or spans, of which texts have different numbers."""

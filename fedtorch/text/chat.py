@@ -31,7 +31,8 @@ def supervised(
     whole = _render(tokenizer, messages)
     spans = []
     for i in turns:
-        before, until = _render(tokenizer, messages[:i], prompt=True), _render(tokenizer, messages[: i + 1])
+        until = _render(tokenizer, messages[: i + 1])
+        before = _render(tokenizer, messages[:i], prompt=True) if i else _first_prompt(tokenizer, until)
         if until[: len(before)] != before:
             raise DataError(
                 "the tokenizer's chat template does not begin an answer as it asks for one (it may add dates, or leave "
@@ -46,11 +47,23 @@ def supervised(
     return [(until, [False] * len(before) + [True] * (len(until) - len(before))) for before, until in spans]
 
 
+def _first_prompt(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int]) -> list[int]:
+    """What stands before the answer in a conversation that begins with one; transformers renders no empty one.
+
+    Up to the prompt for an answer as it stands after some user's turn, and all of it where it is not to be found.
+    """
+    some = [{"role": "user", "content": "a"}]
+    before, asked = _render(tokenizer, some), _render(tokenizer, some, prompt=True)
+    prompt = asked[len(before) :]
+    for start in range(len(turn) - len(prompt) + 1):
+        if list(turn[start : start + len(prompt)]) == prompt:
+            return list(turn[: start + len(prompt)])
+    return asked
+
+
 def _render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False
 ) -> list[int]:
-    if not messages and not prompt:
-        return []
     found = tokenizer.apply_chat_template(
         [dict(message) for message in messages], tokenize=True, add_generation_prompt=prompt, return_dict=False
     )

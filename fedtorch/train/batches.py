@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedtorch.core.seeds import generator_for
+from fedtorch.train.lengths import Lengths, filled, grouped, usual_size
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,18 @@ class Batching:
     round."""
     shuffle: bool = True
     """a new order in every epoch, or always the examples' own"""
+    by_length: bool = False
+    """examples of like length together, see `grouped`"""
+    max_tokens: int | None = None
+    """of a micro-batch, in place of `batch_size`, see `filled`"""
+    lengths: Sequence[Lengths] = ()
+    """of the examples; for the two before"""
 
     def steps_per_epoch(self, num_examples: int) -> int:
-        """Optimiser steps of one pass over the data."""
+        """Optimiser steps of one pass over the data; with `max_tokens`, where epochs differ, those of one of them."""
         micro = ceil(num_examples / self.batch_size)
+        if self.max_tokens is not None:
+            micro = len(self._micro_batches(num_examples, 0, 0, ""))
         return micro // self.accumulation if self.rule == "spill" else ceil(micro / self.accumulation)
 
     def epochs(self, num_examples: int, *, first: int, count: int, seed: int, client: str) -> Iterator[StepPlan]:
@@ -70,19 +79,29 @@ class Batching:
                 yield StepPlan(group, self.accumulation, epoch)
             left += micro[whole:]
 
-    def steps(self, num_examples: int, *, cursor: int, count: int, seed: int, client: str) -> Iterator[StepPlan]:
-        """`count` steps from step `cursor` of the run on, going through the data epoch after epoch (rule `exact`)."""
-        per_epoch = self.steps_per_epoch(num_examples)
-        done = 0
-        while done < count:
-            epoch, skip = divmod(cursor + done, per_epoch)
-            for index, plan in enumerate(self.epochs(num_examples, first=epoch, count=1, seed=seed, client=client)):
-                if index >= skip and done < count:
-                    done += 1
-                    yield plan
+    def steps(
+        self, num_examples: int, *, cursor: int, count: int, seed: int, client: str, epoch: int = 0
+    ) -> Iterator[StepPlan]:
+        """`count` steps, going through the data epoch after epoch (rule `exact`), from the `cursor`-th of `epoch` on.
+
+        A cursor beyond that epoch's steps is one in a later epoch.
+        """
+        if self.max_tokens is None:
+            skipped, cursor = divmod(cursor, self.steps_per_epoch(num_examples))
+            epoch += skipped
+        while count > 0:
+            plans = list(self.epochs(num_examples, first=epoch, count=1, seed=seed, client=client))
+            taken = plans[cursor : cursor + count]
+            yield from taken
+            epoch, cursor, count = epoch + 1, max(0, cursor - len(plans)), count - len(taken)
 
     def _micro_batches(self, num_examples: int, epoch: int, seed: int, client: str) -> list[tuple[int, ...]]:
         order: Sequence[int] = range(num_examples)
         if self.shuffle:
             order = torch.randperm(num_examples, generator=generator_for(seed, "order", client, epoch)).tolist()
+        if self.by_length:
+            size = self.batch_size if self.max_tokens is None else usual_size(self.lengths, self.max_tokens)
+            order = grouped(order, self.lengths, size * self.accumulation)
+        if self.max_tokens is not None:
+            return filled(order, self.lengths, self.max_tokens)
         return [tuple(order[start : start + self.batch_size]) for start in range(0, num_examples, self.batch_size)]

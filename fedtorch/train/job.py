@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from fedtorch.core.client import Client, ClientState
 from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
+from fedtorch.train.lengths import Lengths
 from fedtorch.train.loop import LossCurve, Step, train
 from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.settings import ClientConfig
@@ -26,6 +27,12 @@ class Trainable(Protocol):
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any: ...
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]: ...
+
+
+class HasLengths(Protocol):
+    """What is needed beside it where examples are put into batches by length."""
+
+    def example_lengths(self, examples: Sequence[Any]) -> Sequence[Lengths]: ...
 
 
 @dataclass
@@ -81,19 +88,17 @@ class ClientJob:
         """The client's private weights, flat over the engine's private layout; None: the engine's initial ones."""
         return self.state.tensors.get(keys.PRIVATE, self.first_private)
 
-    @property
-    def _batching(self) -> Batching:
-        hp = self.hp
-        return Batching(hp.batch_size, hp.accumulation, hp.accumulation_rule, hp.shuffle)
+    def plans(
+        self, num_examples: int, *, purpose: str, epochs: int | None = None, data: Sequence[Any] | None = None
+    ) -> list[StepPlan]:
+        """The round's optimiser steps over `num_examples` examples: `epochs` or else what `hp` says.
 
-    def plans(self, num_examples: int, *, purpose: str, epochs: int | None = None) -> list[StepPlan]:
-        """The round's optimiser steps over `num_examples` examples: `epochs` or else what `hp` says."""
-        batching = self._batching
+        data: the examples, where they are not the client's own; `hp` may want to know their lengths.
+        """
+        batching = self._batching(self.examples if data is None else data)
         seed, name = seed_for(self.run_seed, purpose), self.client.name
         if epochs is None and self.hp.steps is not None:
-            cursor = int(self.state.numbers.get(keys.cursor(purpose), 0))
-            self.state.numbers[keys.cursor(purpose)] = cursor + self.hp.steps
-            return list(batching.steps(num_examples, cursor=cursor, count=self.hp.steps, seed=seed, client=name))
+            return self._next_steps(batching, num_examples, purpose)
         count = epochs or self.hp.epochs or 1
         # numbered through the run, so that 10 rounds of 1 epoch see the data in the same order as 1 round of 10
         first = self.round * count
@@ -101,10 +106,30 @@ class ClientJob:
             count = max(0, min(count, self.hp.total_epochs - first))
         return list(batching.epochs(num_examples, first=first, count=count, seed=seed, client=name))
 
+    def _next_steps(self, batching: Batching, num_examples: int, purpose: str) -> list[StepPlan]:
+        """`hp.steps` steps from where the last round stopped in the data."""
+        numbers, count = self.state.numbers, self.hp.steps or 0
+        cursor, epoch = int(numbers.get(keys.cursor(purpose), 0)), int(numbers.get(keys.epoch(purpose), 0))
+        seed, name = seed_for(self.run_seed, purpose), self.client.name
+        plans = list(batching.steps(num_examples, cursor=cursor, count=count, seed=seed, client=name, epoch=epoch))
+        numbers[keys.cursor(purpose)] = cursor + count
+        if batching.max_tokens is not None and plans[-1].epoch > epoch:  # nobody has to plan earlier epochs again
+            numbers[keys.epoch(purpose)] = last = plans[-1].epoch
+            numbers[keys.cursor(purpose)] = sum(plan.epoch == last for plan in plans)
+        return plans
+
+    def _batching(self, examples: Sequence[Any]) -> Batching:
+        hp = self.hp
+        batching = Batching(hp.batch_size, hp.accumulation, hp.accumulation_rule, hp.shuffle)
+        if not hp.group_by_length and hp.max_tokens_per_batch is None:
+            return batching
+        lengths = cast(HasLengths, self.task).example_lengths(examples)
+        return replace(batching, by_length=hp.group_by_length, max_tokens=hp.max_tokens_per_batch, lengths=lengths)
+
     def steps_of_the_run(self, num_examples: int, *, epochs: int | None = None, rounds: range | None = None) -> int:
         """The optimiser steps over `num_examples` examples that this client is expected to take in the run.
 
-        rounds: count only these; None: all.
+        rounds: count only these; None: all. With `hp.max_tokens_per_batch` from what its own examples need.
         """
         rounds = range(self.rounds) if rounds is None else rounds
         if epochs is None and self.hp.steps is not None:
@@ -112,9 +137,11 @@ class ClientJob:
         first, last = (number * (epochs or self.hp.epochs or 1) for number in (rounds.start, rounds.stop))
         if epochs is None and self.hp.total_epochs is not None:
             first, last = (min(number, self.hp.total_epochs) for number in (first, last))
-        count = max(0, last - first)
-        batching = self._batching
-        return math.ceil(self.chance * count * batching.steps_per_epoch(num_examples))
+        count, own = max(0, last - first), len(self.examples)
+        batching = self._batching(self.examples)
+        if batching.max_tokens is None:
+            return math.ceil(self.chance * count * batching.steps_per_epoch(num_examples))
+        return math.ceil(self.chance * count * batching.steps_per_epoch(own) * Fraction(num_examples, max(1, own)))
 
     def train(
         self,
@@ -136,7 +163,7 @@ class ClientJob:
         """
         settings = hp or self.hp
         examples = self.examples if data is None else data
-        plans = self.plans(len(examples), purpose=purpose, epochs=epochs)
+        plans = self.plans(len(examples), purpose=purpose, epochs=epochs, data=data)
         if run_steps is None:
             run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
         self._start(weights, settings, purpose, planned=len(plans), run_steps=run_steps)
@@ -152,7 +179,7 @@ class ClientJob:
         if settings.optimizer_state == "keep":
             self._keep_optimizer(purpose)
         self.keep_private()
-        return curve
+        return replace(curve, over_budget=self._over_budget(examples))
 
     def keep_private(self) -> None:
         """Put the engine's private weights into the client's state."""
@@ -181,13 +208,29 @@ class ClientJob:
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""
         for plan in plans:
-            batches = [self._collated([examples[i] for i in micro]) for micro in plan.micro_batches]
-            yield Step(batches, plan.divisor, plan.epoch)
+            cut = [self._collated([examples[i] for i in micro]) for micro in plan.micro_batches]
+            if (terms := self._terms(batch for parts in cut for batch in parts)) is None:
+                whole = [parts[0] if len(parts) == 1 else SplitBatch(tuple(parts)) for parts in cut]
+                yield Step(whole, plan.divisor, plan.epoch)
+            else:
+                yield Step([batch for parts in cut for batch in parts], plan.divisor, plan.epoch, terms)
 
-    def _collated(self, examples: Sequence[Any]) -> Any:
+    def _collated(self, examples: Sequence[Any]) -> list[Any]:
+        """A micro-batch in its parts."""
         size = math.ceil(len(examples) / self.parts)
-        batches = [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
-        return batches[0] if len(batches) == 1 else SplitBatch(tuple(batches))
+        return [self.task.collate(examples[at : at + size], True) for at in range(0, len(examples), size)]
+
+    def _terms(self, batches: Iterable[Any]) -> int | None:
+        """Terms of a step's loss; None where each micro-batch has a mean of its own."""
+        count = getattr(self.task, "terms", None)  # what an algorithm makes of a task has an objective of its own
+        if count is None or self.hp.accumulation_rule == "spill":  # whose divisor belongs to another step
+            return None
+        counts = [count(batch) for batch in batches]
+        return None if None in counts else sum(counts)
+
+    def _over_budget(self, examples: Sequence[Any]) -> int:
+        most, lengths = self.hp.max_tokens_per_batch, self._batching(examples).lengths
+        return 0 if most is None else sum(sum(each) > most for each in lengths)
 
     def _start(self, weights: Tensor, settings: ClientConfig, purpose: str, *, planned: int, run_steps: int) -> None:
         """Load the weights and the optimiser that this client goes on with."""

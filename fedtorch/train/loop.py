@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtorch.train.engine import Engine, GradientHook, LossFunction
 
@@ -22,9 +23,17 @@ class Step:
     batches: list[Any]
     """Its micro-batches, collated."""
     divisor: int
-    """What their losses are divided by."""
+    """What their mean losses are divided by."""
     epoch: int
     """The epoch it belongs to."""
+    terms: int | None = None
+    """What the sum of all their losses is divided by in place of that: the terms of all of them together."""
+
+    def objective(self, loss_fn: LossFunction) -> tuple[LossFunction, int]:
+        """(loss function, divisor) for `Engine.step`: the mean of the micro-batches' means, or sum over sum."""
+        if self.terms is None:
+            return loss_fn, self.divisor
+        return partial(_over, loss_fn, max(1, self.terms)), 1
 
 
 @dataclass(frozen=True)
@@ -32,13 +41,15 @@ class LossCurve:
     """What one client's local training looked like, step by step."""
 
     losses: tuple[float, ...] = ()
-    """The task's loss of each step (mean over its micro-batches of the mean loss, dropout on)."""
+    """The task's loss of each step (mean over its micro-batches of the mean loss, or over all terms; dropout on)."""
     penalties: tuple[float, ...] = ()
     """What the algorithm added to the objective in each step (FedProx), else 0."""
     epochs: tuple[int, ...] = ()
     """The epoch of each step."""
     left_out: int = 0
     """How many of the steps changed nothing because their gradients overflowed (fp16)."""
+    over_budget: int = 0
+    """How many of the examples are longer than `client.max_tokens_per_batch`, each a micro-batch of its own."""
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -49,8 +60,9 @@ class LossCurve:
         return len(self) - self.left_out
 
     def numbers(self) -> dict[str, float]:
-        """For the report: `left_out`, where there were any."""
-        return {"left_out": float(self.left_out)} if self.left_out else {}
+        """For the report: `left_out` and `over_budget`, where there were any."""
+        counts = {"left_out": self.left_out, "over_budget": self.over_budget}
+        return {name: float(count) for name, count in counts.items() if count}
 
     def objective(self, *, include_penalty: bool = True) -> list[float]:
         """The loss of each step, with or without the algorithm's penalty."""
@@ -77,7 +89,8 @@ def train(
     penalties: list[Tensor] = []
     epochs: list[int] = []
     for step in steps:
-        loss, penalty = engine.step(loss_fn, step.batches, step.divisor, before_step)
+        objective, divisor = step.objective(loss_fn)
+        loss, penalty = engine.step(objective, step.batches, divisor, before_step)
         losses.append(loss)
         penalties.append(penalty)
         epochs.append(step.epoch)
@@ -91,3 +104,8 @@ def train(
         log.log(level, "%d of %d steps were left out: gradients overflowed in fp16", left_out, len(losses))
     values, added = torch.stack(losses).tolist(), torch.stack(penalties).tolist()
     return LossCurve(tuple(values), tuple(added), tuple(epochs), left_out)
+
+
+def _over(loss_fn: LossFunction, terms: int, module: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    """A micro-batch's part of a loss over so many terms."""
+    return loss_fn(module, batch)[0], terms

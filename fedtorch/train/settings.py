@@ -55,6 +55,12 @@ class ClientConfig:
     """Examples per forward pass (micro-batch)."""
     shuffle: bool = True
     """A new order of the examples in every epoch; false: as they stand in the file."""
+    group_by_length: bool = False
+    """Examples of like length share a micro-batch, so less is padded: stretches of 50 steps of the shuffled order are
+    sorted by length, as Hugging Face's trainers do. For tasks that tell lengths."""
+    max_tokens_per_batch: Count | None = None
+    """Tokens per micro-batch, padding included, in place of `batch_size`: as many examples as fit. One that is longer
+    is a micro-batch of its own. Epochs count as passes over the data; how many steps one has depends on its order."""
     accumulation: Count = 1
     """Micro-batches per optimiser step."""
     accumulation_rule: Literal["exact", "spill"] = "exact"
@@ -81,6 +87,11 @@ class ClientConfig:
             raise ConfigError(
                 f"client.warmup_steps is {self.warmup_steps} and client.warmup_ratio is {self.warmup_ratio} but only "
                 f"one of them can be set; set the other to 0"
+            )
+        if self.group_by_length and not self.shuffle:
+            raise ConfigError(
+                "client.group_by_length is true, which sorts a shuffled order, but client.shuffle is false; set only "
+                "one of them"
             )
         if self.steps is not None and self.total_epochs is not None:
             raise ConfigError(

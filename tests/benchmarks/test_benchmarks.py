@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
 from benchmarks.clients import main as clients_main
+from benchmarks.lengths import main as lengths_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
 from benchmarks.precision import main as precision_main
@@ -94,3 +95,14 @@ def test_the_benchmark_of_precisions_compares_them_with_fp32() -> None:
     rows = precision_main([f"--{name}={value}" for name, value in sizes.items()])
     assert [row["precision"] for row in rows][:2] == ["fp32", "bf16"]
     assert rows[0]["time"] == rows[0]["cpu_time"] == 1 and all(row["steps_per_s"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_lengths_computes_fewer_tokens_the_more_is_done() -> None:
+    sizes = {"rows": 96, "batch": 2, "width": 16, "layers": 1, "repeat": 1}
+    rows = lengths_main([f"--{name}={value}" for name, value in sizes.items()])
+    tokens = {(row["set"], row["way"]): row["tokens"] for row in rows}
+    assert {name for name, _ in tokens} == {"dialogs", "texts"} and all(row["padding"] >= 0 for row in rows)
+    for name in ("dialogs", "texts"):
+        assert tokens[name, "both"] < tokens[name, "as shuffled"] > tokens[name, "group_by_length"]
+    assert tokens["dialogs", "pack"] < tokens["dialogs", "as shuffled"]

@@ -41,6 +41,7 @@ TASK = Quadratic(
 )
 CLIENT = ClientConfig(optimizer="sgd", lr=0.05, batch_size=4)
 ADAM = ClientConfig(optimizer="adamw", lr=0.05, batch_size=4, optimizer_state="keep", schedule="linear")
+BY_LENGTH: dict[str, Any] = {"group_by_length": True, "max_tokens_per_batch": 20}
 HEAD = PartitionConfig(private=("head",))
 
 # (algorithm, changes to the config): every one samples 5 of the 7 clients
@@ -62,6 +63,8 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
             "eval": EvalConfig(point="trained", also_received=True, best="per_client", per_example=True),
         },
     ),
+    "by_length": (FedAvg(), {"client": replace(CLIENT, **BY_LENGTH, accumulation=2, epochs=2)}),
+    "by_length_in_steps": (FedAvg(), {"client": replace(CLIENT, **BY_LENGTH, steps=3, epochs=None)}),
     "local": (Local(), {"paradigm": "local", "eval": EvalConfig(every=2)}),
 }
 ROUNDS = 4

@@ -10,10 +10,17 @@ from typing import Any
 
 from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.data.own.keys import OwnData, SplitRule
+from fedtorch.tasks.causal_lm import CausalLM
+from fedtorch.tasks.seq2seq import Seq2Seq
 from fedtorch.tasks.text_classification import TextClassification
 from fedtorch.tasks.token_classification import TokenClassification
 
 BERT = {"random": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+GPT2: dict[str, Any] = {"random": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64}
+GPT2 |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+LLAMA = {"random": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+T5 = {"random": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 WORDS = {"bad": ("rain", "cold", "grey", "storm"), "good": ("sun", "warm", "blue", "calm")}
 CLIENTS = ("north", "south", "west")
 BY_HOME = ClientRule(by="home")
@@ -68,3 +75,17 @@ def tagger(
 ) -> TokenClassification:
     """The same for words."""
     return TokenClassification(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+
+
+def completer(
+    source: str, *, model: Mapping[str, Any] = GPT2, data: Mapping[str, Any] | None = None, **changes: Any
+) -> CausalLM:
+    """The same for prompts that are continued."""
+    return CausalLM(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+
+
+def translator(
+    source: str, *, model: Mapping[str, Any] = T5, data: Mapping[str, Any] | None = None, **changes: Any
+) -> Seq2Seq:
+    """The same for texts from texts."""
+    return Seq2Seq(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})

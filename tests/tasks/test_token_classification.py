@@ -210,8 +210,21 @@ def test_figures_equal_seqevals_on_pooled_predictions(parts: int) -> None:
     for name, figure in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
         assert pooled[name] == pytest.approx(figure(*words), abs=1e-12)
     assert pooled["f1_macro"] == pytest.approx(f1_score(*words, average="macro"), abs=1e-12)
+    doubled, spans = zip(*(score["f1"] for score in scores.values()))  # what a best model can be chosen by
+    assert sum(doubled) / sum(spans) == pytest.approx(f1_score(*words), abs=1e-12)
     hits, counts = zip(*(score["accuracy"] for score in scores.values()))
     assert sum(hits) / sum(counts) == pytest.approx(accuracy_score(*words), abs=1e-12)
+
+
+def test_the_best_round_can_be_chosen_by_f1(tmp_path: Path) -> None:
+    settings = {"rounds": 4, "client": ClientConfig(lr=1e-2, batch_size=4, epochs=2)}
+    evaluation = EvalConfig(every=1, select_by="f1")
+    result = make_runner(make_config(tmp_path, tagger("rows.jsonl"), eval=evaluation, **settings)).run()
+    assert result.best_round in range(1, 5)
+    summary = tagger("rows.jsonl").summary(result.scores)["clients"]
+    for client, scores in result.scores.items():
+        total, spans = scores["f1"]
+        assert total / spans == summary[client]["f1"] > 0.5
 
 
 def test_a_client_without_spans_has_figures() -> None:

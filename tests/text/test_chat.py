@@ -27,6 +27,7 @@ TRIMMING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% en
 
 ONE = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}]
 TWO = [*ONE, {"role": "user", "content": "e"}, {"role": "assistant", "content": "f"}]
+GREETED = [{"role": "assistant", "content": "g"}, *ONE]
 TOOL = [ONE[0], {"role": "tool", "content": "42"}, {"role": "assistant", "content": "c d"}]
 THOUGHT = [ONE[0], {"role": "assistant", "content": "x#c"}, {"role": "user", "content": "e"}, ONE[1]]
 
@@ -55,6 +56,8 @@ def learned(tokenizer: Any, template: str, messages: list[dict[str, str]]) -> li
         (MARKED, ONE, ["<user>a b</s><assistant>|c d</s>"]),
         (PLAIN, TWO, ["<user>a b</s><assistant>|c d</s>|<user>e</s><assistant>|f</s>"]),
         (PLAIN, TOOL, ["<user>a b</s><tool>42</s><assistant>|c d</s>"]),
+        (PLAIN, GREETED, ["<assistant>|g</s>|<user>a b</s><assistant>|c d</s>"]),
+        ("0" + PLAIN, GREETED, ["0<assistant>|g</s>|<user>a b</s><assistant>|c d</s>"]),
         (TRIMMING, [ONE[0], {"role": "assistant", "content": "  "}], ["<user>a b</s><assistant>|</s>"]),
         (
             STRIPPING,
@@ -62,7 +65,16 @@ def learned(tokenizer: Any, template: str, messages: list[dict[str, str]]) -> li
             ["<user>a b</s><assistant>|x#c</s>", "<user>a b</s><assistant>c</s><user>e</s><assistant>|c d</s>"],
         ),
     ],
-    ids=["one", "generation block", "two turns", "tool", "empty answer", "stripped reasoning"],
+    ids=[
+        "one",
+        "generation block",
+        "two turns",
+        "tool",
+        "begun by the assistant",
+        "and by a first token",
+        "empty answer",
+        "stripped reasoning",
+    ],
 )
 def test_what_the_assistant_says_is_learned_with_its_end(
     tokenizer: Any, template: str, messages: list[dict[str, str]], expected: list[str]

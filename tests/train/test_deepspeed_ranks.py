@@ -42,17 +42,19 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=41, n_embd=15, n_layer=1, n_head=3, n_positions=9, **rates))
 
 
-def batch(seed: int) -> dict[str, Tensor]:
-    ids = torch.randint(0, 41, (2, 9), generator=torch.Generator().manual_seed(seed))
+def batch(seed: int, rows: int = 2) -> dict[str, Tensor]:
+    ids = torch.randint(0, 41, (rows, 9), generator=torch.Generator().manual_seed(seed))
     return {"input_ids": ids, "labels": ids}
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
-    return model(**batch).loss * 16, 16
+    count = 8 * len(batch["labels"])
+    return model(**batch).loss * count, count
 
 
-# four micro-batches, then three: the second rank's last turn has none
-STEPS = [Step([batch(10 * i + j) for j in range(count)], count, 0) for i, count in enumerate((4, 3, 4))]
+# four micro-batches, then three: the second rank's last turn has none; the last four are of one to four rows
+STEPS = [Step([batch(10 * i + j) for j in range(count)], count, 0) for i, count in enumerate((4, 3))]
+STEPS.append(Step([batch(20 + rows, rows) for rows in range(1, 5)], 4, 0, terms=8 * (1 + 2 + 3 + 4)))
 
 
 def trained(engine: Engine) -> tuple[list[float], list[float]]:

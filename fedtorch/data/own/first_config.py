@@ -90,6 +90,8 @@ def _rows_are(found: Guess, model: str | None, file: Path) -> list[tuple[str, st
     if found.task == "seq2seq":
         tokens = _rounded(found.answer_tokens)
         return [("max_target_length", str(tokens)), ("generate", f"{{max_new_tokens: {tokens}}}")]
+    if "choices" in found.roles:
+        return [("rows_are", "choices"), ("template", '"{prompt} " # and the choice after it')]
     if found.task != "causal_lm" or "prompt" in found.roles:
         return []
     kind = next(iter(found.roles))

@@ -26,6 +26,7 @@ ID_NAMES = {"id", "uid", "uuid", "guid"}
 SPLIT_NAMES = {"split", "set", "fold", "partition", "subset"}
 SPLITS = {"train", "dev", "test", "validation", "valid", "val"}
 PROMPTS = ("prompt completion", "instruction response", "instruction output", "prompt response", "question answer")
+CHOICES, RIGHT = ("choices", "options", "endings"), ("completion", "answer", "label", "gold", "target", "correct")
 PAIRS = ("source target", "src tgt", "src target", "document summary", "article highlights", "article summary")
 TEXT_PAIRS = ("premise hypothesis", "sentence1 sentence2", "text1 text2", "text text_pair", "question passage")
 WORDS, TAGS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_tags")
@@ -87,7 +88,7 @@ def guess(tables: Sequence[Table], *, can_generate: bool | None = None) -> Guess
     free = {name: column for name, column in columns.items() if name not in taken}
     prompts = partial(_answers, "causal_lm", ("prompt", "completion"), PROMPTS)
     pairs = partial(_answers, "seq2seq", ("source", "target"), PAIRS)
-    for rule in (_turns, _tags, prompts, pairs, _classes, _plain):
+    for rule in (_turns, _choices, _tags, prompts, pairs, _classes, _plain):
         if rule(found, free):
             break
     else:
@@ -99,6 +100,9 @@ def guess(tables: Sequence[Table], *, can_generate: bool | None = None) -> Guess
     if can_generate is not None:
         _fit_model(found, can_generate)
     read = {role: _tokens(columns[name]) for role, name in found.roles.items()}
+    if "choices" in read:  # of which one is read
+        longest = max(len(text.split()) for text in columns[found.roles["choices"]].values)
+        read |= {"choices": 0, "completion": int(1.5 * longest) + 2}
     found.answer_tokens = read.pop("target", 0)
     found.tokens = sum(read.values())
     _tell_gaps(found, columns, looked)
@@ -154,6 +158,16 @@ def _turns(found: Guess, columns: Mapping[str, Column]) -> bool:
         if column.kind == "turns":
             return _take(found, "causal_lm", {"messages": name}, f"column `{name}` holds turns with role and content")
     return False
+
+
+def _choices(found: Guess, columns: Mapping[str, Column]) -> bool:
+    choices = [name for name in CHOICES if name in columns and columns[name].kind == "words"]
+    right = [name for name in RIGHT if name in columns and columns[name].kind in ("text", "whole")]
+    prompt = _longest(column for name, column in columns.items() if name not in right)
+    if not choices or not right or prompt is None:
+        return False
+    roles = {"prompt": prompt.name, "choices": choices[0], "completion": right[0]}
+    return _take(found, "causal_lm", roles, f"column `{choices[0]}` holds answers to choose `{right[0]}` from")
 
 
 def _tags(found: Guess, columns: Mapping[str, Column]) -> bool:
@@ -253,7 +267,7 @@ def _take(found: Guess, task: str, roles: dict[str, str], why: str) -> bool:
 
 def _fit_model(found: Guess, can_generate: bool) -> None:
     """Prompts are answered by encoder-decoders too, and targets by decoders."""
-    if can_generate and found.task == "causal_lm" and "prompt" in found.roles:
+    if can_generate and found.task == "causal_lm" and "prompt" in found.roles and "choices" not in found.roles:
         found.task, found.roles = "seq2seq", {"source": found.roles["prompt"], "target": found.roles["completion"]}
         found.why.append(("seq2seq", "the model is an encoder with a decoder"))
     elif not can_generate and found.task == "seq2seq":

@@ -66,6 +66,11 @@ def guessed(found: list[dict[str, Any]], **options: Any) -> Guess:
             "causal_lm",
             {"prompt": "prompt", "completion": "completion"},
         ),
+        (
+            {"question": text, "choices": lambda i: ["a", f"b{i}"], "answer": lambda i: i % 2},
+            "causal_lm",
+            {"prompt": "question", "choices": "choices", "completion": "answer"},
+        ),
         ({"source": text, "target": text}, "seq2seq", {"source": "source", "target": "target"}),
         (
             {"messages": lambda i: [{"role": "user", "content": text(i)}], "label": lambda i: i % 2},
