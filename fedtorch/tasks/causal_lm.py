@@ -230,8 +230,9 @@ class CausalLM(TextTask):
         return bool(self.asked) or any(not isinstance(metric, str) for metric in self.chosen.values())
 
     def known_metrics(self) -> Mapping[str, Any]:
-        """Of plain text only those of its likelihood."""
-        return {n: v for n, v in self.built_in.items() if self.rows_are != "text" or n not in TextTask.built_in}
+        """Of plain text only those of its likelihood; of choices also their accuracy."""
+        known = {n: v for n, v in self.built_in.items() if self.rows_are != "text" or n not in TextTask.built_in}
+        return known | dict(zip(self._of_choices, self._of_choices, strict=True))
 
     def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
         """The same; there are answers for metrics of one's own.
@@ -253,7 +254,7 @@ class CausalLM(TextTask):
 
     def single_metrics(self) -> tuple[str, ...]:
         """Those of choices and of generated texts; a row has many tokens."""
-        return (*self._of_choices, *super().metrics())
+        return (*self._of_choices, *super().single_metrics())
 
     @property
     def _of_choices(self) -> tuple[str, ...]:
