@@ -12,13 +12,14 @@ from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.tracking.records import totals
-from fedtorch.tracking.run_folder import Pair, Run, companions, read_run
+from fedtorch.tracking.run_folder import BESIDE, Pair, Run, companions, read_run
 
 
 def show_results(run_dir: Path, *, metric: str | None = None, console: Console | None = None) -> None:
     """Print the table of the run in `run_dir`, and the commands that show more; reads only the run's records.
 
-    A companion run inside the folder (`local`, ...) becomes a column of its own. Scores are followed by the number of
+    A companion run inside the folder (`local`, ...) becomes a column of its own, and the optimiser steps of all clients
+    in all rounds are shown, as not all that is compared takes equally many. Scores are followed by the number of
     examples behind them.
     """
     run = read_run(run_dir)
@@ -29,14 +30,15 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
     for heading in ("examples", "last round's loss", "weight"):
         table.add_column(heading, justify="right")
     scores = _scores(run, metric)
-    columns = [] if scores is None else [scores]
+    columns, steps = ([], []) if scores is None else ([scores], [_steps(run)])
     for folder in companions(run_dir):
         try:
             other = read_run(folder)
         except ConfigError:
             continue
         if (scores := _scores(other, metric)) is not None:
-            columns.append((f"{other.setting('paradigm') or folder.name}: {scores[0]}", scores[1]))
+            columns.append((f"{_label(folder, other)}:\n{scores[0]}", scores[1]))
+            steps.append(_steps(other))
     for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs in columns)]
@@ -49,6 +51,8 @@ def show_results(run_dir: Path, *, metric: str | None = None, console: Console |
     for kind, examples in (("macro", ""), ("micro", str(sum(r.get("examples", 0) for r in run.last.values())))):
         cells = [f"{a['score'][kind]:.4f} of {a['score']['count']}" if a else "-" for a in averages]
         table.add_row(kind, examples, "", "", *cells)
+    if len(columns) > 1:
+        table.add_row("steps", "", "", "", *map(str, steps))
     console.print(table)
     here = shlex.quote(str(run_dir))
     console.print(f"curves:  tensorboard --logdir {here}", highlight=False)
@@ -61,6 +65,16 @@ def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair]] | None:
         if metric is not None and (pairs := evaluation.of(metric)):
             return f"{evaluation.split} {metric}", pairs
     return None
+
+
+def _steps(run: Run) -> int:
+    return sum(record.get("steps", 0) for record in run.of_kind("client"))
+
+
+def _label(folder: Path, companion: Run) -> str:
+    if folder.name.startswith(BESIDE):
+        return folder.name.removeprefix(BESIDE)
+    return str(companion.setting("paradigm") or folder.name)
 
 
 def _number(value: float | None) -> str:
