@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,13 +12,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
+from fedtorch.data.own.rows import Form
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.conversations import Conversations, Unanswered
+from fedtorch.tasks.new_rows import NewPrompts
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
-from fedtorch.text.chat import supervised
+from fedtorch.text.chat import asked, supervised
 
 LOG_LIKELIHOOD = "log_likelihood"
 _MOST_UNSUPERVISED = 0.01
@@ -35,33 +39,6 @@ class Continued:
     """what an answer is generated from; empty where nothing is generated"""
     gold: str
     """the answer"""
-
-
-@dataclass(frozen=True)
-class Conversations:
-    """What a row has to have: `messages`, or columns that are filled into a prompt, and `completion`, or `text`."""
-
-    required: Sequence[str]
-    template: str | None
-    optional: Sequence[str] = ()
-
-    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """messages; or prompt and completion; or text."""
-        if "messages" in self.required:
-            return {"messages": _messages(values["messages"])}
-        for name in self.required:
-            if not isinstance(values[name], str):
-                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
-        if self.required == ("text",):
-            return {"text": values["text"]}
-        prompt = values["prompt"] if self.template is None else self.template.format(**values)
-        return {"prompt": prompt, "completion": values[self.required[-1]]}
-
-    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """All of them."""
-        if "messages" in row:
-            return [message["content"] for message in row["messages"]]
-        return list(row.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +127,19 @@ class CausalLM(TextTask):
     @torch.inference_mode()
     def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Any]:
         """(log-likelihood of the learned tokens, their number, generated text) of each row."""
+        sums, texts = self._likelihoods(model, examples, batch_size), [""] * len(examples)
+        if self.measures:
+            texts = self._continued(model, [example.prompt for example in examples], batch_size)
+        return [(*pair, text) for pair, text in zip(sums, texts, strict=True)]
+
+    def _continued(self, model: nn.Module, prompts: Sequence[list[int]], batch_size: int) -> list[str]:
+        ids = self.generated(model, prompts, batch_size, left=True)
+        return [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
+
+    def _likelihoods(self, model: nn.Module, examples: Sequence[Continued], size: int) -> list[tuple[float, int]]:
         device = next(model.parameters()).device
         sums: list[tuple[float, int]] = [(0.0, 0)] * len(examples)
-        for picked in by_length([len(example.ids) for example in examples], batch_size):
+        for picked in by_length([len(example.ids) for example in examples], size):
             batch = {k: v.to(device) for k, v in self.collate([examples[i] for i in picked], False).items()}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]
@@ -160,11 +147,34 @@ class CausalLM(TextTask):
             counts = (labels != IGNORED).sum(1).tolist()
             for i, total, count in zip(picked, each.double().sum(1).tolist(), counts, strict=True):
                 sums[i] = (-total, count)
-        texts = [""] * len(examples)
-        if self.measures:
-            ids = self.generated(model, [example.prompt for example in examples], batch_size, left=True)
-            texts = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
-        return [(*pair, text) for pair, text in zip(sums, texts, strict=True)]
+        return sums
+
+    def trained(self, folder: Path) -> Self:
+        """With the chat template that lies beside the model."""
+        return replace(super().trained(folder), chat_template=None)
+
+    def new_form(self, *, perplexity: bool = False) -> Form:
+        """As `rows_are` says, without an answer unless it is what is asked about."""
+        if perplexity or self.rows_are == "text":
+            return self.form()
+        if self.rows_are == "messages":
+            return Unanswered()
+        return NewPrompts(self.template_columns() if self.template else ["prompt"], self.template)
+
+    @torch.inference_mode()
+    def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
+        """The generated text; or perplexity, from the log-likelihood of so many tokens, null where none is learned."""
+        if "source" in rows[0] or "conversation" in rows[0]:
+            prompts = [self.cut(self._asked(row), self.max_length, row["where"]) for row in rows]
+            return [{"text": text} for text in self._continued(model, prompts, batch_size)]
+        samples = [self._samples(row, row["where"]) for row in rows]
+        sums = iter(self._likelihoods(model, [sample for own in samples for sample in own], batch_size))
+        return [_perplexity([next(sums) for _ in own]) for own in samples]
+
+    def _asked(self, row: Mapping[str, Any]) -> list[int]:
+        if "conversation" in row:
+            return asked(self.vocabulary, row["conversation"])
+        return list(self.vocabulary(row["source"], add_special_tokens=False).input_ids)
 
     def score(self, examples: Sequence[Continued], predictions: Sequence[Any]) -> Scores:
         """log_likelihood: a mean over tokens, from which perplexity is made; and what `measures` names."""
@@ -195,7 +205,8 @@ class CausalLM(TextTask):
         if "messages" in row:
             turns = supervised(self.vocabulary, row["messages"])
             golds = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
-            return [self._sample(ids, mask, golds[-1], where) for ids, mask in turns]
+            golds = golds[-len(turns) :]  # one sample for all turns, or one each
+            return [self._sample(ids, mask, gold, where) for (ids, mask), gold in zip(turns, golds, strict=True)]
         if "text" in row:
             ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, end]
             return [self._sample(ids, [True] * len(ids), "", where)]
@@ -210,21 +221,14 @@ class CausalLM(TextTask):
     def _sample(self, ids: list[int], mask: list[bool], gold: str, where: str) -> Continued:
         kept = self.cut(ids, self.max_length, where)
         learned = mask[: self.max_length] if self.truncate != "left" else mask[-self.max_length :]
-        first = next((i for i, is_answer in enumerate(learned) if is_answer), len(kept))
-        prompt = kept[:first]
+        begins = [i for i, answers in enumerate(learned) if answers and not (i and learned[i - 1])]
+        prompt = kept[: begins[-1]] if begins else kept  # of several answers the last one is asked for
         if self.loss_on == "all":
             learned = [True] * len(kept)
         return Continued(kept, learned, prompt if self.measures else [], gold)
 
 
-def _messages(value: Any) -> list[dict[str, str]]:
-    if not isinstance(value, list):
-        raise ValueError(f"`messages` is a {type(value).__name__}, expected a list of {{role, content}}")
-    found = []
-    for place, message in enumerate(value):
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(f"message {place + 1} has no role and content that are strings")
-        found.append({"role": message["role"], "content": message["content"]})
-    if not any(message["role"] == "assistant" for message in found):
-        raise ValueError("no message is the assistant's, so there is nothing to learn")
-    return found
+def _perplexity(sums: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    total, tokens = math.fsum(value for value, _ in sums), sum(count for _, count in sums)
+    figure = math.exp(min(700.0, -total / tokens)) if tokens else None
+    return {"perplexity": figure, "log_likelihood": total, "tokens": tokens}

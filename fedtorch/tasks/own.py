@@ -150,24 +150,37 @@ class OwnTask(Prepared):
             named = json.loads((folder / "config.json").read_bytes()).get("id2label") or {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} has no model that can be read ({type(error).__name__})") from None
-        labels = tuple(named[number] for number in sorted(named, key=int))
+        labels = self.labels_named(tuple(named[number] for number in sorted(named, key=int)))
         model = {"path": str(folder), "allow_code": self.source_model.allow_code}
         return replace(self, model=model, tokenizer=None, data=replace(self.data, labels=labels))
 
-    def new_form(self) -> Form:
-        """What a row has to have that is to be answered.
+    def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """`data.labels` of a task whose model calls what it can answer so, in the order of its numbers."""
+        return names
+
+    def new_form(self, *, perplexity: bool = False) -> Form:
+        """What a row has to have that is to be answered. perplexity: of given texts, in place of an answer.
 
         Raises:
-            ConfigError: the task answers none.
+            ConfigError: the task has no perplexity.
         """
-        raise ConfigError(f"task.name is {self.kind}, for which there is no `fedtorch predict` yet")
+        raise NotImplementedError
+
+    def no_perplexity(self, asked: bool) -> None:
+        """Refuse the question for it.
+
+        Raises:
+            ConfigError: it is asked for.
+        """
+        if asked:
+            raise ConfigError(f"--perplexity is given but the run's task.name is {self.kind}; it is for causal_lm")
 
     def new_rows(self, source: str, form: Form) -> Iterator[list[dict[str, Any]]]:
         """Rows of a source in blocks, in the form of `new_form`."""
         return new_rows(source, self.data, form)
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
-        """What a model in eval mode says of new rows: plain JSON for each, in their order."""
+        """What a model in eval mode says of rows in the form of `new_form`: plain JSON for each, in their order."""
         raise NotImplementedError
 
     def rows(self, client: str, split: str) -> list[dict[str, Any]]:

@@ -117,8 +117,8 @@ class TextClassification(OwnTask):
         vocabulary.truncation_side = side
         limit = {} if self.truncate == "refuse" else {"truncation": True, "max_length": self.max_length}
         found = vocabulary(*sides, **limit)
-        for ids in found["input_ids"]:
-            self.cut(ids, self.max_length, where)
+        for ids, row in zip(found["input_ids"], rows, strict=True):
+            self.cut(ids, self.max_length, row.get("where", where))
         return list(zip(found["input_ids"], found.get("token_type_ids") or [None] * len(rows), strict=True))
 
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
@@ -200,14 +200,15 @@ class TextClassification(OwnTask):
                 found[i] = row
         return found
 
-    def new_form(self) -> NewTexts:
+    def new_form(self, *, perplexity: bool = False) -> NewTexts:
         """A text, or two."""
+        self.no_perplexity(perplexity)
         return NewTexts(optional=("text_pair",))
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
         """label or labels, and the probability of each label; or the value."""
         nothing: Any = [] if self.problem == "multi_label" else 0
-        examples = [Example(ids, kind, nothing) for ids, kind in self._inputs(rows, "the file of new rows")]
+        examples = [Example(ids, kind, nothing) for ids, kind in self._inputs(rows, "")]
         return [self._answer(logits) for logits in self._all_logits(model, examples, batch_size)]
 
     def _answer(self, logits: Tensor) -> dict[str, Any]:

@@ -87,6 +87,10 @@ class TextTask(OwnTask):
         """Also the template, which is applied when rows are prepared."""
         return {**super().settings(), "template": self.template}
 
+    def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Texts have none; what transformers puts there means nothing."""
+        return self.data.labels
+
     def metrics(self) -> tuple[str, ...]:
         """Means over rows that a best model can be chosen by."""
         return tuple(name for name in MEANS if name in self.measures)

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import Counts, f1_macro
-from fedtorch.metrics.spans import OUTSIDE, count_spans
+from fedtorch.metrics.spans import OUTSIDE, count_spans, spans_of
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.own import OwnTask, pooled
-from fedtorch.tasks.tagged_words import Annotation, TaggedWords
+from fedtorch.tasks.tagged_words import Annotation, TaggedWords, UntaggedWords
 
 IGNORED = -100
 """The target of a token that is no word's first."""
@@ -84,8 +84,10 @@ class TokenClassification(OwnTask):
         Raises:
             DataError: there are none.
         """
+        if self.data.labels:
+            return self.data.labels
         found = {label for entry in self.prepared["clients"].values() for label in entry.get("labels", {})}
-        if not (labels := self.data.labels or tuple(sorted(found))):
+        if not (labels := tuple(sorted(found))):
             raise DataError(f"no row of {self.data.source} has a span, so there is nothing to learn")
         return labels
 
@@ -128,16 +130,17 @@ class TokenClassification(OwnTask):
     def load(self, client: str, split: str) -> list[Example]:
         """Tokenised rows of one client."""
         rows = self.rows(client, split)
-        if not rows:
-            return []
-        where, vocabulary = f"{split} of client {client}", self.vocabulary
+        return self._encoded(rows, f"{split} of client {client}") if rows else []
+
+    def _encoded(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
+        vocabulary = self.vocabulary
         side: Any = "left" if self.truncate == "left" else "right"
         vocabulary.truncation_side = side
         limit = {} if self.truncate == "refuse" else {"truncation": True, "max_length": self.max_length}
         found = vocabulary([row["text"] for row in rows], return_offsets_mapping=True, **limit)
         examples = []
         for ids, offsets, row in zip(found["input_ids"], found["offset_mapping"], rows, strict=True):
-            self.cut(ids, self.max_length, where)
+            self.cut(ids, self.max_length, row.get("where", where))
             words = list(zip(row["starts"], row["ends"], strict=True))
             tags = [self._number(tag, where) for tag in row["tags"]]
             examples.append(Example(ids, first_pieces(words, offsets), tags))
@@ -192,6 +195,23 @@ class TokenClassification(OwnTask):
                     scores[f"{COUNT}{kind}/{name}"] = (float(value), len(examples))
         return scores
 
+    def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Kinds of spans, from tags."""
+        return tuple(name.removeprefix("B-") for name in names if name.startswith("B-"))
+
+    def new_form(self, *, perplexity: bool = False) -> UntaggedWords:
+        """Words, or a text."""
+        self.no_perplexity(perplexity)
+        return UntaggedWords(self.annotation)
+
+    def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
+        """A tag for each word; or the spans of a text: start, end (not included), label."""
+        found = self.predict(model, self._encoded(rows, ""), batch_size)
+        tags = [[self.tags[number] for number in row] for row in found]
+        if self.annotation == "words":
+            return [{"tags": row} for row in tags]
+        return [{"spans": _in_text(row, own)} for row, own in zip(rows, tags, strict=True)]
+
     def single_metrics(self) -> tuple[str, ...]:
         """None: each is about words or spans, of which texts have different numbers."""
         return ()
@@ -237,6 +257,13 @@ def _of_words(pieces: Sequence[int], tags: Sequence[int]) -> list[int]:
             tag += tag % 2  # B- has an odd number, and I- of the same kind the next
         found.append(tag)
     return found
+
+
+def _in_text(row: Mapping[str, Any], tags: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"start": row["starts"][first], "end": row["ends"][after - 1], "label": kind}
+        for kind, first, after in spans_of(tags)
+    ]
 
 
 def _figures(counts: Sequence[Counts]) -> dict[str, float]:

@@ -46,6 +46,11 @@ def supervised(
     return [(until, [False] * len(before) + [True] * (len(until) - len(before))) for before, until in spans]
 
 
+def asked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Tokens of a conversation up to where the assistant is to speak."""
+    return _render(tokenizer, messages, prompt=True)
+
+
 def _render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False
 ) -> list[int]:
