@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtorch.config.companions import Companion, described, named
 from fedtorch.config.find import find, run_name
 from fedtorch.config.given import Given, Overrides, all_given, assignments
 from fedtorch.config.layers import overlay, read_dict, read_file, read_override
@@ -25,7 +26,7 @@ from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
-from fedtorch.config.yaml_tree import Tree, write
+from fedtorch.config.yaml_tree import Key, Tree, write
 from fedtorch.core.errors import ConfigError
 
 DEFAULT = Path(__file__).with_name("default.yaml")
@@ -92,35 +93,38 @@ def load(given: Given | Sequence[Given] | None = None, overrides: Overrides = ()
     if isinstance(run, dict):
         run.setdefault("name", "+".join(names) or "run")
     config = _build(tree)
-    companion(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
+    companions(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
     return config
 
 
-def companion(config: Config, tree: Tree | None = None) -> Config | None:
-    """The run that `config.compare` describes, or None: this one with its changes, in the folder `compare` of its own.
+def companions(config: Config, tree: Tree | None = None) -> dict[str, Config]:
+    """The runs that `config.compare` describes, by what they are called: this one with changes, in folders inside its.
 
     tree: what `config` was read from; it only improves messages.
+
+    Raises:
+        ConfigError: one cannot be.
     """
-    if config.compare is None:
-        return None
-    lower = to_dict(config) | {"compare": None}
-    kept = tree.marks if tree is not None else {}
-    upper = Tree(config.compare, {key[1:]: mark for key, mark in kept.items() if key[0] == "compare" and key[1:]})
-    for refused in ("compare", "base"):
-        if refused in config.compare:
-            raise ConfigError(f"compare.{refused} is set{at(upper, (refused,))} but cannot be; remove it")
-    merged = overlay(Tree(lower, {key: mark for key, mark in kept.items() if key[0] != "compare"}), upper)
-    changes = config.compare.get("run", {})
-    if isinstance(changes, dict):
-        paradigm = merged.data["paradigm"]
-        merged.data["run"] = merged.data["run"] | {
-            "name": changes.get("name", f"{config.run.name}-{paradigm}"),
-            "dir": changes.get("dir", str(config.folder / "compare")),
-        }
+    tree = tree or Tree()
+    found = described(config.compare, to_dict(config), config.folder, tree)
+    return {companion.label: _companion(companion, tree) for companion in found}
+
+
+def _companion(companion: Companion, tree: Tree) -> Config:
+    upper = Tree(companion.changes, _below(tree.marks, companion.key))
+    lower = Tree(companion.lower, {key: mark for key, mark in tree.marks.items() if key[0] != "compare"})
+    merged = overlay(lower, upper)
+    if isinstance(merged.data["run"], dict):
+        merged.data["run"] = named(merged.data["run"], companion)
     try:
         return _build(merged)
     except ConfigError as error:
-        raise ConfigError("in the run that `compare` describes: " + str(error)) from error
+        raise ConfigError(f"in the run that `{'.'.join(map(str, companion.key))}` describes: {error}") from error
+
+
+def _below(marks: Mapping[Key, str], key: Key) -> dict[Key, str]:
+    """The marks of what is inside `key`, as it knows itself."""
+    return {where[len(key) :]: mark for where, mark in marks.items() if where[: len(key)] == key and where != key}
 
 
 def to_dict(config: Config, *, masked: bool = False) -> dict[str, Any]:

@@ -146,8 +146,9 @@ class Config:
     """Name, folder, seed."""
     paradigm: Literal["federated", "centralized", "local"] = "federated"
     """federated; centralized: one client that owns all data; local: every client by itself, nothing is sent."""
-    rounds: Count = 10
-    """Rounds to train; for centralized and local the upper limit of stretches between evaluations."""
+    rounds: Whole = 10
+    """Rounds to train; for centralized and local the upper limit of stretches between evaluations; 0: the model is
+    judged as it is."""
     task: Any
     """Data, model, loss and score: `name` (or `module:Class`) and the fields of that task's dataclass."""
     algorithm: Any
@@ -172,8 +173,9 @@ class Config:
     """Logs and curves."""
     system: SystemConfig = SystemConfig()
     """Devices, threads, memory, transport."""
-    compare: dict[str, Any] | None = None
-    """Changes that make a second run, trained after this one and shown beside it, such as `{paradigm: local}`."""
+    compare: dict[str, Any] | tuple[str | dict[str, Any], ...] | None = None
+    """Runs that are trained after this one and shown beside it: a list of `start` (the model before training), `local`
+    (every client by itself), `centralized` (one client with all rows) and mappings of changes; or one such mapping."""
     task_name: str = field(default="", metadata={"hidden": True})
     """Not a key of the file: the `name` under `task`."""
     algorithm_name: str = field(default="", metadata={"hidden": True})

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtorch.config.load import companions
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.files import replace_file
 from fedtorch.core.scores import COUNT
 from fedtorch.rounds.runner import Result
 from fedtorch.rounds.scoring import averages
 from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.records import counted
 from fedtorch.tracking.run_folder import read_run
+from fedtorch.tracking.tracker import RESULTS
 
 
 def table(built: BuiltRun, result: Result) -> dict[str, Any]:
@@ -48,6 +55,31 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
         "lost": result.lost,
         "task": built.task.record(),
     }
+
+
+def show_beside(config: Config) -> None:
+    """Put what the companions of a run came to under `compare` into its results.json, each by what it is called.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    beside = {}
+    for label, other in companions(config).items():
+        found = json.loads((other.folder / RESULTS).read_text())
+        pooled = found["summary"].get("pooled")
+        beside[label] = {
+            "folder": os.path.relpath(other.folder, config.folder),
+            **{key: found[key] for key in ("rounds", "best_round", "split", "averages", "digest")},
+            **({} if pooled is None else {"pooled": pooled}),
+        }
+    if not beside:
+        return
+    path = config.folder / RESULTS
+    results = json.loads(path.read_text())
+    try:
+        replace_file(path, json.dumps({**results, "compare": beside}, indent=1) + "\n")
+    except OSError as error:
+        raise CheckpointError(f"could not write {path} ({error}); free some space, and start the run again") from error
 
 
 def _traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

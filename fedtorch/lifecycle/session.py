@@ -16,12 +16,13 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
-from fedtorch.config.load import companion
+from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.model_cards import write_cards
-from fedtorch.lifecycle.results import table
+from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 class Session:
     """What a rank knows of the command that it was started with.
 
-    1. Every rank builds the config's run and its companion, which checks all that one rank alone can see; whatever
+    1. Every rank builds the config's run and its companions, which checks all that one rank alone can see; whatever
        fails until here ends this rank before it meets the others.
     2. The ranks join, and compare what they built. Where clients' data are pinned to ranks, they join before they
        build, to tell each other the sizes; an error in building then ends all of them at once.
@@ -107,12 +108,18 @@ class Session:
             comm.preflight(built.facts())
         if comm.is_server:
             forget_secret(runs[0].config.folder)  # every rank has it
-        trackers = [self._run(built, comm, runs[0]) for built in runs]
-        if trackers[0] is not None:
-            trackers[0].show()
+        first, *others = runs
+        tracker, result = self._run(first, comm, first)
+        for built in others:
+            if (beside := self._run(built, comm, first))[0] is not None:
+                self._say_done(built, beside[1])
+        if tracker is not None:
+            show_beside(first.config)
+            self._say_done(first, result)  # not before: a job that dies at a companion is to be started again
+            tracker.show()
 
-    def _run(self, built: BuiltRun, comm: Communicator, first: BuiltRun) -> Tracker | None:
-        """Train one run; its tracker, closed, on the server."""
+    def _run(self, built: BuiltRun, comm: Communicator, first: BuiltRun) -> tuple[Tracker | None, Result]:
+        """Train one run; its tracker, closed, on the server, and what it came to."""
         # a checkpoint given by path is the first run's
         resume = self.resume if built is first or self.resume in RESUME_MODES else "auto"
         config = built.config
@@ -136,8 +143,7 @@ class Session:
                 tracker.close()
         if tracker is not None:
             write_cards(config, config.folder, config.folder / MODEL)
-            self._say_done(built, result)
-        return tracker
+        return tracker, result
 
     def _say_done(self, built: BuiltRun, result: Result) -> None:
         lost = list(result.lost)
@@ -147,13 +153,17 @@ class Session:
 
 
 def build_all(config: Config, *, num_ranks: int, rank: int) -> list[BuiltRun]:
-    """The run and its companion, which shares the model."""
+    """The run and its companions, which share the model where they can."""
     first = build(config, num_ranks=num_ranks, rank=rank)
-    other = companion(config)
-    if other is None:
-        return [first]
-    if is_pinned(config):
-        other = adopt(config, other)
-    engine = first.engine if share_engine(config, other) else None
-    second = build(other, num_ranks=num_ranks, rank=rank, engine=engine)
-    return [first, replace(second, remarks=tuple(line for line in second.remarks if line not in first.remarks))]
+    runs = [first]
+    for label, other in companions(config).items():
+        if is_pinned(config):
+            other = adopt(config, other)
+        engine = first.engine if share_engine(config, other) else None
+        try:
+            built = build(other, num_ranks=num_ranks, rank=rank, engine=engine)
+        except ConfigError as error:
+            raise ConfigError(f"in the run `{label}` of `compare`: {error}") from error
+        known = {line for run in runs for line in run.remarks}
+        runs.append(replace(built, remarks=tuple(line for line in built.remarks if line not in known)))
+    return runs

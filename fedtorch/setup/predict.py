@@ -30,12 +30,13 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     try:
         config = _config(args.run)
         task = own_task(config.task, config.task_name).trained(model_folder(args.run, args.client))
-        form = task.new_form()
+        form = task.new_form(perplexity=args.perplexity)
         torch.set_num_threads(config.system.threads)
         model = task.build_model(config.run.seed).to(device(config.system.device)).eval()
         with _output(args.out) as file:
-            for answer in _answers(task, model, task.new_rows(args.file, form), config.eval.batch_size):
-                file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+            answers = _answers(task, model, task.new_rows(args.file, form), config.eval.batch_size)
+            for row, answer in enumerate(answers, start=1):
+                file.write(json.dumps({"row": row, **answer}, ensure_ascii=False) + "\n")
         return 0
     except BrokenPipeError:  # such as `| head`, which wants no more; without a stream Python would complain at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,11 +81,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Answers of a run's model to new rows, a JSON object a line in their order. The columns are called "
-        "as in training; an answer column is not needed.",
+        "as in training; an answer column is not needed. `row` counts from 1.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("file", metavar="FILE", help="JSONL, JSON, CSV, TSV, Parquet, Arrow or text; glob; folder")
     parser.add_argument("--client", metavar="NAME", help="with the model that this client was judged with")
+    parser.add_argument(
+        "--perplexity", action="store_true", help="causal_lm: of each row's answer, or text, in place of a new answer"
+    )
     parser.add_argument("--out", type=Path, metavar="JSONL", help="the file to write (standard output)")
     return parser
 

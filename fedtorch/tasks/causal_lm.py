@@ -16,13 +16,16 @@ from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
+from fedtorch.data.own.rows import Form
 from fedtorch.models.auto import longest_input
 from fedtorch.models.packing import looks_ahead, packed, packed_logits, shared_rows, why_not_packed
-from fedtorch.models.padding import by_length, pad
+from fedtorch.models.padding import pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.conversations import Continued, Conversations, Prediction
+from fedtorch.tasks.continued import Continued, Prediction, Tokens, log_likelihoods
+from fedtorch.tasks.conversations import Conversations, Unanswered, Unchosen
+from fedtorch.tasks.new_answers import new_answers
+from fedtorch.tasks.new_rows import NewPrompts
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
-from fedtorch.text.chat import ASSISTANT, supervised
 
 LOG_LIKELIHOOD, ACCURACY, CHOICES = "log_likelihood", "accuracy", "choices"
 _MOST_UNSUPERVISED = 0.01
@@ -63,6 +66,31 @@ class CausalLM(TextTask):
             raise ConfigError("task.rows_are is text, which has no prompt: leave task.template and task.measures out")
         if self.rows_are == "messages" and self.template is not None:
             raise ConfigError("task.rows_are is messages, whose form is task.chat_template's; leave task.template out")
+
+    @property
+    def tokens(self) -> Tokens:
+        """How rows become tokens."""
+        return Tokens(self, self.loss_on == "all", self.generates)
+
+    def trained(self, folder: Path) -> Self:
+        """With the chat template that lies beside the model."""
+        return replace(super().trained(folder), chat_template=None)
+
+    def new_form(self, *, perplexity: bool = False) -> Form:
+        """As `rows_are` says, without an answer unless it is what is asked about."""
+        columns = self.template_columns() if self.template else ["prompt"]
+        if perplexity or self.rows_are == "text":
+            return self.form()
+        if self.rows_are == "messages":
+            return Unanswered()
+        if self.rows_are == CHOICES:
+            return Unchosen([*columns, CHOICES], self.template)
+        return NewPrompts(columns, self.template)
+
+    @torch.inference_mode()
+    def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
+        """See `new_answers`."""
+        return new_answers(self, model, rows, batch_size)
 
     def build_model(self, seed: int) -> nn.Module:
         """The model; one that foretells tokens from those before them.
@@ -119,7 +147,7 @@ class CausalLM(TextTask):
             DataError: more than 1 % of the rows have no token to learn within `max_length`.
         """
         rows, where = self.rows(client, split), f"{split} of client {client}"
-        found = [self._sample(row, where) for row in rows]
+        found = [self.tokens.sample(row, where) for row in rows]
         if empty := sum(not sample.learned for sample in found):
             if empty > _MOST_UNSUPERVISED * len(found):
                 raise DataError(
@@ -168,7 +196,7 @@ class CausalLM(TextTask):
     def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Prediction]:
         """What each row's learned tokens, and those of its choices, get; and the text that is generated."""
         texts = [text for example in examples for text in example.choices or (example, *example.more)]
-        sums = iter(self._log_likelihoods(model, texts, batch_size))
+        sums = iter(log_likelihoods(model, texts, batch_size, self.collate))
         found = []
         for example in examples:
             if not example.choices:
@@ -179,29 +207,20 @@ class CausalLM(TextTask):
             best = max(range(len(each)), key=each.__getitem__)
             found.append(Prediction(each[example.right], example.learned, best))
         if self.generates:
-            room = self._room(model)
-            ids = self.generated(model, [example.prompt[-room:] for example in examples], batch_size, left=True)
-            answers = [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
+            answers = self.continued(model, [example.prompt for example in examples], batch_size)
             found = [one._replace(text=answer) for one, answer in zip(found, answers, strict=True)]
         return found
+
+    def continued(self, model: nn.Module, prompts: Sequence[Sequence[int]], batch_size: int) -> list[str]:
+        """The text that is generated after each prompt, of which what leaves room for it is read."""
+        room = self._room(model)
+        ids = self.generated(model, [prompt[-room:] for prompt in prompts], batch_size, left=True)
+        return [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
 
     def _room(self, model: nn.Module) -> int:
         """Tokens of a prompt that leave places for an answer."""
         positions = longest_input(model)
         return self.max_length if positions is None else positions - self.generate.max_new_tokens
-
-    def _log_likelihoods(self, model: nn.Module, texts: Sequence[Continued], batch_size: int) -> list[float]:
-        """Summed over each text's learned tokens; texts of like length share a batch."""
-        device, sums = next(model.parameters()).device, [0.0] * len(texts)
-        for picked in by_length([len(text.ids) for text in texts], batch_size):
-            alone = [replace(texts[i], more=()) for i in picked]
-            batch = {k: v.to(device) for k, v in self.collate(alone, False).items()}
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
-            labels = batch["labels"][:, 1:]
-            each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-            for i, total in zip(picked, each.double().sum(1).tolist(), strict=True):
-                sums[i] = -total
-        return sums
 
     def score(self, examples: Sequence[Continued], predictions: Sequence[Prediction]) -> Scores:
         """log_likelihood: a mean over tokens, from which perplexity is made; and what `measures` names.
@@ -272,42 +291,4 @@ class CausalLM(TextTask):
 
     def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Rows none of whose tokens is learned within `max_length`."""
-        return sum(not self._sample(row, "a row").learned for row in rows)
-
-    def _sample(self, row: Mapping[str, Any], where: str) -> Continued:
-        if "messages" in row:
-            turns = supervised(self.vocabulary, row["messages"])
-            gold = next(turn["content"] for turn in reversed(row["messages"]) if turn["role"] == ASSISTANT)
-            *more, last = [self._cut(ids, mask, gold, where) for ids, mask in turns]
-            return replace(last, more=more)
-        if "text" in row:
-            ids = [*self.vocabulary(row["text"], add_special_tokens=False).input_ids, self.vocabulary.eos_token_id]
-            return self._cut(ids, [True] * len(ids), "", where)
-        if CHOICES not in row:
-            return self._cut(*self._split(row["prompt"], row["completion"]), row["completion"], where)
-        texts = []
-        for answer in row[CHOICES]:
-            ids, mask = self._split(row["prompt"], answer)
-            if (len(ids) if self.truncate == "right" else sum(mask)) > self.max_length:
-                raise DataError(
-                    f"{where} has a row of {len(ids)} tokens with one of its choices, which would be cut to "
-                    f"task.max_length {self.max_length} and look likely; raise it, or set task.truncate to left"
-                )
-            texts.append(self._cut(ids, mask, answer, where))
-        right = row[CHOICES].index(row["completion"])
-        return replace(texts[right], choices=texts, right=right)
-
-    def _split(self, prompt: str, completion: str) -> tuple[list[int], list[bool]]:
-        """Tokens of both together with the end token, and which are the completion's: apart, the border is another."""
-        found = self.vocabulary(prompt + completion, add_special_tokens=False, return_offsets_mapping=True)
-        mask = [stop > len(prompt) for _, stop in found.offset_mapping]
-        return [*found.input_ids, self.vocabulary.eos_token_id], [*mask, True]
-
-    def _cut(self, ids: list[int], mask: list[bool], gold: str, where: str) -> Continued:
-        kept = self.cut(ids, self.max_length, where)
-        learned = mask[: self.max_length] if self.truncate != "left" else mask[-self.max_length :]
-        starts = [i for i, is_answer in enumerate(learned) if is_answer and not (i and learned[i - 1])]
-        prompt = kept[: starts[-1]] if starts else kept
-        if self.loss_on == "all":
-            learned = [True] * len(kept)
-        return Continued(kept, learned, prompt if self.generates else [], gold)
+        return sum(not self.tokens.sample(row, "a row").learned for row in rows)

@@ -4,46 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Continued:
-    """A tokenised row."""
-
-    ids: list[int]
-    is_learned: list[bool]
-    """by token"""
-    prompt: list[int]
-    """what the last answer is generated from; empty where nothing is generated"""
-    gold: str
-    """the answer"""
-
-    more: Sequence[Continued] = ()
-    """of a conversation that its template cannot render as one text: those that end with an earlier answer"""
-    choices: Sequence[Continued] = ()
-    """the answers to choose from, where there are some"""
-    right: int = 0
-    """which of them it is"""
-
-    @cached_property
-    def learned(self) -> int:
-        """tokens with a loss, those of `more` among them; a text's first one has none"""
-        return sum(self.is_learned[1:]) + sum(other.learned for other in self.more)
-
-
-class Prediction(NamedTuple):
-    """What a model makes of a row."""
-
-    log_likelihood: float
-    """summed over its learned tokens"""
-    tokens: int
-    """their number"""
-    choice: int = 0
-    """which of its choices is the likeliest"""
-    text: str = ""
-    """what was generated"""
+from fedtorch.text.chat import ASSISTANT
 
 
 @dataclass(frozen=True)
@@ -60,7 +23,8 @@ class Conversations:
         if "messages" in self.required:
             return {"messages": _messages(values["messages"])}
         if "choices" in self.required:
-            choices, right = _choices(values["choices"], values[self.required[-1]])
+            choices = _choices(values["choices"])
+            right = _right(choices, values[self.required[-1]])
             found = replace(self, required=tuple(name for name in self.required if name != "choices"))
             return {**found.convert({**values, self.required[-1]: right}), "choices": choices}
         for name in self.required:
@@ -83,8 +47,50 @@ class Conversations:
         return [*(text for name, text in row.items() if name != "choices"), *others]
 
 
-def _choices(choices: Any, right: Any) -> tuple[list[str], str]:
-    """The choices and the right one."""
+@dataclass(frozen=True)
+class Unanswered:
+    """What a row has to have: `messages`, whose next one is asked for."""
+
+    required: Sequence[str] = ("messages",)
+    optional: Sequence[str] = ()
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """conversation: the messages up to where the assistant is to speak; an answer that is there is left out."""
+        found = _listed(values["messages"])
+        while found and found[-1]["role"] == ASSISTANT:
+            found.pop()
+        if not found:
+            raise ValueError("no message is anybody's but the assistant's, so there is nothing to answer")
+        return {"conversation": found}
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """What was said."""
+        return [message["content"] for message in row["conversation"]]
+
+
+@dataclass(frozen=True)
+class Unchosen:
+    """What a row has to have: columns that are filled into a prompt, and `choices`, of which one is asked for."""
+
+    required: Sequence[str]
+    template: str | None
+    optional: Sequence[str] = ()
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """prompt and choices."""
+        choices, prompts = _choices(values["choices"]), {k: v for k, v in values.items() if k != "choices"}
+        for name, value in prompts.items():
+            if not isinstance(value, str):
+                raise ValueError(f"`{name}` is a {type(value).__name__}, expected a string")
+        prompt = prompts["prompt"] if self.template is None else self.template.format(**prompts)
+        return {"prompt": prompt, "choices": choices}
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """All of them."""
+        return [row["prompt"], *row["choices"]]
+
+
+def _choices(choices: Any) -> list[str]:
     if not isinstance(choices, list):
         raise ValueError(f"`choices` is a {type(choices).__name__}, expected a list of texts")
     for number, choice in enumerate(choices, start=1):
@@ -95,16 +101,28 @@ def _choices(choices: Any, right: Any) -> tuple[list[str], str]:
         raise ValueError(
             f"there are {len(choices)} choices, {len(set(choices))} of them different, expected two or more"
         )
+    return choices
+
+
+def _right(choices: Sequence[str], right: Any) -> str:
+    """The right one, which may be given by its number."""
     if isinstance(right, int) and not isinstance(right, bool):
         if not 0 <= right < len(choices):
             raise ValueError(f"the completion is choice {right} of {len(choices)}; they are counted from 0")
-        return choices, choices[right]
-    if right not in choices:
+        return choices[right]
+    if not isinstance(right, str) or right not in choices:
         raise ValueError(f"the completion is none of the {len(choices)} choices; give its text, or its number from 0")
-    return choices, right
+    return right
 
 
 def _messages(value: Any) -> list[dict[str, str]]:
+    found = _listed(value)
+    if not any(message["role"] == ASSISTANT for message in found):
+        raise ValueError("no message is the assistant's, so there is nothing to learn")
+    return found
+
+
+def _listed(value: Any) -> list[dict[str, str]]:
     if not isinstance(value, list):
         raise ValueError(f"`messages` is a {type(value).__name__}, expected a list of {{role, content}}")
     found = []
@@ -112,6 +130,4 @@ def _messages(value: Any) -> list[dict[str, str]]:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise ValueError(f"message {place + 1} has no role and content that are strings")
         found.append({"role": message["role"], "content": message["content"]})
-    if not any(message["role"] == "assistant" for message in found):
-        raise ValueError("no message is the assistant's, so there is nothing to learn")
     return found

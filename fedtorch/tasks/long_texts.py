@@ -77,8 +77,8 @@ class LongTexts(OwnTask):
         """See OwnTask."""
         return self.long == "truncate"
 
-    def encoded(self, *sides: Sequence[str], where: str, offsets: bool = False) -> list[list[Window]]:
-        """The windows of each text, or pair of texts; one each where they are cut.
+    def encoded(self, *sides: Sequence[str], where: Sequence[str], offsets: bool = False) -> list[list[Window]]:
+        """The windows of each text, or pair of texts; one each where they are cut. where: of each text, for messages.
 
         Raises:
             DataError: a text is longer than `max_length`, and `truncate` is `refuse`; or pairs were to be in windows.
@@ -89,13 +89,13 @@ class LongTexts(OwnTask):
         options: dict[str, Any] = {} if self.truncate == "refuse" else {"truncation": True}
         options |= {"max_length": self.max_length} if options else {}
         if self.long == "windows":
-            options |= {"stride": self._overlap(len(sides), where), "return_overflowing_tokens": True}
+            options |= {"stride": self._overlap(len(sides), where[0]), "return_overflowing_tokens": True}
         found = vocabulary(*map(list, sides), **options, **({"return_offsets_mapping": True} if offsets else {}))
         texts: list[list[Window]] = [[] for _ in sides[0]]
         owners = found.get("overflow_to_sample_mapping", range(len(texts)))
         for place, owner in enumerate(owners):
             ids = found["input_ids"][place]
-            self.cut(ids, self.max_length, where)
+            self.cut(ids, self.max_length, where[owner])
             types = found["token_type_ids"][place] if found.get("token_type_ids") else None
             texts[owner].append(Window(ids, types, found["offset_mapping"][place] if offsets else ()))
         return texts

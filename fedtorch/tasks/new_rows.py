@@ -37,8 +37,28 @@ class NewTexts:
         return list(row.values())
 
 
+@dataclass(frozen=True)
+class NewPrompts:
+    """What a row has to have: what is filled into a template, or the one text that is read as it is."""
+
+    required: Sequence[str]
+    template: str | None
+    optional: Sequence[str] = ()
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """source."""
+        for name in self.required:
+            if not isinstance(values[name], str):
+                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
+        return {"source": values[self.required[0]] if self.template is None else self.template.format(**values)}
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """What is read."""
+        return [row["source"]]
+
+
 def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, Any]]]:
-    """The rows of a source in its order, in blocks; columns are called as in training.
+    """The rows of a source in its order, in blocks; columns are called as in training. `where` of each is its place.
 
     Raises:
         ConfigError: the source or a column is not there. DataError: a row is unusable; names file and line.
@@ -51,7 +71,7 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, 
         for table in tables:
             for index, values in rows_of(table, columns):
                 try:
-                    block.append(_converted(values, columns, form))
+                    block.append({**_converted(values, columns, form), "where": table.where(index)})
                 except ValueError as error:
                     raise DataError(f"{table.where(index)}: {error}; correct the row") from None
                 if len(block) == BLOCK:

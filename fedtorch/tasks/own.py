@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,10 +23,9 @@ from fedtorch.data.own.prepare import folder_of, prepare
 from fedtorch.data.own.rows import Form
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
-from fedtorch.tasks.base import Scores
-from fedtorch.tasks.chosen_metrics import code_of, pooled_of, scores_of, selectable
+from fedtorch.tasks.chosen_metrics import code_of
+from fedtorch.tasks.judged import Judged
 from fedtorch.tasks.new_rows import new_rows
-from fedtorch.tasks.prepared import Prepared
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import load_tokenizer_as, tokenizer_digest
 
@@ -54,16 +52,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTask(Prepared):
+class OwnTask(Judged):
     """A task over rows of any source and any model of transformers; a subclass says what a row is and how it counts."""
 
     head: ClassVar[Head]
     """of the model"""
     kind: ClassVar[str]
     """its name in a config"""
-    takes_metrics: ClassVar[bool] = True
-    lower_is_better: ClassVar[tuple[str, ...]] = ()
-    """those of `figures` that no best model is chosen by"""
 
     data: OwnData  # type: ignore[assignment]  # a folder in tasks whose data are prepared by a command
     """where the rows are, what their columns mean and whose they are"""
@@ -117,7 +112,12 @@ class OwnTask(Prepared):
         if not (folder / "manifest.json").is_file():
             log.info("preparing %s in %s", self.data.source, folder)
             prepare(
-                folder, self.kind, self.data, self.form(), label_of=self.label_of, train=self._train if trains else None
+                folder,
+                self.kind,
+                self.data,
+                self.form(),
+                label_of=self.label_of,
+                train=partial(train_subwords, size=self.data.tokenizer_size) if trains else None,
             )
         return folder
 
@@ -174,63 +174,38 @@ class OwnTask(Prepared):
             named = json.loads((folder / "config.json").read_bytes()).get("id2label") or {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} has no model that can be read ({type(error).__name__})") from None
-        labels = tuple(named[number] for number in sorted(named, key=int))
+        labels = self.labels_named(tuple(named[number] for number in sorted(named, key=int)))
         model = {"path": str(folder), "allow_code": self.source_model.allow_code}
         return replace(self, model=model, tokenizer=None, data=replace(self.data, labels=labels))
 
-    def new_form(self) -> Form:
-        """What a row has to have that is to be answered.
+    def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """`data.labels` of a task whose model calls what it can answer so, in the order of its numbers."""
+        return names
+
+    def new_form(self, *, perplexity: bool = False) -> Form:
+        """What a row has to have that is to be answered. perplexity: of given texts, in place of an answer.
 
         Raises:
-            ConfigError: the task answers none.
+            ConfigError: the task has no perplexity.
         """
-        raise ConfigError(f"task.name is {self.kind}, for which there is no `fedtorch predict` yet")
+        raise NotImplementedError
+
+    def no_perplexity(self, asked: bool) -> None:
+        """Refuse the question for it.
+
+        Raises:
+            ConfigError: it is asked for.
+        """
+        if asked:
+            raise ConfigError(f"--perplexity is given but the run's task.name is {self.kind}; it is for causal_lm")
 
     def new_rows(self, source: str, form: Form) -> Iterator[list[dict[str, Any]]]:
         """Rows of a source in blocks, in the form of `new_form`."""
         return new_rows(source, self.data, form)
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
-        """What a model in eval mode says of new rows: plain JSON for each, in their order."""
+        """What a model in eval mode says of rows in the form of `new_form`: plain JSON for each, in their order."""
         raise NotImplementedError
-
-    def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
-        """A copy that keeps what this one has read."""
-        if not chosen:
-            return self
-        task = copy(self)
-        object.__setattr__(task, "chosen", dict(chosen))  # frozen, but this is no key of the task
-        return task
-
-    def metrics(self) -> tuple[str, ...]:
-        """What a best model can be chosen by."""
-        return tuple(dict.fromkeys((self.main_metric, *selectable(self.chosen, self.lower_is_better))))
-
-    def single_metrics(self) -> tuple[str, ...]:
-        """Only the main one; figures of several rows are no means."""
-        return (self.main_metric,)
-
-    def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Figures that are no means, from sums of scores by name."""
-        return {}
-
-    def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
-        """`figures` of all rows together, and of each client's."""
-        each = {client: self.figures(pooled({client: found})) for client, found in scores.items()}
-        return {"pooled": self.figures(pooled(scores)), "clients": each}
-
-    def compared(self, examples: Sequence[Any], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """(predictions, references) as a metric of one's own gets them, one each per row."""
-        raise NotImplementedError
-
-    def client_scores(self, client: str, scores: Scores, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
-        """What `eval.metrics` asks for, of all of a client's rows."""
-        found, references = self.compared(examples, predictions)
-        return scores_of(self.chosen, client, scores, found, references, self.figures)
-
-    def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
-        """Of the chosen ones that are no means."""
-        return pooled_of(self.chosen, scores, self.figures) if self.chosen else {}
 
     def supervised(self, example: Any) -> int | None:
         """Tokens of an example that are learned; None where it is not tokens that have labels."""
@@ -319,18 +294,6 @@ class OwnTask(Prepared):
                 f"{where} has a row of {len(ids)} tokens, task.max_length leaves {most}; raise it, or set task.truncate"
             )
         return list(ids[:most] if self.truncate == "right" else ids[-most:])
-
-    def _train(self, texts: Iterable[str], folder: Path) -> None:
-        train_subwords(texts, folder, size=self.data.tokenizer_size)
-
-
-def pooled(scores: Mapping[str, Scores]) -> dict[str, float]:
-    """Metric -> sum over all clients."""
-    totals: dict[str, float] = {}
-    for metrics in scores.values():
-        for name, (total, _) in metrics.items():
-            totals[name] = totals.get(name, 0.0) + total
-    return totals
 
 
 def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedtorch.core.ranges import Count
 from fedtorch.models.padding import pad
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.new_rows import NewPrompts
 from fedtorch.tasks.text_generation import IGNORED, SourceTarget, Texts, TextTask, token_loss
 
 
@@ -33,16 +34,23 @@ class Seq2Seq(TextTask):
         rows, where = self.rows(client, split), f"{split} of client {client}"
         if not rows:
             return []
-        sources = self.vocabulary([row["source"] for row in rows]).input_ids
+        sources = self._encoded(rows, where)
         targets = self.vocabulary(text_target=[row["target"] for row in rows]).input_ids
         end = self.vocabulary.eos_token_id
         found = []
         for row, source, target in zip(rows, sources, targets, strict=True):
             target = target if target and target[-1] == end else [*target, end]
-            kept = self.cut(source[:-1], self.max_length - 1, where) + source[-1:] if source else [end]
-            found.append(SourceTarget(kept, target[: self.max_target_length - 1] + [end]
+            found.append(SourceTarget(source, target[: self.max_target_length - 1] + [end]
                                    if len(target) > self.max_target_length else target, row["target"]))  # fmt: skip
         return found
+
+    def _encoded(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[list[int]]:
+        """Tokens of each source; what ends it stays where it is cut."""
+        found, end = self.vocabulary([row["source"] for row in rows]).input_ids, self.vocabulary.eos_token_id
+        return [
+            self.cut(ids[:-1], self.max_length - 1, row.get("where", where)) + ids[-1:] if ids else [end]
+            for row, ids in zip(rows, found, strict=True)
+        ]
 
     def example_lengths(self, examples: Sequence[SourceTarget]) -> list[tuple[int, ...]]:
         """Of source and target, which are padded each for itself."""
@@ -76,12 +84,24 @@ class Seq2Seq(TextTask):
 
     def predict(self, model: nn.Module, examples: Sequence[SourceTarget], batch_size: int) -> list[str]:
         """Generated texts."""
-        ids = self.generated(model, [example.source for example in examples], batch_size, left=False)
+        return self._texts(model, [example.source for example in examples], batch_size)
+
+    def _texts(self, model: nn.Module, sources: Sequence[list[int]], batch_size: int) -> list[str]:
+        ids = self.generated(model, sources, batch_size, left=False)
         return [self.vocabulary.decode(row, skip_special_tokens=True) for row in ids]
 
     def compared(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> tuple[list[Any], list[Any]]:
         """Texts."""
         return list(predictions), [example.gold for example in examples]
+
+    def new_form(self, *, perplexity: bool = False) -> NewPrompts:
+        """`source`, or the columns of the template."""
+        self.no_perplexity(perplexity)
+        return NewPrompts(self.template_columns() if self.template else ["source"], self.template)
+
+    def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
+        """The generated text."""
+        return [{"text": text} for text in self._texts(model, self._encoded(rows, ""), batch_size)]
 
     def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> Scores:
         """What `measures` names."""

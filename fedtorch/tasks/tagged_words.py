@@ -126,6 +126,30 @@ class TaggedWords:
         yield from sorted(found, key=lambda span: span[1])
 
 
+@dataclass(frozen=True)
+class UntaggedWords:
+    """The same without tags: words, or a text."""
+
+    annotation: Annotation
+    optional: Sequence[str] = ()
+
+    @property
+    def required(self) -> Sequence[str]:
+        """Roles of the columns."""
+        return TaggedWords(self.annotation, ()).required[:1]
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """As of words none of which is in a span."""
+        (role,) = self.required
+        words = values[role]
+        nothing = [OUTSIDE] * len(words) if self.annotation == "words" and isinstance(words, list) else []
+        return TaggedWords(self.annotation, ()).convert({role: words, "tags": nothing, "spans": []})
+
+    def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
+        """The text."""
+        return [row["text"]]
+
+
 def words_of(text: str) -> Iterator[tuple[int, int]]:
     """(start, end) of each word: letters, digits, or a single character of another kind.
 

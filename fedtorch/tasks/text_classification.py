@@ -141,7 +141,7 @@ class TextClassification(LongTexts):
         sides = [[row["text"] for row in rows]]
         if any("text_pair" in row for row in rows):
             sides.append([row.get("text_pair", "") for row in rows])
-        return self.encoded(*sides, where=where)
+        return self.encoded(*sides, where=[row.get("where", where) for row in rows])
 
     def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
         """Tokens of each, as if all its windows were as long as the first."""
@@ -224,14 +224,15 @@ class TextClassification(LongTexts):
                 found[i] = row
         return found
 
-    def new_form(self) -> NewTexts:
+    def new_form(self, *, perplexity: bool = False) -> NewTexts:
         """A text, or two."""
+        self.no_perplexity(perplexity)
         return NewTexts(optional=("text_pair",))
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
         """label or labels, and the probability of each label; or the value."""
         nothing: Any = [] if self.problem == "multi_label" else 0
-        examples = [Example.of(windows, nothing) for windows in self._inputs(rows, "the file of new rows")]
+        examples = [Example.of(windows, nothing) for windows in self._inputs(rows, "")]
         return [self._answer(logits) for logits in self._all_logits(model, examples, batch_size)]
 
     def _answer(self, logits: Tensor) -> dict[str, Any]:

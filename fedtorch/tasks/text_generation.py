@@ -103,6 +103,10 @@ class TextTask(OwnTask):
         """What is measured of generated answers that is a mean over rows."""
         return tuple(name for name in MEANS if name in self.asked)
 
+    def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Texts have none; what transformers puts there means nothing."""
+        return self.data.labels
+
     def metrics(self) -> tuple[str, ...]:
         """What a best model can be chosen by."""
         return tuple(dict.fromkeys((*self.means(), *selectable(self.chosen, self.lower_is_better))))

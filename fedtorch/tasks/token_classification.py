@@ -16,40 +16,15 @@ from fedtorch.metrics.confusion import Counts, f1_macro
 from fedtorch.metrics.spans import OUTSIDE, count_spans
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.judged import pooled
 from fedtorch.tasks.long_texts import LongTexts, best_windows, padded, split_up
-from fedtorch.tasks.own import pooled
-from fedtorch.tasks.tagged_words import Annotation, TaggedWords
+from fedtorch.tasks.tagged_words import Annotation, TaggedWords, UntaggedWords
+from fedtorch.tasks.word_tokens import Example, first_pieces, spans_in_text, tags_of_words
 
 IGNORED = -100
 """The target of a token that is no word's first."""
 F1 = "f1"
 _SIDES = ("hits", "predicted", "true")
-
-
-@dataclass(frozen=True)
-class Example:
-    """A tokenised text and its words."""
-
-    ids: list[int]
-    pieces: list[int]
-    """place in `ids`, and all of `more` after it, of each word's first piece; the one of the word before where they
-    share it; −1: cut away"""
-    tags: list[int]
-    """number of each word's tag"""
-    more: Sequence[list[int]] = ()
-    """further windows, where a long text is read in several"""
-
-    @property
-    def windows(self) -> list[list[int]]:
-        """All of them."""
-        return [self.ids, *self.more]
-
-    @cached_property
-    def labelled(self) -> list[tuple[int, int]]:
-        """(place in `ids`, tag) of words with a piece of their own."""
-        before = [-1, *self.pieces]
-        rows = zip(before, self.pieces, self.tags, strict=False)
-        return [(piece, tag) for last, piece, tag in rows if piece >= 0 and piece != last]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +80,10 @@ class TokenClassification(LongTexts):
         Raises:
             DataError: there are none.
         """
+        if self.data.labels:
+            return self.data.labels
         found = {label for entry in self.prepared["clients"].values() for label in entry.get("labels", {})}
-        if not (labels := self.data.labels or tuple(sorted(found))):
+        if not (labels := tuple(sorted(found))):
             raise DataError(f"no row of {self.data.source} has a span, so there is nothing to learn")
         return labels
 
@@ -149,11 +126,13 @@ class TokenClassification(LongTexts):
     def load(self, client: str, split: str) -> list[Example]:
         """Tokenised rows of one client."""
         rows = self.rows(client, split)
-        if not rows:
-            return []
-        where, examples = f"{split} of client {client}", []
+        return self._encoded(rows, f"{split} of client {client}") if rows else []
+
+    def _encoded(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
+        examples = []
+        places = [row.get("where", where) for row in rows]
         for windows, row in zip(
-            self.encoded([row["text"] for row in rows], where=where, offsets=True), rows, strict=True
+            self.encoded([row["text"] for row in rows], where=places, offsets=True), rows, strict=True
         ):
             words = list(zip(row["starts"], row["ends"], strict=True))
             tags = [self._number(tag, where) for tag in row["tags"]]
@@ -205,7 +184,7 @@ class TokenClassification(LongTexts):
             best = iter(self.logits(model, {key: value.to(device) for key, value in batch.items()}).argmax(-1).tolist())
             for i in picked:
                 tags = [tag for window in examples[i].windows for tag in next(best)[: len(window)]]
-                found[i] = _of_words(examples[i].pieces, tags)
+                found[i] = tags_of_words(examples[i].pieces, tags)
         return found
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Sequence[int]]) -> Scores:
@@ -228,7 +207,24 @@ class TokenClassification(LongTexts):
 
     def metrics(self) -> tuple[str, ...]:
         """What a best model can be chosen by."""
-        return (self.main_metric, F1)
+        return tuple(dict.fromkeys((*super().metrics(), F1)))
+
+    def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Kinds of spans, from tags."""
+        return tuple(name.removeprefix("B-") for name in names if name.startswith("B-"))
+
+    def new_form(self, *, perplexity: bool = False) -> UntaggedWords:
+        """Words, or a text."""
+        self.no_perplexity(perplexity)
+        return UntaggedWords(self.annotation)
+
+    def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
+        """A tag for each word; or the spans of a text: start, end (not included), label."""
+        found = self.predict(model, self._encoded(rows, ""), batch_size)
+        tags = [[self.tags[number] for number in row] for row in found]
+        if self.annotation == "words":
+            return [{"tags": row} for row in tags]
+        return [{"spans": spans_in_text(row, own)} for row, own in zip(rows, tags, strict=True)]
 
     def single_metrics(self) -> tuple[str, ...]:
         """None: each is about words or spans, of which texts have different numbers."""
@@ -260,30 +256,6 @@ class TokenClassification(LongTexts):
             return self.numbers[tag]
         except KeyError:
             raise DataError(f"{where} has the tag {tag!r}, which is not among {', '.join(self.tags)}") from None
-
-
-def first_pieces(words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """The first token of each word, −1 of one that has none; both ascend and are (start, end) in characters.
-
-    Tokens that a tokenizer adds have (0, 0). A token may hold several words, as `).` and words of Chinese do.
-    """
-    found, place = [], 0
-    for start, end in words:
-        while place < len(offsets) and offsets[place][1] <= start:
-            place += 1
-        found.append(place if place < len(offsets) and offsets[place][0] < end else -1)
-    return found
-
-
-def _of_words(pieces: Sequence[int], tags: Sequence[int]) -> list[int]:
-    """Tags of words from those of tokens; in a token that it shares a word goes on with the span of the word before."""
-    found: list[int] = []
-    for i, piece in enumerate(pieces):
-        tag = tags[piece] if piece >= 0 else 0
-        if piece >= 0 and i and piece == pieces[i - 1]:
-            tag += tag % 2  # B- has an odd number, and I- of the same kind the next
-        found.append(tag)
-    return found
 
 
 def _figures(counts: Sequence[Counts]) -> dict[str, float]:

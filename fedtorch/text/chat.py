@@ -61,6 +61,11 @@ def _first_prompt(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int]) -> li
     return asked
 
 
+def asked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Tokens of a conversation up to where the assistant is to speak."""
+    return _render(tokenizer, messages, prompt=True)
+
+
 def _render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False
 ) -> list[int]:

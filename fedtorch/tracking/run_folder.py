@@ -15,6 +15,9 @@ from fedtorch.tracking.records import Record
 
 Pair = tuple[float, int]  # sum over examples, examples
 
+BESIDE = "compare-"
+"""What the folder of a companion that has a name begins with; the only one, without a name, is in `compare`."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -135,5 +138,6 @@ def read_run(folder: Path) -> Run:
 
 
 def companions(folder: Path) -> list[Path]:
-    """The folders of runs inside a run's folder (such as `local`), by name."""
-    return sorted(path.parent for path in folder.glob(f"*/{records.NAME}"))
+    """The folders of runs inside a run's folder (such as `compare-local`), the untrained model first, else by name."""
+    found = (path.parent for path in folder.glob(f"*/{records.NAME}"))
+    return sorted(found, key=lambda path: (path.name != f"{BESIDE}start", path.name))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.tracking.run_folder import Pair, Run, companions, read_run
+from fedtorch.tracking.run_folder import BESIDE, Pair, Run, companions, read_run
 
 
 def show_results(
@@ -21,7 +21,8 @@ def show_results(
 ) -> None:
     """Print the table of the run in `run_dir`, and the commands that show more; reads only the run's records.
 
-    A companion run inside the folder (`local`, ...) becomes a column of its own. Scores are followed by the number of
+    A companion run inside the folder (`local`, ...) becomes a column of its own, and the optimiser steps of all clients
+    in all rounds are shown, as not all that is compared takes equally many. Scores are followed by the number of
     examples behind them.
     """
     run = read_run(run_dir)
@@ -32,14 +33,15 @@ def show_results(
     for heading in ("examples", "last round's loss", "weight"):
         table.add_column(heading, justify="right")
     scores = _scores(run, metric)
-    columns = [] if scores is None else [scores]
+    columns, steps = ([], []) if scores is None else ([scores], [_steps(run)])
     for folder in companions(run_dir):
         try:
             other = read_run(folder)
         except ConfigError:
             continue
         if (scores := _scores(other, metric)) is not None:
-            columns.append((f"{other.setting('paradigm') or folder.name}: {scores[0]}", *scores[1:]))
+            columns.append((f"{_label(folder, other)}:\n{scores[0]}", *scores[1:]))
+            steps.append(_steps(other))
     for heading, *_ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs, _ in columns)]
@@ -52,6 +54,8 @@ def show_results(
     for kind, examples in (("macro", ""), ("micro", str(sum(r.get("examples", 0) for r in run.last.values())))):
         cells = [f"{average[kind]:.4f} of {average['count']}" for average in averages]
         table.add_row(kind, examples, "", "", *cells)
+    if len(columns) > 1:
+        table.add_row("steps", "", "", "", *map(str, steps))
     console.print(table)
     if not has_commands:
         return
@@ -66,6 +70,16 @@ def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair], Mapping
         if metric is not None and (pairs := evaluation.of(metric)):
             return f"{evaluation.split} {metric}", pairs, evaluation.average(metric)
     return None
+
+
+def _steps(run: Run) -> int:
+    return sum(record.get("steps", 0) for record in run.of_kind("client"))
+
+
+def _label(folder: Path, companion: Run) -> str:
+    if folder.name.startswith(BESIDE):
+        return folder.name.removeprefix(BESIDE)
+    return str(companion.setting("paradigm") or folder.name)
 
 
 def _number(value: float | None) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
-from fedtorch.config.load import NO_EFFECT, companion, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.load import NO_EFFECT, companions, difference, digest, load, to_dict, to_yaml
 from fedtorch.config.masking import MASK
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig
 from fedtorch.config.yaml_tree import merge, read, write
@@ -179,8 +179,8 @@ def test_null_clears_a_mapping_of_a_base_config_and_drops_an_entry() -> None:
     assert task("task.shares.a=null").shares == {"a": None}  # there null is a value
     assert task("task.parts.a=null").parts == {}
     assert loaded("base: low.yaml", "system.placement=balanced", "system.pinned=null").system.pinned == {}
-    compared = companion(loaded("base: low.yaml", "compare.task.lengths=null"))
-    assert compared is not None and compared.task.lengths == {}
+    (compared,) = companions(loaded("base: low.yaml", "compare.task.lengths=null")).values()
+    assert compared.task.lengths == {}
     assert "task.parts.a.width is null in --set" in message("base: low.yaml", "task.parts.a.width=null")
 
 
@@ -214,19 +214,46 @@ def test_fields_of_the_server_that_are_null_resolve_to_their_numbers() -> None:
 
 
 def test_the_companion_is_this_run_with_the_changes_in_a_folder_of_its_own() -> None:
-    assert companion(loaded("")) is None
+    assert companions(loaded("")) == companions(loaded("compare: []")) == {}
     config = loaded(
         "run: {dir: out}\nserver: {optimizer: sgd, lr: 0.5}\ncompare: {paradigm: local, client: {lr: 0.125}}"
     )
-    other = companion(config)
-    assert other is not None and other.compare is None
+    other = companions(config)["local"]
+    assert other.compare is None
     assert other.run == replace(config.run, name="x-local", dir=str(Path("out/compare")))
     assert difference(config, other) == [
         "paradigm was federated and is now local",
         "client.lr was 0.001 and is now 0.125",
     ]
-    named = companion(loaded("compare: {run: {name: beside, dir: there}}"))
-    assert named is not None and (named.run.name, named.folder) == ("beside", Path("there"))
+    (named,) = companions(loaded("compare: {run: {name: beside, dir: there}}")).values()
+    assert (named.run.name, named.folder) == ("beside", Path("there"))
+
+
+def test_several_runs_stand_beside_this_one_each_in_its_folder() -> None:
+    config = loaded(
+        "run: {dir: out}\nserver: {optimizer: sgd, lr: 0.5}\nclients: {per_round: 3, max_norm_to_median: 9}\n"
+        "per_client: {a: {lr: 2}}\npartition: {private: ['x.*']}\nalgorithm: {name: pulled, required: 1}\n"
+        "eval: {point: trained, also_received: true}\n"
+        "compare: [start, local, centralized, {run: {name: faster}, client: {lr: 1}}]"
+    )
+    found = companions(config)
+    assert {label: str(other.folder) for label, other in found.items()} == {
+        label: f"out/compare-{label}" for label in ("start", "local", "centralized", "faster")
+    }
+    assert [other.run.name for other in found.values()] == ["x-start", "x-local", "x-centralized", "faster"]
+    alone = [
+        "paradigm was federated and is now local",
+        "clients.max_norm_to_median was 9.0 and is now null",
+        "eval.also_received was true and is now false",
+    ]
+    assert difference(config, found["local"]) == alone
+    assert difference(config, found["start"]) == [alone[0], "rounds was 10 and is now 0", *alone[1:]]
+    assert (found["start"].run.export, found["local"].run.export) == ("none", "all")
+    pooled = found["centralized"]
+    assert (pooled.paradigm, pooled.algorithm, pooled.server) == ("centralized", Mean(), ServerConfig())
+    assert pooled.per_client == {} and pooled.partition.private == () and pooled.clients.per_round == "all"
+    assert pooled.client == replace(config.client, optimizer_state="keep") and pooled.rounds == config.rounds
+    assert difference(config, found["faster"]) == ["client.lr was 0.001 and is now 1.0"]
 
 
 # What is wrong
@@ -301,7 +328,22 @@ BAD = [
     ("algorithm: {name: fedopt}", "server.optimizer is none but algorithm.name is fedopt; set server.optimizer"),
     ("paradigm: centralized\nper_client: {a: {lr: 1}}", "per_client has entries (a) but paradigm is centralized"),
     ("compare: {compare: {rounds: 1}}", "compare.compare is set in x.yaml:1 but cannot be; remove it"),
-    ("compare: [local]", "compare is a list of 1 in x.yaml:1 but should be a mapping or null"),
+    ("compare: 1", "compare is 1 in x.yaml:1 but should be a mapping or a list"),
+    (
+        "rounds: 1\ncompare: [start,\n lokal]",
+        "compare.1 is 'lokal' in x.yaml:3 but should be start or local or centralized, or a mapping of changes; did "
+        "you mean `local`?",
+    ),
+    ("compare: [local, {paradigm: local}]", "compare has two runs called local in x.yaml:1; give one of them a"),
+    ("compare: [{base: y}]", "compare.0.base is set in x.yaml:1 but cannot be; remove it"),
+    (
+        "compare: [{run: {name: y}, rouds: 1}]",
+        "in the run that `compare.0` describes: unknown key `rouds` in x.yaml:1; did you mean `rounds`?",
+    ),
+    (
+        "system: {placement: pinned, pinned: {a: 0}}\ncompare: [centralized]",
+        "in the run that `compare.0` describes: paradigm is centralized, where one client owns all data",
+    ),
     ("base: [gone.yaml]", "base file gone.yaml in x.yaml:1 does not exist"),
     ("base: [x.yaml]", "base files form a cycle: x.yaml -> x.yaml; remove one `base`"),
     ("base: [1]", "base in x.yaml:1 is a list of 1 but should be a list of file names"),
@@ -333,8 +375,8 @@ def test_bad_file_is_refused_with_the_place_and_the_remedy(text: str, fragment: 
         ("client..lr=3", "should have the form"),
         ("client.lrr=3", "unknown key `client.lrr` in --set client.lrr=3; did you mean `lr`?"),
         ("client.lr=fast", "client.lr is 'fast' in --set client.lr=fast but should be a number"),
-        ("rounds=", "rounds is null in --set rounds= but should be an integer at least 1"),
-        ("rounds.x=1", "rounds is a mapping of 1 in --set rounds.x=1 but should be an integer at least 1"),
+        ("rounds=", "rounds is null in --set rounds= but should be an integer at least 0"),
+        ("rounds.x=1", "rounds is a mapping of 1 in --set rounds.x=1 but should be an integer at least 0"),
         ("base=[a.yaml]", "base can only be given in a file"),
         ("task.words=[a", "`--set task.words=[a` is not valid YAML"),
     ],
@@ -345,10 +387,10 @@ def test_bad_override_is_refused_and_named(override: str, fragment: str) -> None
 
 def test_everything_that_is_wrong_is_reported_at_once() -> None:
     Path("low.yaml").write_text("client:\n  lr: fast\n")
-    lines = message("base: low.yaml\nalgorithm: {weigths: size}\nrounds: 0", "task.x=1").splitlines()
+    lines = message("base: low.yaml\nalgorithm: {weigths: size}\nrounds: -1", "task.x=1").splitlines()
     assert sorted(line.partition(" but ")[0].partition(";")[0] for line in lines) == [
         "client.lr is 'fast' in low.yaml:2",
-        "rounds is 0 in x.yaml:3",
+        "rounds is -1 in x.yaml:3",
         "unknown key `algorithm.weigths` in x.yaml:2",
         "unknown key `task.x` in --set task.x=1",
     ]

@@ -10,7 +10,7 @@ from fuzzing import ODD, cases, only_named_errors, spoilt, torn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.config.load import companion, load, to_dict
+from fedtorch.config.load import companions, load, to_dict
 from fedtorch.config.yaml_tree import write
 
 CONFIGS = ["smoke/fedavg", "smoke/feda_top50", "smoke/fedmatch", "smoke/fedparsing", "fewfedweight/smoke_ffw_full"]
@@ -35,7 +35,7 @@ def try_config(draw: st.DrawFn, wholes: list[dict[str, Any]], path: Path) -> Non
             text = str(data).encode(errors="replace")
         path.write_bytes(torn(draw, text) if draw(st.integers(0, 3)) == 0 else text)
         config = load(path, [override] if draw(st.booleans()) else [])
-        companion(config)
+        companions(config)
 
 
 @cases(50)

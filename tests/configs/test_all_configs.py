@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedtorch.config.find import shipped
-from fedtorch.config.load import DEFAULT, companion, difference, digest, load, to_yaml
+from fedtorch.config.load import DEFAULT, companions, difference, digest, load, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.text2sql import CLIENTS
@@ -37,7 +37,7 @@ def test_file_loads_and_its_resolved_form_gives_an_equal_config(path: Path, tmp_
     again.write_text(to_yaml(config))
     copy = load(again)
     assert copy == config and digest(copy) == digest(config) and difference(copy, config) == []
-    assert companion(copy) == companion(config)
+    assert companions(copy) == companions(config)
 
 
 @pytest.mark.parametrize("row", SMALL_ROWS)
@@ -49,7 +49,7 @@ def test_a_row_made_small_gives_an_equal_config_when_it_is_read_back(row: str, t
     again.write_text(to_yaml(config))
     copy = load(again)
     assert copy == config and digest(copy) == digest(config) and difference(copy, config) == []
-    assert companion(copy) == companion(config)
+    assert companions(copy) == companions(config)
 
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
@@ -70,8 +70,7 @@ def test_file_says_what_it_is_and_names_no_place_of_one_machine(path: Path) -> N
 def test_no_config_named_means_the_default_job() -> None:
     config = load()
     assert config == load(DEFAULT) and config.task.data == "synthetic"
-    other = companion(config)
-    assert other is not None and other.paradigm == "local"
+    other = companions(config)["local"]
     assert difference(config, other) == ["paradigm was federated and is now local"]
 
 

@@ -83,6 +83,7 @@ def test_clients_with_models_of_their_own_are_asked_by_name(folder: Path, capsys
     assert main(["predict", "run", "notes.jsonl", "--client", "west"]) == 0  # all have one model
     together = capsys.readouterr().out
     assert len(together.splitlines()) == 30 and json.loads(together.splitlines()[0]).keys() == {
+        "row",
         "label",
         "probabilities",
     }

@@ -259,3 +259,19 @@ def test_plain_texts_have_no_answers_to_compare(place: Path) -> None:
     for name in ("bleu", "json:dumps"):
         with pytest.raises(ConfigError, match="rows of another kind|task.rows_are is text, which has no answers"):
             load(config(task, eval={"metrics": [name]}))
+
+
+def test_the_answer_that_is_generated_is_the_last_of_a_conversation(place: Path) -> None:
+    """It is the one that is compared with: of two turns the first would be judged by the second's words."""
+    said = ["one ?", "it is one", "two ?", "it is two"]
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    Path("chat.jsonl").write_text("".join(json.dumps({"messages": turns, "who": who}) + "\n" for who in "nnnnnnnnnn"))
+    task = task_of({**CHAT, "measures": ["exact_match"]})
+    example, *_ = task.load("n", "train")
+    asked = task.vocabulary.apply_chat_template(turns[:3], add_generation_prompt=True, return_dict=False)
+    assert (example.prompt, example.gold) == (asked, "it is two")
+    assert [i for i, learned in enumerate(example.is_learned) if learned][0] < len(asked)  # both answers are learned
+    # a template that shortens earlier answers makes a sample of each
+    Path("chat.jinja").write_text(TEMPLATE.replace("m.content", "m.content if m.role == 'user' or loop.last else ''"))
+    first, second, *_ = task_of({**CHAT, "measures": ["exact_match"]}).load("n", "train")
+    assert (first.gold, second.gold) == ("it is one", "it is two")

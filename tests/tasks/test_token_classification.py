@@ -30,7 +30,8 @@ from fedtorch.core.seeds import generator_for, seed_for
 from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.tagged_words import TaggedWords, words_of
-from fedtorch.tasks.token_classification import Example, TokenClassification, first_pieces
+from fedtorch.tasks.token_classification import TokenClassification
+from fedtorch.tasks.word_tokens import Example, first_pieces
 from fedtorch.text.byte_bpe import train_subwords
 
 DECODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,

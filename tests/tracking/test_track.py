@@ -313,12 +313,14 @@ def test_the_final_table_shows_clients_averages_and_the_run_beside(
         track.evaluation(0, "test", {"atis": {"em": (correct, 4)}, "yelp": {"em": (1, 1)}}, label="final")
         track.close()
     show_results(tmp_path)
-    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    rows = {line[0]: line for line in lines}
     assert rows["atis"] == "atis 30 4.0000 0.7500 0.7500 of 4 0.2500 of 4".split()
     assert rows["yelp"] == "yelp 10 5.0000 0.2500 1.0000 of 1 1.0000 of 1".split()
     assert rows["macro"] == "macro 0.8750 of 5 0.6250 of 5".split()
     assert rows["micro"] == "micro 40 0.8000 of 5 0.4000 of 5".split()
-    assert "local:" in rows["client"]
+    steps = str(sum(report(client, 0).steps for client in CLIENTS))
+    assert rows["steps"] == ["steps", steps, steps] and ["local:"] in lines
     assert rows["curves:"][1:] == ["tensorboard", "--logdir", str(tmp_path)]
 
 

@@ -139,6 +139,6 @@ def _training(found: Guess, model: str | None) -> list[str]:
     lines += [
         f"client: {{optimizer: adamw, lr: {rate}, batch_size: {_BATCH}, epochs: 2}} # lr {what}",
         "algorithm: {name: fedavg}",
-        "# compare: {paradigm: local} # also every client alone, beside it in the table",
+        "# compare: [start, local, centralized] # beside it: untrained, every client alone, all rows together",
     ]
     return lines
