@@ -17,7 +17,7 @@ from pydantic import Field
 
 from fedtorch.config.system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.ranges import Count, Positive, Whole
+from fedtorch.core.ranges import LARGEST, Count, Positive, Whole
 from fedtorch.core.settings import ServerConfig
 from fedtorch.train.settings import ClientConfig, EngineConfig
 
@@ -146,7 +146,7 @@ class Config:
     """Name, folder, seed."""
     paradigm: Literal["federated", "centralized", "local"] = "federated"
     """federated; centralized: one client that owns all data; local: every client by itself, nothing is sent."""
-    rounds: Whole = 10
+    rounds: Annotated[int, Field(ge=0, le=LARGEST)] = 10
     """Rounds to train; for centralized and local the upper limit of stretches between evaluations; 0: the model is
     judged as it is."""
     task: Any

@@ -111,14 +111,8 @@ class OwnTask(Judged):
         folder = folder_of(self.data, self.kind, {**self.settings(), "vocabulary": trains})
         if not (folder / "manifest.json").is_file():
             log.info("preparing %s in %s", self.data.source, folder)
-            prepare(
-                folder,
-                self.kind,
-                self.data,
-                self.form(),
-                label_of=self.label_of,
-                train=partial(train_subwords, size=self.data.tokenizer_size) if trains else None,
-            )
+            train = partial(train_subwords, size=self.data.tokenizer_size) if trains else None
+            prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train)
         return folder
 
     @cached_property

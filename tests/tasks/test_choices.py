@@ -18,7 +18,7 @@ from fedtorch.core.errors import DataError
 from fedtorch.data.own.init import write
 from fedtorch.main import main
 from fedtorch.setup.data_check import main as check_main
-from fedtorch.tasks.conversations import Prediction
+from fedtorch.tasks.continued import Prediction
 
 NUMBERS = ["one", "two", "three"]
 

@@ -18,7 +18,7 @@ from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import DataError
 from fedtorch.data.own.keys import SplitRule
 from fedtorch.models.auto import AnyModel
-from fedtorch.tasks.conversations import Continued, Prediction
+from fedtorch.tasks.continued import Continued, Prediction
 from fedtorch.tasks.text_generation import IGNORED, Generation
 from fedtorch.text.byte_bpe import train_subwords
 
