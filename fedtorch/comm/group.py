@@ -268,7 +268,8 @@ class Group:
     def _connect(self, backend: Backend, name: str, store: dist.Store) -> Any:
         # by generation: a broken group's addresses must not be found again
         prefixed = dist.PrefixStore(name, store)
-        return make_group(backend, prefixed, self.members.index(self.rank), self.size, self._liveness.timeout_s)
+        place, address = self.members.index(self.rank), self._store.address
+        return make_group(backend, prefixed, place, self.size, self._liveness.timeout_s, address)
 
     def _watch(self) -> None:
         """While this rank waits for a payload.

@@ -40,6 +40,7 @@ NO_EFFECT = (
     "system.shutdown_grace",
     "system.server_works",  # results do not depend on which rank trains a client,
     "system.backend",
+    "system.interface",
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",
@@ -48,7 +49,7 @@ NO_EFFECT = (
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 
-ADDED = {"client.shuffle": True}
+ADDED = {"client.shuffle": True, "system.interface": None}
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""
 

@@ -86,6 +86,7 @@ class Session:
             backend=system.backend,
             device=own,
             secret=self._secret(config),
+            interface=system.interface,
         )
 
     def _secret(self, config: Config) -> str:

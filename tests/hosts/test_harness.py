@@ -27,16 +27,11 @@ def calls(hosts: Network, source: str, target: str, limit_s: float = 0.3) -> boo
     return code == 0
 
 
-def says(hosts: Network, name: str, words: str) -> str:
-    """What a command prints on a host."""
-    return hosts.popen(name, ["sh", "-c", words], stdout=subprocess.PIPE).communicate()[0].strip()
-
-
 def test_hosts_have_names_disks_and_a_wire_that_can_be_cut(network: Callable[..., Network]) -> None:
     hosts = network()
-    assert says(hosts, "a", "hostname; getent hosts a b | tr -s ' '") == "a\n127.0.1.1 a\n10.83.0.2 b"
-    assert says(hosts, "a", f"echo own > {hosts.disk}/file; cat {hosts.disk}/file") == "own"
-    assert says(hosts, "b", f"ls {hosts.disk}") == "" and (hosts.hosts["a"].disk / "file").exists()
+    assert hosts.command("a", "hostname; getent hosts a b | tr -s ' '") == "a\n127.0.1.1 a\n10.83.0.2 b"
+    assert hosts.command("a", f"echo own > {hosts.disk}/file; cat {hosts.disk}/file") == "own"
+    assert hosts.command("b", f"ls {hosts.disk}") == "" and (hosts.hosts["a"].disk / "file").exists()
     assert calls(hosts, "a", "b")
     hosts.cut("b")
     assert not calls(hosts, "a", "b")
@@ -49,11 +44,11 @@ def test_a_host_that_is_killed_comes_back_with_its_disk_and_without_its_processe
 ) -> None:
     hosts = network()
     process = hosts.popen("b", ["sleep", "100"])
-    says(hosts, "b", f"echo kept > {hosts.disk}/file")
+    hosts.command("b", f"echo kept > {hosts.disk}/file")
     hosts.kill("b")
     assert process.wait(5) != 0
     hosts.boot("b")
-    assert says(hosts, "b", f"cat {hosts.disk}/file; ps -e -o comm= | grep -c sleep") == "kept\n1"  # the host itself
+    assert hosts.command("b", f"cat {hosts.disk}/file; ps -e -o comm= | grep -c sleep") == "kept\n1"  # the host itself
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())

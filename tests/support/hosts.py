@@ -123,6 +123,10 @@ class Network:
         """After `cut`."""
         self._ip(self._switch, f"link set port-{name} up")
 
+    def block(self, name: str, other: str) -> None:
+        """The two hosts do not reach each other, though both reach the rest."""
+        self._ip(self.hosts[name], f"route add blackhole {self.hosts[other].address}/32")
+
     def limit(self, name: str, rate: str) -> None:
         """How fast the host's wire is, both ways, such as `10mbit`."""
         assert self._switch is not None
@@ -135,6 +139,14 @@ class Network:
         dying = ["setpriv", "--pdeathsig", "KILL"]  # with the one that starts it; nsenter is one of its own
         entered = [*dying, "nsenter", "-t", str(self.hosts[name].pid), "-a", "--", *dying, *words]
         return subprocess.Popen(entered, text=True, **options)
+
+    def command(self, name: str, words: str) -> str:
+        """What a shell's command prints on a host; it must succeed."""
+        return _run("nsenter", "-t", str(self.hosts[name].pid), "-a", "--", "sh", "-ec", words).strip()
+
+    def log(self, name: str, rank: int) -> str:
+        """What a rank has logged on its host's disk, in `run`."""
+        return (self.hosts[name].disk / "run" / f"log.rank{rank}.txt").read_text()
 
     def start(self, where: Sequence[str], words: Sequence[str], environ: Mapping[str, str] | None = None) -> Ranks:
         """`fedtorch.main` with `words` as one rank on each of the hosts named in `where`, as srun would start them.
