@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts import Network
+from hosts import Network, _as_rank
+from ranks import start_ranks
 from supervisor import TOY
 
 from fedtorch.main import main
@@ -98,3 +99,24 @@ def test_two_silos_that_reach_the_server_but_not_each_other_are_named(network: C
     assert "rank 1 on host `b` at 10.83.0.2 (eth0) cannot connect to 10.83.0.3 (" in reason
     assert "rank 2 on host `c` at 10.83.0.3 (eth0) cannot connect to 10.83.0.2 (" in reason
     assert "open the ports between the hosts to each other" in reason and "sign of life" not in reason
+
+
+def announcing_loopback(pids: list[int], folder: str, words: list[str]) -> None:
+    """A rank whose address was found and tried, and whose ports are then closed."""
+    from fedtorch.comm import distributed
+
+    distributed.bind = lambda meeting, wanted: "127.0.0.1"  # type: ignore[assignment]
+    _as_rank([(pid, 0, 1) for pid in pids], folder, words)
+
+
+@pytest.mark.slow
+def test_no_rank_is_called_silent_for_a_connection_that_could_not_be_made(network: Callable[..., Network]) -> None:
+    hosts = network()
+    pids = [host.pid for host in hosts.hosts.values()]
+    ended = start_ranks(
+        announcing_loopback, 2, pids, str(hosts.disk), write_config(hosts), environ={"MASTER_ADDR": "10.83.0.1"}
+    ).join()
+    assert [outcome.exit_code for outcome in ended] == [7, 7]
+    logs = [hosts.log("a", 0), hosts.log("b", 1)]
+    assert any(f"rank {rank} at 127.0.0.1 (lo) and another one could not connect" in logs[rank] for rank in (0, 1))
+    assert not any("sign of life" in log for log in logs)
