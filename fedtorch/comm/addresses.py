@@ -30,10 +30,16 @@ _ADVICE = (
 Notes = Mapping[int, Mapping[str, Any]]
 
 
+class Store(Protocol):
+    """What is needed of `comm.store.Store`."""
+
+    address: str
+
+
 class Meeting(Protocol):
     """What is needed of `comm.rendezvous.Rendezvous`."""
 
-    def addresses(self, note: Mapping[str, str]) -> dict[str, str]: ...
+    def addresses(self, note: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]: ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class Binding:
     """As the others are told."""
     is_users: bool
     """Chosen by the user's own GLOO_SOCKET_IFNAME, which gloo reads for itself."""
+    hosts: tuple[str, ...]
+    """Their names, by rank."""
 
     def tell_libraries(self) -> None:
         """Set the variables that are not set, for groups that a library makes (DeepSpeed, NCCL)."""
@@ -59,17 +67,18 @@ def may_span_hosts(environ: Mapping[str, str]) -> bool:
     return environ["MASTER_ADDR"] not in _LOOPBACK
 
 
-def bind(meeting: Meeting, wanted: str | None) -> str:
-    """The address at which this rank's own groups are to listen, empty: where gloo listens by itself; see `agree`.
+def bind(store: Store, meeting: Meeting, wanted: str | None) -> tuple[str, ...]:
+    """Set where this rank's groups listen, see `agree`; the name of every rank's host, none on a job of one host.
 
     What libraries make listens on the same interface, unless the user has said where.
     """
     binding = agree(meeting, wanted, os.environ) if may_span_hosts(os.environ) else None
     if binding is None:
-        return ""
+        return ()
     log.debug("this rank is reached at %s", binding.interface)
     binding.tell_libraries()
-    return "" if binding.is_users else binding.interface.address
+    store.address = "" if binding.is_users else binding.interface.address
+    return binding.hosts
 
 
 def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str]) -> Binding | None:
@@ -90,16 +99,16 @@ def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str]) -> B
     users = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     found, problem = _first(users or wanted, environ["MASTER_ADDR"])
     told = {"network": network, "host": socket.gethostname()[:64], "port": "", "problem": problem}
-    hosts = meeting.addresses({**told, "address": _shown(found), "phase": "found"})
-    if len(hosts) < 2:
+    places, hosts = meeting.addresses({**told, "address": _shown(found), "phase": "found"})
+    if len(places) < 2:
         return None
     if found is not None and found.is_loopback and not (users or wanted):
-        others = [place for other, place in hosts.items() if other != network and place]
+        others = [place for other, place in places.items() if other != network and place]
         found = next((way for place in others if (way := towards(place.split()[0])) and not way.is_loopback), found)
     listener = _listen(found)
     try:
         port = str(listener.getsockname()[1]) if listener else ""
-        places = meeting.addresses({**told, "address": _shown(found), "port": port, "phase": "chosen"})
+        places, _ = meeting.addresses({**told, "address": _shown(found), "port": port, "phase": "chosen"})
         speaks = places.get(network, "") == f"{_address(found)} {port}"
         failed = _try(places, network) if speaks else ""
         meeting.addresses({**told, "address": _shown(found), "problem": failed, "phase": "tried"})
@@ -107,19 +116,23 @@ def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str]) -> B
         if listener is not None:
             _close(listener)
     assert found is not None, "a rank without an address is refused"
-    return Binding(found, bool(users))
+    return Binding(found, bool(users), hosts)
 
 
 def decide(notes: Notes) -> dict[str, Any]:
-    """On the server: `hosts`, the name of every network -> address and port of its first rank, or an error."""
-    hosts: dict[str, str] = {}
+    """On the server: an error, or `places`, the name of every network -> address and port of its first rank; `hosts`.
+
+    A network is that of a host, or of a container that has one to itself.
+    """
+    places: dict[str, str] = {}
+    verdict = {"places": places, "hosts": [notes[rank]["host"] for rank in sorted(notes)]}
     for rank in sorted(notes):
         note = notes[rank]
         address = note["address"].partition(" ")[0]
         usable = address if note["phase"] != "found" or not _is_loopback(address) else ""
-        hosts[note["network"]] = hosts.get(note["network"]) or f"{usable} {note['port']}".strip()
-    if len(hosts) < 2:
-        return {"hosts": hosts}
+        places[note["network"]] = places.get(note["network"]) or f"{usable} {note['port']}".strip()
+    if len(places) < 2:
+        return verdict
     if notes[0]["phase"] == "tried":
         failed = {rank: notes[rank]["problem"] for rank in notes}
         problems = [f"{_who(notes, rank)} cannot connect to {text}" for rank, text in failed.items() if text]
@@ -129,7 +142,7 @@ def decide(notes: Notes) -> dict[str, Any]:
         advice = f"; {_ADVICE}"
     if problems:
         return {"error": "; ".join(problems[:_SHOWN]) + advice, "kind": "preflight"}
-    return {"hosts": hosts}
+    return verdict
 
 
 def _unusable(notes: Notes, rank: int) -> str:

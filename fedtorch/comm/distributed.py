@@ -101,9 +101,10 @@ class DistributedCommunicator(Communicator):
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
         options = Options(exchange, stacks, disconnects, backend, own, grace_s)
-        with ExitStack() as left:  # if an error comes, so that the others are told
-            joined = left.enter_context(cls(names, member, options))
-            member.store.address = bind(joined._rendezvous, interface)
+        joined = cls(names, member, options)
+        with ExitStack() as left:
+            left.push(joined)  # which tells the others of an error
+            joined.hosts = bind(member.store, joined._rendezvous, interface)
             left.pop_all()
         return joined
 

@@ -40,8 +40,9 @@ _LOST: Mapping[str, Field] = {
     "lost": lambda value: isinstance(value, dict) and all(r.isdecimal() and isinstance(value[r], str) for r in value)
 }
 _ERROR: Mapping[str, Field] = {"error": str, "kind": str}
-_HOSTS: Mapping[str, Field] = {
-    "hosts": lambda value: isinstance(value, dict) and all(isinstance(place, str) for place in value.values())
+_PLACES: Mapping[str, Field] = {
+    "places": lambda value: isinstance(value, dict) and all(isinstance(place, str) for place in value.values()),
+    "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
 }
 _AGREED: Mapping[str, Field] = {"stop": bool, "ok": bool}
 _BACKEND: Mapping[str, Field] = {
@@ -71,7 +72,7 @@ def read_verdict(text: str) -> dict[str, Any]:
     verdict = _mapping(text, sender)
     if "lost" in verdict:
         _checked(verdict, _LOST, sender)
-    kinds = {"error": _ERROR, "backend": _BACKEND, "hosts": _HOSTS}
+    kinds = {"error": _ERROR, "backend": _BACKEND, "places": _PLACES}
     fields = next((fields for key, fields in kinds.items() if key in verdict), _AGREED)
     return _checked(verdict, fields, sender)
 

@@ -36,8 +36,8 @@ class Rendezvous:
         self._rank = liveness.rank
         self._meetings = 0
 
-    def addresses(self, note: Mapping[str, str]) -> dict[str, str]:
-        """`addresses.decide` of all ranks' notes."""
+    def addresses(self, note: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+        """What `addresses.decide` makes of all ranks' notes: places by network, hosts by rank."""
         self._liveness.beat(phase="addresses")
 
         def decide(notes: Notes) -> dict[str, Any]:
@@ -49,8 +49,8 @@ class Rendezvous:
                     )
             return addresses.decide(notes)
 
-        hosts: dict[str, str] = self._meet(dict(note), decide)["hosts"]
-        return hosts
+        verdict = self._meet(dict(note), decide)
+        return verdict["places"], tuple(verdict["hosts"])
 
     def preflight(self, facts: Mapping[str, str], gpu: Mapping[str, str], backend: Choice) -> dict[str, Any]:
         """See Communicator.preflight; the verdict on the GPUs that the ranks have, as `backend.choose` gives it."""

@@ -270,10 +270,11 @@ def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeou
     if backend == "gloo" and not address:
         return dist.ProcessGroupGloo(store, rank, size, limit)
     if backend == "gloo":
-        listening: Any = dist.ProcessGroupGloo._Options()
-        listening._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        gloo: Any = dist.ProcessGroupGloo  # whose options are missing in torch 2.13's type stubs
+        listening = gloo._Options()
+        listening._devices = [gloo.create_device(hostname=address)]
         listening._timeout, listening._threads = max(limit / _PATIENCE, _CONNECT), _THREADS
-        group: Any = dist.ProcessGroupGloo(store, rank, size, listening)
+        group = gloo(store, rank, size, listening)
         group.set_timeout(limit)
         return group
     options = dist.ProcessGroupNCCL.Options()

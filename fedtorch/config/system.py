@@ -46,6 +46,9 @@ class CheckpointConfig:
     """Checkpoints kept, the newest ones; the best model is kept apart."""
     save_retries: Whole = 3
     """Rounds in a row in which saving may fail (disk full) before the run ends."""
+    missing_clients: Literal["refuse", "restart"] = "refuse"
+    """At a resume, where hosts have disks of their own: a client's state that is not on the disk where the client
+    lives (the disk was lost, the client has moved) is an error, or the client starts anew."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
 from fedtorch.config.load import companion
 from fedtorch.config.schema import Config
+from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import table
-from fedtorch.lifecycle.run_files import MODEL, open_run
+from fedtorch.lifecycle.run_files import MODEL, open_run, set_aside
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
 from fedtorch.lifecycle.status import write_status
@@ -117,7 +118,11 @@ class Session:
         resume = self.resume if built is first or self.resume in RESUME_MODES else "auto"
         config = built.config
         checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
+        disks = find_disks(comm, config.folder)
+        checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
         start = find_start(built, comm, checkpoints, resume)
+        if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
+            set_aside(config)
         if start is None:
             built.show_remarks()  # a resumed run has them in its log already
         tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hosts import Network, _as_rank
@@ -105,7 +106,11 @@ def announcing_loopback(pids: list[int], folder: str, words: list[str]) -> None:
     """A rank whose address was found and tried, and whose ports are then closed."""
     from fedtorch.comm import distributed
 
-    distributed.bind = lambda meeting, wanted: "127.0.0.1"  # type: ignore[assignment]
+    def bind(store: Any, *_: object) -> tuple[str, ...]:
+        store.address = "127.0.0.1"
+        return ("a", "b")
+
+    distributed.bind = bind
     _as_rank([(pid, 0, 1) for pid in pids], folder, words)
 
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -148,10 +149,17 @@ class Network:
         """What a rank has logged on its host's disk, in `run`."""
         return (self.hosts[name].disk / "run" / f"log.rank{rank}.txt").read_text()
 
-    def start(self, where: Sequence[str], words: Sequence[str], environ: Mapping[str, str] | None = None) -> Ranks:
+    def start(
+        self,
+        where: Sequence[str],
+        words: Sequence[str],
+        environ: Mapping[str, str] | None = None,
+        *,
+        clocks_differ_by: float = 0.0,
+    ) -> Ranks:
         """`fedtorch.main` with `words` as one rank on each of the hosts named in `where`, as srun would start them.
 
-        The ranks of a host must follow one another; as many on each.
+        The ranks of a host must follow one another. clocks_differ_by: seconds, of each host's clock from the one before.
         """
         places = [
             (self.hosts[name].pid, where[:rank].count(name), where.count(name)) for rank, name in enumerate(where)
@@ -163,7 +171,8 @@ class Network:
             "FEDTORCH_TESTING": "1",
             **(environ or {}),
         }
-        return start_ranks(_as_rank, len(where), places, str(self.disk), list(words), environ=variables)
+        shifts = [clocks_differ_by * list(self.hosts).index(name) for name in where]
+        return start_ranks(_as_rank, len(where), places, str(self.disk), list(words), shifts, environ=variables)
 
     def _start(self, host: Host, namespaces: Sequence[str], setup: str) -> None:
         """Start the process that holds the host's namespaces; returns when it has set them up."""
@@ -200,8 +209,14 @@ def enter(pid: int) -> None:
     libc.prctl(1, signal.SIGKILL)  # die with the parent, which a test may kill by its number
 
 
-def _as_rank(places: Sequence[tuple[int, int, int]], folder: str, words: list[str]) -> None:
-    pid, local_rank, local_size = places[int(os.environ["RANK"])]
+def _as_rank(
+    places: Sequence[tuple[int, int, int]], folder: str, words: list[str], shifts: Sequence[float] = ()
+) -> None:
+    rank = int(os.environ["RANK"])
+    pid, local_rank, local_size = places[rank]
+    if shifts and shifts[rank]:
+        clock = time.time
+        time.time = lambda: clock() + shifts[rank]
     os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_size))
     enter(pid)
     os.chdir(folder)

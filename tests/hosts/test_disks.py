@@ -1,0 +1,131 @@
+"""Hosts without a common disk: states stay where their clients live, and a resume gives the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hosts import Network
+from supervisor import TOY
+
+from fedtorch.main import main
+
+DITTO = TOY.replace("algorithm: {name: fedavg}", "algorithm: {name: ditto, lam: 0.5}")
+WHERE = ["a", "a", "b", "b"]  # rank -> host: the server and one worker, two workers
+
+
+def write_config(hosts: Network, *settings: str) -> list[str]:
+    """Words for `fedtorch.main`; the run's folder is called the same on every host."""
+    path = hosts.root / "toy.yaml"
+    path.write_text(DITTO.replace("DIR", str(hosts.disk / "run")))
+    return ["--config", str(path), "--set", "system.timeout=8", *settings]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "toy.yaml").write_text(DITTO.replace("DIR", str(folder / "run")))
+    assert main(["--config", str(folder / "toy.yaml")]) == 0
+    return digest(folder / "run")
+
+
+def digest(run: Path) -> str:
+    found: str = json.loads((run / "results.json").read_text())["digest"]
+    return found
+
+
+def run(hosts: Network, words: list[str], faults: str = "") -> list[int | None]:
+    """The ranks' exit codes."""
+    environ = {"FEDTORCH_FAULTS": faults}
+    return [outcome.exit_code for outcome in hosts.start(WHERE, words, environ).join()]
+
+
+def states(hosts: Network, name: str) -> set[str]:
+    """The clients whose states are on a host's disk."""
+    return {path.name.partition("-")[0] for path in (hosts.hosts[name].disk / "run").glob("checkpoints/clients/*")}
+
+
+def test_states_stay_with_their_clients_and_a_resume_gives_the_same_bits(
+    network: Callable[..., Network], alone: str
+) -> None:
+    hosts = network()
+    words = write_config(hosts)
+    codes = run(hosts, words, "kill:rank=3,round=2,phase=train,attempt=0")
+    assert codes[3] not in (0, None) and codes[:3] == [7, 7, 7]
+    assert run(hosts, words) == [0, 0, 0, 0]
+    a, b = (host.disk / "run" for host in hosts.hosts.values())
+    assert digest(a) == alone
+    assert states(hosts, "a") and states(hosts, "b") and not states(hosts, "a") & states(hosts, "b")
+    assert "resuming after round 2" in (a / "log.rank0.txt").read_text()
+
+
+STOP = "term:rank=0,round=2,phase=broadcast,attempt=0"
+
+
+def stopped(hosts: Network, *settings: str) -> list[str]:
+    """Words that go on with a run that was stopped after two of three rounds."""
+    words = write_config(hosts, *settings)
+    assert run(hosts, words, STOP) == [75] * 4
+    return words
+
+
+def reason(hosts: Network) -> str:
+    found: str = json.loads((hosts.hosts["a"].disk / "run" / "status.json").read_text())["reason"]
+    return found
+
+
+def test_the_disk_of_a_host_is_lost(network: Callable[..., Network]) -> None:
+    hosts = network()
+    words = stopped(hosts)
+    lost = sorted(states(hosts, "b"))
+    shutil.rmtree(hosts.hosts["b"].disk / "run")
+    assert run(hosts, words) == [8] * 4
+    assert f"after 2 rounds the states of {len(lost)} clients are not where the clients live" in reason(hosts)
+    assert all(f"client `{name}` on host `b` (rank " in reason(hosts) for name in lost)
+    assert f"{hosts.disk}/run/checkpoints/clients/{lost[0]}-" in reason(hosts)
+    assert "start anew with `checkpoint.missing_clients: restart`" in reason(hosts)
+    assert run(hosts, [*words, "checkpoint.missing_clients=restart"]) == [0] * 4
+    assert f"clients are not where the clients live: client `{lost[0]}` on host `b`" in hosts.log("a", 0)
+    assert "these clients start anew (checkpoint.missing_clients)" in hosts.log("a", 0)
+    assert states(hosts, "b")
+
+
+def test_a_client_that_moved_or_whose_state_is_damaged_is_named(network: Callable[..., Network]) -> None:
+    hosts = network()
+    words = stopped(hosts)
+    files = sorted((hosts.hosts["b"].disk / "run").glob("checkpoints/clients/*-r000002*"))
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+    assert run(hosts, words) == [8] * 4
+    client = files[0].name.partition("-")[0]
+    assert f"the states of 1 clients are not where the clients live: client `{client}` on host `b`" in reason(hosts)
+    ended = hosts.start(["a", "a", "a", "b"], words).join()
+    assert [outcome.exit_code for outcome in ended] == [8] * 4
+    assert "on host `a` (rank 2): " in reason(hosts) and "saved on host `b`" in reason(hosts)
+
+
+def test_models_and_the_states_of_kept_rounds_stay_on_the_disk_of_the_silo(network: Callable[..., Network]) -> None:
+    hosts = network()
+    for host in hosts.hosts.values():  # of an earlier run
+        (host.disk / "run" / "checkpoints" / "clients").mkdir(parents=True)
+        (host.disk / "run" / "checkpoints" / "clients" / "old-00000000-r000009.safetensors").touch()
+    assert run(hosts, write_config(hosts, "checkpoint.keep=1")) == [0] * 4
+    for host in hosts.hosts.values():
+        saved = [path.name.partition("-r")[0] for path in (host.disk / "run").glob("checkpoints/clients/*")]
+        assert saved and len(saved) == len(set(saved)) and "old-00000000" not in saved
+    manifest = json.loads(next((hosts.hosts["a"].disk / "run").glob("checkpoints/*/manifest.json")).read_text())
+    assert manifest["manifest"]["homes"] == dict.fromkeys(sorted(states(hosts, "b")), "b")
+    assert not list((hosts.hosts["b"].disk / "run").glob("canary*"))
+
+
+def test_clients_without_a_state_need_no_common_disk_to_resume(network: Callable[..., Network]) -> None:
+    hosts = network()
+    path = hosts.root / "toy.yaml"
+    path.write_text(TOY.replace(", optimizer_state: keep", "").replace("DIR", str(hosts.disk / "run")))
+    words = ["--config", str(path), "--set", "system.timeout=8"]
+    assert run(hosts, words, STOP) == [75] * 4
+    assert run(hosts, words) == [0] * 4
+    assert "resuming after round 2" in hosts.log("a", 0) and not states(hosts, "b")
