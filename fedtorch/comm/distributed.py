@@ -100,8 +100,7 @@ class DistributedCommunicator(Communicator):
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
-        options = Options(exchange, stacks, disconnects, backend, own, grace_s)
-        joined = cls(names, member, options)
+        joined = cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
             joined.hosts = bind(member.store, joined._rendezvous, interface)

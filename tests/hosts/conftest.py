@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from hosts import Network, why_not
+from silos import DITTO, digest
+
+from fedtorch.main import main
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,3 +35,12 @@ def network(tmp_path: Path) -> Iterator[Callable[..., Network]]:
             return opened.enter_context(Network(tmp_path / f"network{made}", **options))
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "toy.yaml").write_text(DITTO.replace("DIR", str(folder / "run")))
+    assert main(["--config", str(folder / "toy.yaml")]) == 0
+    return digest(folder / "run")

@@ -25,7 +25,7 @@ def write_config(hosts: Network, text: str = STATELESS) -> list[str]:
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def stateless(tmp_path: Path) -> str:
     """The digest of the run in one process."""
     path = tmp_path / "alone.yaml"
     path.write_text(STATELESS.replace("DIR", str(tmp_path / "alone")))
@@ -39,16 +39,16 @@ def digest(run: Path) -> str:
 
 
 def test_two_hosts_whose_names_mean_loopback_give_the_bits_of_one_process(
-    network: Callable[..., Network], alone: str
+    network: Callable[..., Network], stateless: str
 ) -> None:
     hosts = network()
     ended = hosts.start(["a", "b", "b"], write_config(hosts)).join()
     assert [outcome.exit_code for outcome in ended] == [0, 0, 0], ended
-    assert digest(hosts.hosts["a"].disk / "run") == alone
+    assert digest(hosts.hosts["a"].disk / "run") == stateless
 
 
 def test_the_network_of_the_config_is_taken_and_the_users_own_interface_before_it(
-    network: Callable[..., Network], alone: str
+    network: Callable[..., Network], stateless: str
 ) -> None:
     hosts = network(has_common_disk=True)
     for name, host in hosts.hosts.items():  # a second network, which the config asks for, on the same interface
@@ -60,7 +60,7 @@ def test_the_network_of_the_config_is_taken_and_the_users_own_interface_before_i
     words[-1:] = ["system.interface=eth7", "--resume", "never"]
     ended = hosts.start(["a", "b"], words, {"GLOO_SOCKET_IFNAME": "eth0"}).join()
     assert [outcome.exit_code for outcome in ended] == [0, 0]
-    assert digest(hosts.hosts["a"].disk / "run") == alone
+    assert digest(hosts.hosts["a"].disk / "run") == stateless
 
 
 @pytest.mark.parametrize(

@@ -5,43 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
 from hosts import Network
+from silos import digest, run, write_config
 from supervisor import TOY
-
-from fedtorch.main import main
-
-DITTO = TOY.replace("algorithm: {name: fedavg}", "algorithm: {name: ditto, lam: 0.5}")
-WHERE = ["a", "a", "b", "b"]  # rank -> host: the server and one worker, two workers
-
-
-def write_config(hosts: Network, *settings: str) -> list[str]:
-    """Words for `fedtorch.main`; the run's folder is called the same on every host."""
-    path = hosts.root / "toy.yaml"
-    path.write_text(DITTO.replace("DIR", str(hosts.disk / "run")))
-    return ["--config", str(path), "--set", "system.timeout=8", *settings]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the run in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    (folder / "toy.yaml").write_text(DITTO.replace("DIR", str(folder / "run")))
-    assert main(["--config", str(folder / "toy.yaml")]) == 0
-    return digest(folder / "run")
-
-
-def digest(run: Path) -> str:
-    found: str = json.loads((run / "results.json").read_text())["digest"]
-    return found
-
-
-def run(hosts: Network, words: list[str], faults: str = "") -> list[int | None]:
-    """The ranks' exit codes."""
-    environ = {"FEDTORCH_FAULTS": faults}
-    return [outcome.exit_code for outcome in hosts.start(WHERE, words, environ).join()]
 
 
 def states(hosts: Network, name: str) -> set[str]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from hosts import Network
+from silos import WHERE, digest, run, write_config
 from supervisor import PHASES, at
-from test_disks import WHERE, alone, digest, run, write_config  # noqa: F401  # alone: a fixture
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_killed_in_any_phase_on_either_host_and_resumed(
     phase: str,
     rank: int,
     network: Callable[..., Network],
-    alone: str,  # noqa: F811
+    alone: str,
 ) -> None:
     hosts = network()
     words = write_config(hosts)
@@ -47,7 +47,7 @@ def wait_for_round(hosts: Network, round: int, limit_s: float = 60.0) -> None:
 def test_a_host_is_killed_whole_and_comes_back(
     name: str,
     network: Callable[..., Network],
-    alone: str,  # noqa: F811
+    alone: str,
 ) -> None:
     hosts = network()
     words = write_config(hosts)
@@ -70,7 +70,7 @@ def test_the_wire_is_cut(
     seconds: float,
     code: int,
     network: Callable[..., Network],
-    alone: str,  # noqa: F811
+    alone: str,
 ) -> None:
     """A server that sleeps in the phase for a second gives the time to cut the wire in it."""
     hosts = network()
@@ -104,7 +104,7 @@ def test_a_slow_wire_raises_no_alarm(network: Callable[..., Network]) -> None:
 
 def test_three_hosts_with_clocks_that_differ_by_a_day(
     network: Callable[..., Network],
-    alone: str,  # noqa: F811
+    alone: str,
 ) -> None:
     hosts = network(names=("a", "b", "c"))
     ended = hosts.start(["a", "b", "c"], write_config(hosts), clocks_differ_by=86_400.0).join()

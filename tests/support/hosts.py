@@ -159,7 +159,7 @@ class Network:
     ) -> Ranks:
         """`fedtorch.main` with `words` as one rank on each of the hosts named in `where`, as srun would start them.
 
-        The ranks of a host must follow one another. clocks_differ_by: seconds, of each host's clock from the one before.
+        The ranks of a host must follow one another. clocks_differ_by: seconds, of a host's clock from the one before.
         """
         places = [
             (self.hosts[name].pid, where[:rank].count(name), where.count(name)) for rank, name in enumerate(where)
