@@ -103,7 +103,7 @@ def _opened(run: Path, client: str | None, settings: Sequence[str]) -> Iterator[
         built = replace(built, config=replace(config, run=replace(config.run, dir=spill)))
         comm = LocalCommunicator(built.names)
         context = RoundContext(built.components(comm, checkpoints, stop=lambda: False))
-        restore(context, found.round, found.clients.keys() - found.homes.keys() if only is None else only)
+        restore(context, found.round, {*(found.clients if only is None else only)} - found.homes.keys())
         evaluation = Evaluation(context)
         evaluation.take_best()
         best = "" if evaluation.best.round is None else f", best round {evaluation.best.round}"

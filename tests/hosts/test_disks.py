@@ -6,9 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 
+import pytest
 from hosts import Network
 from silos import digest, run, write_config
 from supervisor import TOY
+
+from fedtorch.lifecycle import export
 
 
 def states(hosts: Network, name: str) -> set[str]:
@@ -74,18 +77,29 @@ def test_a_client_that_moved_or_whose_state_is_damaged_is_named(network: Callabl
     assert "on host `a` (rank 2): " in reason(hosts) and "saved on host `b`" in reason(hosts)
 
 
-def test_models_and_the_states_of_kept_rounds_stay_on_the_disk_of_the_silo(network: Callable[..., Network]) -> None:
+def test_states_of_kept_rounds_and_models_stay_on_the_disk_of_the_silo(
+    network: Callable[..., Network], capsys: pytest.CaptureFixture[str]
+) -> None:
     hosts = network()
     for host in hosts.hosts.values():  # of an earlier run
         (host.disk / "run" / "checkpoints" / "clients").mkdir(parents=True)
         (host.disk / "run" / "checkpoints" / "clients" / "old-00000000-r000009.safetensors").touch()
+        (host.disk / "run" / "model" / "a").mkdir(parents=True)
     assert run(hosts, write_config(hosts, "checkpoint.keep=1")) == [0] * 4
+    models = {name: {path.name for path in (hosts.hosts[name].disk / "run/model").iterdir()} for name in "ab"}
+    assert (
+        models["a"] | models["b"] == set("abcd") and states(hosts, "b") <= models["b"] and models["a"] and models["b"]
+    )
+    assert not models["a"] & models["b"], "a model of an earlier run, or of another host's client"
     for host in hosts.hosts.values():
         saved = [path.name.partition("-r")[0] for path in (host.disk / "run").glob("checkpoints/clients/*")]
         assert saved and len(saved) == len(set(saved)) and "old-00000000" not in saved
     manifest = json.loads(next((hosts.hosts["a"].disk / "run").glob("checkpoints/*/manifest.json")).read_text())
     assert manifest["manifest"]["homes"] == dict.fromkeys(sorted(states(hosts, "b")), "b")
     assert not list((hosts.hosts["b"].disk / "run").glob("canary*"))
+    away = sorted(states(hosts, "b"))[0]
+    assert export.main([str(hosts.hosts["a"].disk / "run"), "--client", away]) == 8
+    assert f"`{away}` on `b`; their models are in model of the run's folder there" in capsys.readouterr().err
 
 
 def test_clients_without_a_state_need_no_common_disk_to_resume(network: Callable[..., Network]) -> None:

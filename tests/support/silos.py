@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from hosts import Network
 from supervisor import TOY
+from torch import nn
+from toy import Point, Quadratic
 
-DITTO = TOY.replace("algorithm: {name: fedavg}", "algorithm: {name: ditto, lam: 0.5}")
+DITTO = TOY.replace("algorithm: {name: fedavg}", "algorithm: {name: ditto, lam: 0.5}").replace(
+    "toy:Quadratic", "silos:Saved"
+)
 WHERE = ["a", "a", "b", "b"]  # rank -> host: the server and one worker, two workers
+
+
+@dataclass(frozen=True)
+class Saved(Quadratic):
+    """Its models can be written."""
+
+    def save_model(self, model: nn.Module, folder: Path) -> None:
+        assert isinstance(model, Point)
+        folder.mkdir(parents=True)
+        (folder / "w.json").write_text(json.dumps(model.w.tolist()))
 
 
 def write_config(hosts: Network, *settings: str) -> list[str]:
