@@ -34,6 +34,7 @@ class Store(Protocol):
     """What is needed of `comm.store.Store`."""
 
     address: str
+    spans_hosts: bool
 
 
 class Meeting(Protocol):
@@ -77,6 +78,7 @@ def bind(store: Store, meeting: Meeting, wanted: str | None) -> tuple[str, ...]:
         return ()
     log.debug("this rank is reached at %s", binding.interface)
     binding.tell_libraries()
+    store.spans_hosts = True
     store.address = "" if binding.is_users else binding.interface.address
     return binding.hosts
 

@@ -71,6 +71,8 @@ class Store:
     """Host and port, for messages."""
     inner: dist.Store
     """torch's store, under the keys of this attempt of the job."""
+    spans_hosts: bool = False
+    """Are the ranks on several hosts?"""
     address: str = ""
     """Where this rank's groups listen, which find each other by this store; empty: where gloo does by itself."""
     signature: Signature

@@ -23,8 +23,6 @@ WINDOW_BYTES = 8 * WINDOW  # one window of a sum
 SLOTS = 3  # windows on the way: one is filled, one moves, one is emptied
 _POLL_S = 1e-4
 _THREADS = 2  # of gloo, as it takes by itself for each device
-_PATIENCE = 5  # times its timeout gloo waits for another rank to connect (*measured*, torch 2.13)
-_CONNECT = timedelta(seconds=5)
 _WATCH_EVERY_S = 1.0
 
 
@@ -273,10 +271,8 @@ def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeou
         gloo: Any = dist.ProcessGroupGloo  # whose options are missing in torch 2.13's type stubs
         listening = gloo._Options()
         listening._devices = [gloo.create_device(hostname=address)]
-        listening._timeout, listening._threads = max(limit / _PATIENCE, _CONNECT), _THREADS
-        group = gloo(store, rank, size, listening)
-        group.set_timeout(limit)
-        return group
+        listening._timeout, listening._threads = limit, _THREADS
+        return gloo(store, rank, size, listening)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = limit
     # An error must be raised here; by default a thread of the group ends the process. Read by the constructor alone,

@@ -119,7 +119,12 @@ def test_no_rank_is_called_silent_for_a_connection_that_could_not_be_made(networ
     hosts = network()
     pids = [host.pid for host in hosts.hosts.values()]
     ended = start_ranks(
-        announcing_loopback, 2, pids, str(hosts.disk), write_config(hosts), environ={"MASTER_ADDR": "10.83.0.1"}
+        announcing_loopback,
+        2,
+        pids,
+        str(hosts.disk),
+        [*write_config(hosts), "system.timeout=4"],  # for a connection gloo waits five times as long
+        environ={"MASTER_ADDR": "10.83.0.1"},
     ).join()
     assert [outcome.exit_code for outcome in ended] == [7, 7]
     logs = [hosts.log("a", 0), hosts.log("b", 1)]

@@ -96,6 +96,7 @@ class Network:
         host, port, switch = self.hosts[name], f"port-{name}", self._switch
         assert switch is not None
         host.disk.mkdir(exist_ok=True)
+        mac = f"02:00:00:00:00:{list(self.hosts).index(name):02x}"  # the others remember it
         etc_hosts = self.root / f"hosts-{name}"
         others = [f"{other.address} {other.name}" for other in self.hosts.values() if other is not host]
         own = f"{host.address if self.names_are_addresses else '127.0.1.1'} {name}"
@@ -107,7 +108,7 @@ class Network:
         )  # of a host that was killed
         self._ip(
             switch,
-            f"link add {port} type veth peer name eth0 netns {host.pid}",
+            f"link add {port} type veth peer name eth0 address {mac} netns {host.pid}",
             f"link set {port} master wire up",
         )
         self._ip(host, "link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up")
