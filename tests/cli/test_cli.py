@@ -103,8 +103,8 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
         ("slrum", "did you mean `slurm`?"),
         (
             "train",
-            "choose one of run, local, sweep, slurm, serve, join, init, data, data check, data partition, report, export, "
-            "predict, chat",
+            "choose one of run, local, sweep, slurm, serve, join, init, data, data check, data partition, report, "
+            "export, predict, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
