@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -111,3 +112,15 @@ def test_three_hosts_with_clocks_that_differ_by_a_day(
     assert digest(hosts.hosts["a"].disk / "run") == alone
     stamps = [hosts.log(name, rank)[:10] for rank, name in enumerate("abc")]
     assert len(set(stamps)) == 3, "the clocks were the same"
+
+
+@pytest.mark.slow
+def test_the_others_go_on_without_a_host_whose_states_wait_on_its_disk(network: Callable[..., Network]) -> None:
+    hosts = network()
+    words = write_config(hosts, "clients.on_loss=continue", "clients.min=1", "rounds=4")
+    codes = run(hosts, words, "kill:rank=3,round=1,phase=train")
+    assert codes[3] not in (0, 7, None) and codes[:3] == [0, 0, 0]
+    status = json.loads((hosts.hosts["a"].disk / "run" / "status.json").read_text())
+    assert status["reason"].startswith("done without ")
+    assert run(hosts, [*words, "rounds=5", "--resume", "force"]) == [0] * 4
+    assert "are not where the clients live" not in hosts.log("a", 0)
