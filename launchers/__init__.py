@@ -1,4 +1,4 @@
-"""Programs that start runs: `local`, `sweep`, `slurm`.
+"""Programs that start runs: `local`, `sweep`, `slurm`, `serve` and `join`.
 
 They lie beside the package in a clone (`python -m launchers.local`) and are installed inside it (`fedtorch local`), so
 they import each other relatively.

@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from errno import EINVAL
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,17 @@ class Manifest:
     """Path -> file; paths begin with `clients/` or are the server's two files."""
     clients: dict[str, tuple[str, ...]]
     """Client that has a state -> the paths of its files."""
+    homes: dict[str, str] = field(default_factory=dict)
+    """Client whose files are not here but on the disk of a host of its own -> that host."""
 
     def locate(self, path: str) -> Path:
         """Where the file that the manifest calls `path` lies."""
         return (self.folder.parent if path.startswith("clients/") else self.folder) / path
 
     def paths(self, only: Collection[str] | None = None) -> list[str]:
-        """All files, or of those of clients the files of the clients in `only`."""
-        others = set() if only is None else {p for name in self.clients if name not in only for p in self.clients[name]}
+        """All files that are here, or of those of clients the files of the clients in `only`."""
+        left_out = [name for name in self.clients if name in self.homes or (only is not None and name not in only)]
+        others = {path for name in left_out for path in self.clients[name]}
         return [path for path in self.files if path not in others]
 
     def fault(self, path: str) -> str | None:
@@ -104,6 +107,7 @@ def write_folder(
     clients: Mapping[str, Sequence[FileEntry]],
     config: Mapping[str, Any],
     facts: Mapping[str, Any],
+    homes: Mapping[str, str],
 ) -> None:
     """Write a checkpoint's own files into `folder`, the manifest last, all synced."""
     save_tensors(folder / "server.safetensors", server.tensors, {})
@@ -120,6 +124,8 @@ def write_folder(
         "files": {entry.path: {"bytes": entry.bytes, "xxh3": f"{entry.digest:016x}"} for entry in entries},
         "clients": {client: [entry.path for entry in clients[client]] for client in sorted(clients)},
     }
+    if away := {client: homes[client] for client in sorted(clients) if client in homes}:
+        manifest["homes"] = away
     text = to_json(manifest)
     sealed = {"xxh3": xxhash.xxh3_64_hexdigest(text.encode()), "manifest": json.loads(text)}
     (folder / MANIFEST).write_text(to_json(sealed, indent=1))
@@ -143,7 +149,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{path} {problem}")
         files = {p: FileEntry(p, e["bytes"], int(e["xxh3"], 16)) for p, e in manifest["files"].items()}
         clients = {client: tuple(paths_of(listed)) for client, listed in manifest["clients"].items()}
-        return Manifest(folder, manifest["round"], manifest["config"], manifest["facts"], files, clients)
+        homes = manifest.get("homes", {})
+        return Manifest(folder, manifest["round"], manifest["config"], manifest["facts"], files, clients, homes)
     except OSError as error:
         advice = "name a folder such as runs/my_run/checkpoints/round_000012"
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); {advice}") from error

@@ -11,8 +11,22 @@ from fedtorch.core.client import file_stem
 
 FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
 SERVER_FILES = ("server.safetensors", "server.json")
-_CLIENT = re.compile(r"clients/([A-Za-z0-9_-]+)-r(\d{6,})(?:-part\d+)?\.safetensors")
+CLIENT_PATH = re.compile(r"clients/([A-Za-z0-9_-]+)-r(\d{6,})(?:-part(\d+))?\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{1,16}")
+
+
+def folders(root: Path) -> dict[int, Path]:
+    """Round -> its checkpoint's folder. `.old` counts only where a process died between the renames of `put_in_place`.
+
+    Whether they are complete is not looked at.
+    """
+    if not root.is_dir():
+        return {}
+    found: dict[int, Path] = {}
+    for path in sorted(root.iterdir(), reverse=True):  # `x.old` before `x`, which overwrites it
+        if (match := FOLDER.fullmatch(path.name)) and path.is_dir():
+            found[int(match[1])] = path
+    return found
 
 
 def paths_of(listed: Any) -> list[Any]:
@@ -35,11 +49,16 @@ def problems(folder: Path, manifest: Any) -> Iterator[str]:
         yield f"is of round {manifest['round']}, but its folder is {folder.name}"
     yield from _in_files(manifest["files"])
     yield from _in_clients(manifest["clients"], manifest["files"], manifest["round"])
+    homes = manifest.get("homes", {})
+    if not isinstance(homes, dict) or not all(isinstance(home, str) for home in homes.values()):
+        yield "has no hosts as `homes`"
+    elif strange := [client for client in homes if client not in manifest["clients"]]:
+        yield f"has a home of client {ascii(strange[0])[:80]}, of whom it has no file"
 
 
 def _in_files(files: Mapping[str, Any]) -> Iterator[str]:
     for path, entry in files.items():
-        if path not in SERVER_FILES and not _CLIENT.fullmatch(path):
+        if path not in SERVER_FILES and not CLIENT_PATH.fullmatch(path):
             yield f"names {path!r}, which is no file of a checkpoint"
         size, digest = (entry.get(key) if isinstance(entry, dict) else None for key in ("bytes", "xxh3"))
         if type(size) is not int or size < 0 or type(digest) is not str or not _DIGEST.fullmatch(digest):
@@ -55,7 +74,7 @@ def _in_clients(clients: Mapping[str, Any], files: Mapping[str, Any], round: int
             yield f"lists no files of client {ascii(client)[:80]}"
             return
         for path in paths_of(listed):
-            match = _CLIENT.fullmatch(path)
+            match = CLIENT_PATH.fullmatch(path)
             if path not in files or match is None:
                 yield f"names {path!r}, which is no file of a checkpoint"
             elif match[1] != file_stem(client) or int(match[2]) > round or path in used:

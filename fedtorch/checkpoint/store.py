@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from fedtorch.checkpoint.apart import Apart
 from fedtorch.checkpoint.files import (
     CLIENT_FILE,
     MANIFEST,
@@ -34,7 +35,7 @@ from fedtorch.checkpoint.files import (
     writing,
 )
 from fedtorch.checkpoint.fits import check_fits
-from fedtorch.checkpoint.form import FOLDER
+from fedtorch.checkpoint.form import folders
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
@@ -54,7 +55,9 @@ class Checkpoints:
     A client that did not change keeps its earlier file, to which the new manifest refers.
     A process that dies anywhere leaves the previous checkpoint intact; what it left unfinished has no manifest
     and is removed by a later `write`. After a failed `write` its entries are void: the changed clients have to be
-    written again. All ranks must see the same `folder`; no rank may read while the server writes.
+    written again. No rank may read while the server writes.
+    Where hosts have disks of their own (`apart`), the manifest is on the server's alone, and says which host has a
+    client's files. A resume then goes on from what all ranks have agreed on (`resumed`).
     """
 
     def __init__(self, folder: Path, *, keep: int) -> None:
@@ -66,6 +69,10 @@ class Checkpoints:
         """How many checkpoints are kept."""
         self._entries: dict[str, tuple[FileEntry, ...]] = {}
         """Of the last checkpoint written or loaded, for unchanged clients."""
+        self.apart: Apart | None = None
+        """None: all ranks see the same `folder`."""
+        self.resumed: Manifest | None = None
+        """The checkpoint that `at` gives for its round, where ranks cannot all read it."""
 
     def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
         """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.
@@ -110,12 +117,13 @@ class Checkpoints:
         need = sum(t.numel() * t.element_size() for t in server.tensors.values())
         known = {entry for files in self._entries.values() for entry in files}
         new = [self.folder / entry.path for files in entries.values() for entry in files if entry not in known]
+        homes = {} if self.apart is None else self.apart.homes
         try:
             with writing(target, need, partial):
-                check_present(self.folder, merged)
+                check_present(self.folder, {name: files for name, files in merged.items() if name not in homes})
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-                write_folder(partial, round, server, merged, config, facts)
+                write_folder(partial, round, server, merged, config, facts, homes)
                 put_in_place(partial, target)
         except CheckpointError:
             if not target.exists():
@@ -137,7 +145,7 @@ class Checkpoints:
             CheckpointError: there are checkpoints, but every one of them is damaged.
         """
         faults: list[str] = []
-        for round, folder in sorted(self._folders().items(), reverse=True):
+        for round, folder in sorted(folders(self.folder).items(), reverse=True):
             if not (folder / MANIFEST).exists():
                 continue
             try:
@@ -172,7 +180,9 @@ class Checkpoints:
         Raises:
             CheckpointError: there is none.
         """
-        folder = self._folders().get(round)
+        if self.resumed is not None and self.resumed.round == round:
+            return self.resumed
+        folder = folders(self.folder).get(round)
         if folder is None:
             raise CheckpointError(
                 f"no checkpoint of round {round} in {self.folder}, although the server found one; "
@@ -195,7 +205,7 @@ class Checkpoints:
         need = sum(entry.bytes for entry in found.files.values())
         with writing(target, need, partial):
             (self.folder / "clients").mkdir(parents=True, exist_ok=True)
-            for path in {path for paths in found.clients.values() for path in paths}:
+            for path in (path for path in found.paths() if path.startswith("clients/")):
                 shutil.copyfile(found.locate(path), self.folder / path)
                 sync(self.folder / path)
             shutil.rmtree(partial, ignore_errors=True)
@@ -254,24 +264,14 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Delete every checkpoint of this run; for a run that begins anew in an old folder."""
-        for folder in self._folders().values():
+        for folder in folders(self.folder).values():
             remove_folder(folder)
         shutil.rmtree(self.folder, ignore_errors=True)
         self._entries = {}
 
-    def _folders(self) -> dict[int, Path]:
-        """Round -> folder. `.old` counts only where a process died between the two renames of `_put_in_place`."""
-        if not self.folder.is_dir():
-            return {}
-        found: dict[int, Path] = {}
-        for path in sorted(self.folder.iterdir(), reverse=True):  # `x.old` before `x`, which overwrites it
-            if (match := FOLDER.fullmatch(path.name)) and path.is_dir():
-                found[int(match[1])] = path
-        return found
-
     def _retire(self, round: int) -> None:
         kept: list[Manifest] = []
-        for number, folder in sorted(self._folders().items(), reverse=True):
+        for number, folder in sorted(folders(self.folder).items(), reverse=True):
             try:
                 if number <= round and len(kept) < self.keep:
                     kept.append(read_manifest(folder))

@@ -32,6 +32,8 @@ COMMANDS = {
     "local": Command("launchers.local", "the same on several ranks of this machine, restarted when one dies"),
     "sweep": Command("launchers.sweep", "many runs: configs x grid x seeds, here or on SLURM; their status"),
     "slurm": Command("launchers.slurm", "hand a run to SLURM"),
+    "serve": Command("launchers.serve", "be the server of silos on machines of their own"),
+    "join": Command("launchers.join", "be a silo of such a server, with the data of this machine"),
     "init": Command("fedtorch.data.own.init", "look at a data file and write a config for it"),
     "data": Command("fedtorch.data.prepare", "prepare data sets"),
     "data check": Command("fedtorch.setup.data_check", "sizes, labels, lengths and leaks of data of your own"),

@@ -133,6 +133,8 @@ class Communicator(ABC):
     """This rank; 0 is the server."""
     size: int
     """How many ranks the job began with."""
+    hosts: tuple[str, ...] = ()
+    """The name of every rank's host; none where all ranks are on one."""
     lost: frozenset[int] = frozenset()
     """Ranks that the others go on without; see `enable_loss_recovery`."""
     names: tuple[str, ...]

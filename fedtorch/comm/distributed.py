@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fedtorch.comm.addresses import bind
 from fedtorch.comm.aggregation import Aggregation, Request, Term
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
@@ -80,6 +82,7 @@ class DistributedCommunicator(Communicator):
         device: torch.device | None = None,
         secret: str = "",
         grace_s: float = Options.grace_s,
+        interface: str | None = None,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
@@ -87,17 +90,22 @@ class DistributedCommunicator(Communicator):
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU. secret: of the job, see `signing.job_secret`.
-        grace_s: see Options.
+        grace_s: see Options. interface: on jobs of several hosts, its name or a network, see `comm.addresses`.
 
         Raises:
-            PreflightError: the environment is incomplete, the port is taken, or there is no store.
+            PreflightError: incomplete environment, taken port, no store, or hosts that do not reach each other.
         """
         member = Store.join(os.environ, timeout_s, secret)
         disconnects = None
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
-        return cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
+        joined = cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
+        with ExitStack() as left:
+            left.push(joined)  # which tells the others of an error
+            joined.hosts = bind(member.store, joined._rendezvous, interface)
+            left.pop_all()
+        return joined
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists.
@@ -129,11 +137,7 @@ class DistributedCommunicator(Communicator):
         self._recovers = self._options.disconnects is not None
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
-        """See the base class.
-
-        Raises:
-            DeadlineError: collectives fail again and again though all ranks live; the network is at fault.
-        """
+        """See the base class; raises DeadlineError if collectives fail again and again: the network is at fault."""
         if not self._recovers:
             return is_done
         verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedtorch.comm.checks import DAMAGED, window_digests
 from fedtorch.comm.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.liveness import Liveness
+from fedtorch.comm.pieces import InPieces
 from fedtorch.comm.store import Store
 from fedtorch.comm.transport import Backend, Direct, Staged, Staging, Transport, Work, make_group
 from fedtorch.core.errors import FedtorchError, PreflightError
@@ -255,7 +256,8 @@ class Group:
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
-        staging, self._payload = self._staging, self._gloo()
+        staging, numbers = self._staging, self._gloo()
+        self._payload = InPieces(numbers, self._liveness.beat) if self._store.spans_hosts else numbers
         if staging is None:
             return
         # A connection of its own: threads of NCCL use the store too, and one may wait in it.
@@ -268,7 +270,8 @@ class Group:
     def _connect(self, backend: Backend, name: str, store: dist.Store) -> Any:
         # by generation: a broken group's addresses must not be found again
         prefixed = dist.PrefixStore(name, store)
-        return make_group(backend, prefixed, self.members.index(self.rank), self.size, self._liveness.timeout_s)
+        place, address = self.members.index(self.rank), self._store.address
+        return make_group(backend, prefixed, place, self.size, self._liveness.timeout_s, address)
 
     def _watch(self) -> None:
         """While this rank waits for a payload.

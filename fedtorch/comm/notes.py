@@ -18,6 +18,14 @@ _PREFLIGHT: Mapping[str, Field] = {
     "gpu": str,
     "gpu_problem": str,
 }
+_ADDRESS: Mapping[str, Field] = {
+    "network": str,
+    "host": str,
+    "address": str,
+    "port": str,
+    "problem": str,
+    "phase": lambda value: value in ("found", "chosen", "tried"),
+}
 _HEARTBEAT: Mapping[str, Field] = {
     "phase": str,
     "round": int,
@@ -32,6 +40,10 @@ _LOST: Mapping[str, Field] = {
     "lost": lambda value: isinstance(value, dict) and all(r.isdecimal() and isinstance(value[r], str) for r in value)
 }
 _ERROR: Mapping[str, Field] = {"error": str, "kind": str}
+_PLACES: Mapping[str, Field] = {
+    "places": lambda value: isinstance(value, dict) and all(isinstance(place, str) for place in value.values()),
+    "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
+}
 _AGREED: Mapping[str, Field] = {"stop": bool, "ok": bool}
 _BACKEND: Mapping[str, Field] = {
     "backend": lambda value: value in ("gloo", "nccl"),
@@ -40,13 +52,14 @@ _BACKEND: Mapping[str, Field] = {
 
 
 def read_note(text: str, rank: int) -> dict[str, Any]:
-    """What a rank came for: to compare facts, or to end a phase.
+    """What a rank came for: to compare facts or addresses, or to end a phase.
 
     Raises:
         PreflightError: names the rank, and what is wrong with its note.
     """
     note = _mapping(text, f"the note of {name(rank)}")
-    return _checked(note, _PREFLIGHT if "facts" in note else _BARRIER, f"the note of {name(rank)}")
+    fields = _PREFLIGHT if "facts" in note else _ADDRESS if "network" in note else _BARRIER
+    return _checked(note, fields, f"the note of {name(rank)}")
 
 
 def read_verdict(text: str) -> dict[str, Any]:
@@ -59,7 +72,8 @@ def read_verdict(text: str) -> dict[str, Any]:
     verdict = _mapping(text, sender)
     if "lost" in verdict:
         _checked(verdict, _LOST, sender)
-    fields = _ERROR if "error" in verdict else _BACKEND if "backend" in verdict else _AGREED
+    kinds = {"error": _ERROR, "backend": _BACKEND, "places": _PLACES}
+    fields = next((fields for key, fields in kinds.items() if key in verdict), _AGREED)
     return _checked(verdict, fields, sender)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedtorch.comm import addresses
 from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.notes import read_note, read_verdict
@@ -34,6 +35,22 @@ class Rendezvous:
         self._store, self._liveness = store, liveness
         self._rank = liveness.rank
         self._meetings = 0
+
+    def addresses(self, note: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+        """What `addresses.decide` makes of all ranks' notes: places by network, hosts by rank."""
+        self._liveness.beat(phase="addresses")
+
+        def decide(notes: Notes) -> dict[str, Any]:
+            for rank, other in notes.items():
+                if "network" not in other:
+                    return _preflight_error(
+                        f"rank {rank} takes this for a job of one host and the server does not: LOCAL_WORLD_SIZE or "
+                        "MASTER_ADDR differ, which the launcher sets"
+                    )
+            return addresses.decide(notes)
+
+        verdict = self._meet(dict(note), decide)
+        return verdict["places"], tuple(verdict["hosts"])
 
     def preflight(self, facts: Mapping[str, str], gpu: Mapping[str, str], backend: Choice) -> dict[str, Any]:
         """See Communicator.preflight; the verdict on the GPUs that the ranks have, as `backend.choose` gives it."""

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
+from fedtorch.comm.interfaces import named
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError, FedtorchError
 
+_NOT_CONNECTED = "connectFullMesh"  # stands in what gloo says then
 _CLOSE_WAIT_S = 10.0  # to wait for the others before the last sockets close
 
 
@@ -83,9 +85,20 @@ class Shutdown:
         except DeadlineError as error:
             raise DeadlineError(f"{error}; the collective ended with: {text}") from None
         culprits = of_these(self._liveness.left(first=True)) or suspects
+        if _NOT_CONNECTED in text:  # ranks still wait for a connection and say nothing: they are not silent for that
+            culprits = of_these(self._liveness.missing(suspects))
+            if not culprits:
+                raise DeadlineError(
+                    f"rank {self._rank}{self._here()} and another one could not connect, though no rank is known to be "
+                    f"gone: a wire is cut or a port is closed, or what they announce leads elsewhere, see "
+                    f"system.interface (collective: {text})"
+                )
         names = "; ".join(self._liveness.describe(rank) for rank in culprits)
         names = names or "every rank is alive, but a connection broke"
         raise DeadlineError(f"{names} (collective: {text})", ranks=tuple(culprits))
+
+    def _here(self) -> str:
+        return f" at {named(self._store.address)}" if self._store.address else ""
 
     def _close_connections(self) -> None:
         if self._liveness.disconnects is not None:

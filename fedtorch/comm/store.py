@@ -71,6 +71,10 @@ class Store:
     """Host and port, for messages."""
     inner: dist.Store
     """torch's store, under the keys of this attempt of the job."""
+    spans_hosts: bool = False
+    """Are the ranks on several hosts?"""
+    address: str = ""
+    """Where this rank's groups listen, which find each other by this store; empty: where gloo does by itself."""
     signature: Signature
     """Of every value, so that nobody but the job's ranks can write one; not of what torch itself keeps here."""
 

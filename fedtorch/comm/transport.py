@@ -22,6 +22,7 @@ Backend = Literal["gloo", "nccl"]
 WINDOW_BYTES = 8 * WINDOW  # one window of a sum
 SLOTS = 3  # windows on the way: one is filled, one moves, one is emptied
 _POLL_S = 1e-4
+_THREADS = 2  # of gloo, as it takes by itself for each device
 _WATCH_EVERY_S = 1.0
 
 
@@ -261,11 +262,17 @@ class Staged:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeout_s: float) -> Any:
-    """A process group beside torch's default one; connects at its first operation."""
+def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeout_s: float, address: str = "") -> Any:
+    """A process group beside torch's default one. address: of this machine, where gloo listens; empty: by itself."""
     limit = timedelta(seconds=timeout_s)
-    if backend == "gloo":
+    if backend == "gloo" and not address:
         return dist.ProcessGroupGloo(store, rank, size, limit)
+    if backend == "gloo":
+        gloo: Any = dist.ProcessGroupGloo  # whose options are missing in torch 2.13's type stubs
+        listening = gloo._Options()
+        listening._devices = [gloo.create_device(hostname=address)]
+        listening._timeout, listening._threads = limit, _THREADS
+        return gloo(store, rank, size, listening)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = limit
     # An error must be raised here; by default a thread of the group ends the process. Read by the constructor alone,

@@ -45,6 +45,7 @@ NO_EFFECT = (
     "system.shutdown_grace",
     "system.server_works",  # results do not depend on which rank trains a client,
     "system.backend",
+    "system.interface",
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",
@@ -62,6 +63,8 @@ ADDED: dict[str, Any] = {
     "task.long": "truncate",
     "task.stride": None,
     "task.pack": False,
+    "system.interface": None,
+    "checkpoint.missing_clients": "refuse",
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

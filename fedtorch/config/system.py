@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -48,6 +50,9 @@ class CheckpointConfig:
     """Checkpoints kept, the newest ones; the best model is kept apart."""
     save_retries: Whole = 3
     """Rounds in a row in which saving may fail (disk full) before the run ends."""
+    missing_clients: Literal["refuse", "restart"] = "refuse"
+    """At a resume, where hosts have disks of their own: a client's state that is not on the disk where the client
+    lives (the disk was lost, the client has moved) is an error, or the client starts anew."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,10 @@ class SystemConfig:
     """How weights and updates travel. nccl: from GPU to GPU, for which every rank must have one of its own; gloo: over
     the network from the CPU's memory; auto: nccl where it can be had (never with `clients.on_loss: continue`). Numbers
     always travel over gloo. Same result."""
+    interface: str | None = None
+    """On jobs of several hosts: the network interface (`eth1`), or the network that has its address (`10.0.0.0/8`), by
+    which the hosts reach each other; null: the one by which a host reaches MASTER_ADDR, and that one the others.
+    GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME come first where they are set."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
     timeout: Annotated[float, Field(gt=0, le=1e7)] = 600.0
@@ -113,8 +122,22 @@ class SystemConfig:
                 "system.backend is nccl, which moves what is on GPUs, but system.device is cpu; set system.backend to "
                 "auto"
             )
+        if self.interface is not None and not _names_a_network(self.interface):
+            raise ConfigError(
+                f"system.interface is {self.interface[:40]!r}; expected the name of a network interface, such as "
+                "`eth1`, or a network or address, such as `10.0.0.0/8`"
+            )
         if (self.placement == "pinned") != bool(self.pinned):
             raise ConfigError(
                 f"system.placement is {self.placement} but system.pinned has {len(self.pinned)} clients; set both: "
                 "`placement: pinned` and the rank of every client, such as `pinned: {north: 1, south: 2}`"
             )
+
+
+def _names_a_network(text: str) -> bool:
+    """Can it be an interface's name, as the kernel takes them, or is it an IP network?"""
+    try:
+        ipaddress.ip_network(text, strict=False)
+        return True
+    except ValueError:
+        return re.fullmatch(r"[^\s/,:=^]{1,15}", text) is not None and re.fullmatch(r"[\d.]+", text) is None

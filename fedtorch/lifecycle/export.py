@@ -79,6 +79,7 @@ def export(
             if not writer.is_per_client:
                 whose = "all clients are" if client is None else f"client {client}, as all others, is"
                 return [_server(writer, f"{done}, with which {whose} judged")]
+            _check_here(writer, client)
             return [_client(writer, client, out, done)] if client else _all(writer, done)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{writer.folder} could not be written: {error}; make room or set --out") from error
@@ -102,7 +103,7 @@ def _opened(run: Path, client: str | None, settings: Sequence[str]) -> Iterator[
         built = replace(built, config=replace(config, run=replace(config.run, dir=spill)))
         comm = LocalCommunicator(built.names)
         context = RoundContext(built.components(comm, checkpoints, stop=lambda: False))
-        restore(context, found.round, only)
+        restore(context, found.round, {*(found.clients if only is None else only)} - found.homes.keys())
         evaluation = Evaluation(context)
         evaluation.take_best()
         best = "" if evaluation.best.round is None else f", best round {evaluation.best.round}"
@@ -148,6 +149,16 @@ def _check_global(writer: ModelWriter, out: Path | None) -> None:
         raise ConfigError("--global is set, but the run has no global model: its clients send nothing")
     if writer.is_per_client and out is None:
         raise ConfigError("--global is set, but clients are judged with models of their own; say where to by --out")
+
+
+def _check_here(writer: ModelWriter, client: str | None) -> None:
+    homes = writer.context.components.checkpoints.at(writer.context.round).homes
+    if away := [name for name in homes if client in (None, name)]:
+        shown = ", ".join(f"`{name}` on `{homes[name]}`" for name in away[:10]) + (", ..." if len(away) > 10 else "")
+        raise CheckpointError(
+            f"states of clients are on the disks of their own hosts and not here: {shown}; their models are in {MODEL} "
+            "of the run's folder there when the run is done (run.export), or name another client, or --global"
+        )
 
 
 def _before_training(writer: ModelWriter) -> str:

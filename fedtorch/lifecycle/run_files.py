@@ -31,7 +31,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
     try:
         config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if start is None:
-            _set_aside(config)
+            set_aside(config)
         replace_file(config.folder / "config.yaml", to_yaml(config))
         replace_file(config.folder / "env.json", json.dumps(built.facts() | {"ranks": num_ranks}, indent=1) + "\n")
     except OSError as error:
@@ -54,7 +54,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
     )
 
 
-def _set_aside(config: Config) -> None:
+def set_aside(config: Config) -> None:
     """A model that is there when a run begins would be taken for that run's if it is stopped before it has one."""
     found = config.folder / MODEL
     if not found.is_dir():

@@ -20,10 +20,11 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import MODEL
+from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import show_beside, table
-from fedtorch.lifecycle.run_files import open_run
+from fedtorch.lifecycle.run_files import open_run, set_aside
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
 from fedtorch.lifecycle.status import write_status
@@ -88,6 +89,7 @@ class Session:
             backend=system.backend,
             device=own,
             secret=self._secret(config),
+            interface=system.interface,
         )
 
     def _secret(self, config: Config) -> str:
@@ -124,7 +126,11 @@ class Session:
         resume = self.resume if built is first or self.resume in RESUME_MODES else "auto"
         config = built.config
         checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
+        disks = find_disks(comm, config.folder)
+        checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
         start = find_start(built, comm, checkpoints, resume)
+        if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
+            set_aside(config)
         if start is None:
             built.show_remarks()  # a resumed run has them in its log already
         tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None

@@ -10,6 +10,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config.load import record_difference, to_dict
 from fedtorch.core.weights import digest_of
+from fedtorch.lifecycle.states import agree_on_states
 from fedtorch.setup.build import BuiltRun
 
 log = logging.getLogger(__name__)
@@ -22,9 +23,11 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
     """The round to resume from, decided by the server and told to all; None to begin anew.
 
     Raises:
-        CheckpointError: on the server, if there are checkpoints but none that can be used.
+        CheckpointError: on the server, if there are checkpoints but none that can be used; on all ranks, if a client's
+            state is not where the client lives, see `agree_on_states`.
     """
-    messages = []
+    messages, found = [], None
+    is_apart = checkpoints.apart is not None
     if comm.is_server:
         found = _fitting(built, checkpoints, resume)
         if found is None:
@@ -32,11 +35,25 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
         else:
             log.info("resuming after round %d from %s", found.round, found.folder)
         comm.heartbeat(phase="start", round=0)
-        messages = [Message(NO_CLIENT, "decision", numbers={"round": -1 if found is None else found.round})]
+        messages = [Message(NO_CLIENT, "decision", numbers=_decision(found, is_apart))]
     comm.barrier("start", round=0)  # checking a checkpoint may take long, and nobody waits for long in a collective
     (start,) = comm.broadcast_messages(messages, round=0)
     round = int(start.numbers["round"])
-    return None if round < 0 else round
+    if round < 0:
+        if checkpoints.apart is not None and checkpoints.apart.leads:
+            checkpoints.clear()
+        return None
+    if start.numbers["apart"]:
+        source = None if resume in RESUME_MODES else Path(resume)
+        agree_on_states(built, comm, checkpoints, found=found, round=round, source=source)
+    return round
+
+
+def _decision(found: Manifest | None, is_apart: bool) -> dict[str, int | float]:
+    """apart: are states on other disks than the server's, now or when they were saved?"""
+    if found is None:
+        return {"round": -1}
+    return {"round": found.round, "apart": int(is_apart or bool(found.homes))}
 
 
 def lasting_facts(built: BuiltRun) -> dict[str, str]:

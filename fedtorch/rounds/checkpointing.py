@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from fedtorch.checkpoint.apart import tidy
+from fedtorch.checkpoint.form import folders
 from fedtorch.checkpoint.store import FileEntry
 from fedtorch.comm.wire import Message
 from fedtorch.core.client import ClientState
@@ -18,11 +20,15 @@ from fedtorch.rounds.context import RoundContext
 
 log = logging.getLogger(__name__)
 
+_OLDEST = "oldest"
+"""number of an answer: rounds done in the oldest checkpoint that is kept"""
+
 
 def save(context: RoundContext, *, is_last: bool = False) -> bool:
     """Write a checkpoint of the state after `context.round` rounds; every worker writes its own changed clients.
 
-    Its leader writes what all its ranks have, and each of the others what it alone has, into a file of its own.
+    It counts once all of them have written, each on its own disk where there is no common one. A worker's leader writes
+    what all its ranks have, and each of the others what it alone has, into a file of its own.
 
     If the disk refuses, the run goes on and tries again at the next checkpoint, `checkpoint.save_retries` times in a
     row; False means that this one was not written.
@@ -38,9 +44,11 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
         members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
         messages = _messages(context, written)
         gathered = members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
-        answer = (
-            [context.message("decision", status=_write(context, gathered, is_last))] if context.comm.is_server else []
-        )
+        answer = []
+        if context.comm.is_server:
+            status, checkpoints = _write(context, gathered, is_last), context.components.checkpoints
+            kept = {} if checkpoints.apart is None else {_OLDEST: min(folders(checkpoints.folder), default=0)}
+            answer = [context.message("decision", status=status, numbers=kept)]
         members.barrier("saved", may_stop=False)
         (answered,) = members.retry_on_loss(
             "saved", lambda: context.comm.broadcast_messages(answer, round=context.round)
@@ -55,6 +63,9 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
             raise CheckpointError(f"the state after round {context.round} could not be saved; see the errors above")
         if answered.status == "ok":
             context.store.mark_clean()
+            checkpoints = context.components.checkpoints
+            if checkpoints.apart is not None and checkpoints.apart.leads:
+                tidy(checkpoints.folder, int(answered.numbers.get(_OLDEST, 0)))
         return answered.status == "ok"
 
 

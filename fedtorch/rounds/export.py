@@ -56,7 +56,7 @@ class ModelWriter:
             Stopped: on all ranks, if any of them was asked to stop.
         """
         context, failed = self.context, dict[str, Exception]()
-        if context.comm.is_server:
+        if context.comm.is_server or _tidies(context):
             self._clear()
         context.members.barrier("export")
         for name in self._here():
@@ -140,6 +140,12 @@ class ModelWriter:
         for path in self.folder.iterdir():
             if path.name not in wanted:
                 _remove(path)
+
+
+def _tidies(context: RoundContext) -> bool:
+    """Does this rank tidy up a disk that is not the server's?"""
+    apart = context.components.checkpoints.apart
+    return apart is not None and apart.leads
 
 
 def _attempt(save: Callable[[nn.Module, Path], None], module: nn.Module, folder: Path) -> Exception | None:

@@ -23,7 +23,9 @@ import fedtorch.report.__main__
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
 import fedtorch.setup.predict
+import launchers.join
 import launchers.local
+import launchers.serve
 import launchers.slurm
 import launchers.sweep
 from fedtorch.cli import __main__ as cli
@@ -35,6 +37,8 @@ FUNCTIONS = {
     "local": launchers.local.main,
     "sweep": launchers.sweep.main,
     "slurm": launchers.slurm.main,
+    "serve": launchers.serve.main,
+    "join": launchers.join.main,
     "init": fedtorch.data.own.init.main,
     "data": fedtorch.data.__main__.main,
     "data check": fedtorch.setup.data_check.main,
@@ -99,8 +103,8 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
         ("slrum", "did you mean `slurm`?"),
         (
             "train",
-            "choose one of run, local, sweep, slurm, init, data, data check, data partition, report, export, predict, "
-            "chat",
+            "choose one of run, local, sweep, slurm, serve, join, init, data, data check, data partition, report, "
+            "export, predict, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

@@ -10,7 +10,7 @@ from fuzzing import cases, only_named_errors, spoilt, torn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.comm import rendezvous
+from fedtorch.comm import addresses, rendezvous
 from fedtorch.comm.backend import choose
 from fedtorch.comm.notes import read_heartbeat, read_note, read_verdict
 from fedtorch.comm.process import process_state, this_process
@@ -19,7 +19,9 @@ from fedtorch.core.errors import FedtorchError
 BARRIER = {"phase": "train", "round": 1, "stop": False, "ok": True}
 FACTS = {"facts": {"seed": "1", "config": "abc"}, "gpu": "", "gpu_problem": "works on the CPU"}
 BEAT = {"phase": "train", "round": 1, "client": "", "step": 0, "count": 3, "left": "", "failed": False}
+ADDRESS = {"network": "one", "host": "a", "address": "10.0.0.1 (eth0)", "port": "7", "problem": "", "phase": "chosen"}
 VERDICTS = [
+    {"places": {"one": "10.0.0.1 7"}, "hosts": ["a", "b"]},
     {"stop": False, "ok": True, "lost": {"2": "gone"}},
     {"error": "different seeds", "kind": "preflight"},
     {"backend": "gloo", "shared": [0, 1]},
@@ -36,7 +38,7 @@ def text_of(draw: st.DrawFn, value: Any) -> str:
 def try_notes(draw: st.DrawFn) -> None:
     """What the server does with a note of rank 1, and a worker with a verdict and a heartbeat."""
     note, verdict = (
-        text_of(draw, draw(st.sampled_from([BARRIER, FACTS]))),
+        text_of(draw, draw(st.sampled_from([BARRIER, FACTS, ADDRESS]))),
         text_of(draw, draw(st.sampled_from(VERDICTS))),
     )
     beat = text_of(draw, {**BEAT, **this_process()})
@@ -45,6 +47,8 @@ def try_notes(draw: st.DrawFn) -> None:
         if "facts" in found:
             rendezvous._compare({0: FACTS["facts"], 1: found["facts"]})  # type: ignore[dict-item]
             choose("auto", {0: FACTS, 1: found})
+        elif "network" in found:
+            addresses.decide({0: ADDRESS, 1: found})
         else:
             rendezvous._agree({0: BARRIER, 1: found})
     try:

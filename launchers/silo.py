@@ -1,0 +1,108 @@
+"""One command per side of a federation over a wire: what `serve` and `join` have in common.
+
+Each starts one rank of the job: the server is rank 0, a silo the rank that `system.pinned` gives its clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedtorch.comm.signing import VARIABLE
+from fedtorch.config.masking import mask_assignment
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError
+from fedtorch.main import main as train
+
+from . import start_words
+from .submit import Request
+
+PORT = 29500
+
+
+def silos(config: Config) -> dict[int, list[str]]:
+    """rank -> the clients whose data are with it.
+
+    Raises:
+        ConfigError: clients are not pinned to ranks 1, 2 and so on.
+    """
+    system = config.system
+    if system.placement != "pinned" or system.pinned_to != "rank" or system.ranks_per_worker != 1:
+        raise ConfigError(
+            f"system.placement is {system.placement} and pinned_to {system.pinned_to}, with {system.ranks_per_worker} "
+            "ranks per worker; a silo is one rank, so set `placement: pinned`, `pinned_to: rank`, "
+            "`ranks_per_worker: 1` and `pinned: {north: 1, south: 2}`"
+        )
+    found: dict[int, list[str]] = {}
+    for name, rank in system.pinned.items():
+        found.setdefault(rank, []).append(name)
+    if sorted(found) != list(range(1, len(found) + 1)):
+        raise ConfigError(
+            f"system.pinned names ranks {', '.join(map(str, sorted(found)))}; number the silos 1, 2 and so on without "
+            "a gap: rank 0 is the server"
+        )
+    return found
+
+
+def address(text: str) -> tuple[str, int]:
+    """HOST:PORT, where an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"--server is {text!r}; expected HOST:PORT, such as 192.168.7.1:{PORT}")
+    return host.strip("[]"), int(port)
+
+
+def environment(rank: int, num_ranks: int, host: str, port: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells a rank its place, as srun and torchrun do.
+
+    Raises:
+        PreflightError: the sides have no secret in common.
+    """
+    if not environ.get(VARIABLE):
+        raise PreflightError(
+            f"{VARIABLE} is not set; make one (openssl rand -hex 32), give it to every silo by another way than this "
+            "wire, and set it to the same on all of them"
+        )
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+    }
+
+
+def start(request: Request, environ: Mapping[str, str], told: list[str], command: str) -> int:
+    """Say what is about to happen, and be that rank; its exit code."""
+    print("\n".join(told), flush=True)
+    os.environ.update(environ)
+    os.environ["FEDTORCH_COMMAND"] = command  # for status.json
+    return train(request.arguments())
+
+
+def command(name: str, args: argparse.Namespace, options: list[str]) -> str:
+    """The words that start this side again."""
+    words = [*start_words(name), *options, "--config", *map(str, args.config)]
+    return shlex.join([*words, *(["--set", *map(mask_assignment, args.set)] if args.set else [])])
+
+
+def refused(prog: str, error: FedtorchError) -> int:
+    """Say why nothing was started; the exit code."""
+    print(f"{prog}: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of both sides."""
+    parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="the same on all sides")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help="see fedtorch.main")

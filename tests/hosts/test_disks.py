@@ -1,0 +1,112 @@
+"""Hosts without a common disk: states stay where their clients live, and a resume gives the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+
+import pytest
+from hosts import Network
+from silos import digest, run, write_config
+from supervisor import TOY
+
+from fedtorch.lifecycle import export
+
+
+def states(hosts: Network, name: str) -> set[str]:
+    """The clients whose states are on a host's disk."""
+    return {path.name.partition("-")[0] for path in (hosts.hosts[name].disk / "run").glob("checkpoints/clients/*")}
+
+
+def test_states_stay_with_their_clients_and_a_resume_gives_the_same_bits(
+    network: Callable[..., Network], alone: str
+) -> None:
+    hosts = network()
+    words = write_config(hosts)
+    codes = run(hosts, words, "kill:rank=3,round=2,phase=train,attempt=0")
+    assert codes[3] not in (0, None) and codes[:3] == [7, 7, 7]
+    assert run(hosts, words) == [0, 0, 0, 0]
+    a, b = (host.disk / "run" for host in hosts.hosts.values())
+    assert digest(a) == alone
+    assert states(hosts, "a") and states(hosts, "b") and not states(hosts, "a") & states(hosts, "b")
+    assert "resuming after round 2" in (a / "log.rank0.txt").read_text()
+
+
+STOP = "term:rank=0,round=2,phase=broadcast,attempt=0"
+
+
+def stopped(hosts: Network, *settings: str) -> list[str]:
+    """Words that go on with a run that was stopped after two of three rounds."""
+    words = write_config(hosts, *settings)
+    assert run(hosts, words, STOP) == [75] * 4
+    return words
+
+
+def reason(hosts: Network) -> str:
+    found: str = json.loads((hosts.hosts["a"].disk / "run" / "status.json").read_text())["reason"]
+    return found
+
+
+def test_the_disk_of_a_host_is_lost(network: Callable[..., Network]) -> None:
+    hosts = network()
+    words = stopped(hosts)
+    lost = sorted(states(hosts, "b"))
+    shutil.rmtree(hosts.hosts["b"].disk / "run")
+    assert run(hosts, words) == [8] * 4
+    assert f"after 2 rounds the states of {len(lost)} clients are not where the clients live" in reason(hosts)
+    assert all(f"client `{name}` on host `b` (rank " in reason(hosts) for name in lost)
+    assert f"{hosts.disk}/run/checkpoints/clients/{lost[0]}-" in reason(hosts)
+    assert "start anew with `checkpoint.missing_clients: restart`" in reason(hosts)
+    assert run(hosts, [*words, "checkpoint.missing_clients=restart"]) == [0] * 4
+    assert f"clients are not where the clients live: client `{lost[0]}` on host `b`" in hosts.log("a", 0)
+    assert "these clients start anew (checkpoint.missing_clients)" in hosts.log("a", 0)
+    assert states(hosts, "b")
+
+
+def test_a_client_that_moved_or_whose_state_is_damaged_is_named(network: Callable[..., Network]) -> None:
+    hosts = network()
+    words = stopped(hosts)
+    files = sorted((hosts.hosts["b"].disk / "run").glob("checkpoints/clients/*-r000002*"))
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+    assert run(hosts, words) == [8] * 4
+    client = files[0].name.partition("-")[0]
+    assert f"the states of 1 clients are not where the clients live: client `{client}` on host `b`" in reason(hosts)
+    ended = hosts.start(["a", "a", "a", "b"], words).join()
+    assert [outcome.exit_code for outcome in ended] == [8] * 4
+    assert "on host `a` (rank 2): " in reason(hosts) and "saved on host `b`" in reason(hosts)
+
+
+def test_states_of_kept_rounds_and_models_stay_on_the_disk_of_the_silo(
+    network: Callable[..., Network], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = network()
+    for host in hosts.hosts.values():  # of an earlier run
+        (host.disk / "run" / "checkpoints" / "clients").mkdir(parents=True)
+        (host.disk / "run" / "checkpoints" / "clients" / "old-00000000-r000009.safetensors").touch()
+        (host.disk / "run" / "model" / "a").mkdir(parents=True)
+    assert run(hosts, write_config(hosts, "checkpoint.keep=1")) == [0] * 4
+    models = {name: {path.name for path in (hosts.hosts[name].disk / "run/model").iterdir()} for name in "ab"}
+    assert (
+        models["a"] | models["b"] == set("abcd") and states(hosts, "b") <= models["b"] and models["a"] and models["b"]
+    )
+    assert not models["a"] & models["b"], "a model of an earlier run, or of another host's client"
+    for host in hosts.hosts.values():
+        saved = [path.name.partition("-r")[0] for path in (host.disk / "run").glob("checkpoints/clients/*")]
+        assert saved and len(saved) == len(set(saved)) and "old-00000000" not in saved
+    manifest = json.loads(next((hosts.hosts["a"].disk / "run").glob("checkpoints/*/manifest.json")).read_text())
+    assert manifest["manifest"]["homes"] == dict.fromkeys(sorted(states(hosts, "b")), "b")
+    assert not list((hosts.hosts["b"].disk / "run").glob("canary*"))
+    away = sorted(states(hosts, "b"))[0]
+    assert export.main([str(hosts.hosts["a"].disk / "run"), "--client", away]) == 8
+    assert f"`{away}` on `b`; their models are in model of the run's folder there" in capsys.readouterr().err
+
+
+def test_clients_without_a_state_need_no_common_disk_to_resume(network: Callable[..., Network]) -> None:
+    hosts = network()
+    path = hosts.root / "toy.yaml"
+    path.write_text(TOY.replace(", optimizer_state: keep", "").replace("DIR", str(hosts.disk / "run")))
+    words = ["--config", str(path), "--set", "system.timeout=8"]
+    assert run(hosts, words, STOP) == [75] * 4
+    assert run(hosts, words) == [0] * 4
+    assert "resuming after round 2" in hosts.log("a", 0) and not states(hosts, "b")
