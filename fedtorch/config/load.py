@@ -48,7 +48,7 @@ NO_EFFECT = (
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 
-ADDED = {"client.shuffle": True}
+ADDED = {"client.shuffle": True, "task.em_strings": False}
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""
 
