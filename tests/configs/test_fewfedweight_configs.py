@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -98,6 +99,11 @@ def test_the_smoke_config_trains_and_can_be_reported(
     assert main(["--config", smoke, "--set", *settings]) == 0
     results = json.loads((tmp_path / "runs" / "smoke_ffw_full" / "results.json").read_text())
     assert results["averages"]["tasks_mean"]["count"] == 8 and len(results["clients"]) == 4
+    lines = (tmp_path / "runs" / "smoke_ffw_full" / "metrics.jsonl").read_text().splitlines()
+    clients = [record for line in lines if (record := json.loads(line))["kind"] == "client"]
+    losses = [fmean(record[kind] for record in clients) for kind in ("pseudo_loss", "annotated_loss")]
+    # not the bits: other processors sum in another order
+    assert [*losses, results["averages"]["loss"]["micro"]] == pytest.approx([5.03271, 5.34997, 5.33178], abs=1e-4)
     assert main(["--config", smoke, "--set", *settings, "paradigm=local", "run.name=silo"]) == 0
     capsys.readouterr()
     assert report(["apir", "--base", "runs/silo", "--new", "runs/smoke_ffw_full", "--out", "out"]) == 0
