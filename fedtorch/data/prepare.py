@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import FedtorchError
-from fedtorch.data import left_out, prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
+from fedtorch.data import client_facts, left_out, prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
 from fedtorch.data.recipe import Recipe
 
 _ROWS_SHOWN = 20
@@ -102,6 +102,8 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
     table.add_row("total", *sizes(list(clients)), *checks(list(clients)))
     console = Console()
     console.print(table)
+    if (facts := client_facts.table(manifest, most=_ROWS_SHOWN)) is not None:
+        console.print(facts)
     for line in left_out.lines(manifest):
         console.print(line, highlight=False, soft_wrap=True)
     if trips:
