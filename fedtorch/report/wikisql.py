@@ -10,9 +10,8 @@ from fedtorch.report.published.fedparsing import MEASURES, NAMES, QUESTIONS, REM
 from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import Evaluation, Run
 
-LOGICAL_FORM = "logical_form"
-_COLUMNS = (*MEASURES, LOGICAL_FORM)
-_HEADS = ("Overall", "Agg", "Sel", "Wn", "Wc", "Op", "Val", "logical form")
+_COLUMNS = (*MEASURES, "logical_form", "execution")
+_HEADS = ("Overall", "Agg", "Sel", "Wn", "Wc", "Op", "Val", "logical form", "execution")
 
 
 def measures_markdown(runs: Sequence[NamedRun]) -> str:
@@ -62,7 +61,7 @@ def _published(run: Run, notes: list[str]) -> list[str]:
             notes.append(f"- {run.name}: {count} {split} questions (paper: {questions})")
     return [
         f"| published: {NAMES[group]}, S = {size} | {split} | - | "
-        + " | ".join([*(f"{figure:.1f}" for figure in figures), "-"])
+        + " | ".join([*(f"{figure:.1f}" for figure in figures), "-", "-"])
         + " |"
         for split, figures in zip(("test", "dev"), TABLE[(group, size)], strict=True)
     ]
