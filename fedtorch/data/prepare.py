@@ -107,9 +107,13 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
     for line in left_out.lines(manifest):
         console.print(line, highlight=False, soft_wrap=True)
     if trips:
-        from fedtorch.data.check import REASONS
+        console.print(f"lost: {_lost(trips)}", highlight=False)
 
-        entries = [entry["misses"] for splits in trips.values() for entry in splits.values()]
-        counts = {reason: sum(entry.get(reason, 0) for entry in entries) for reason in REASONS}
-        lost = [f"{count} {reason} ({REASONS[reason]})" for reason, count in counts.items() if count]
-        console.print(f"lost: {', '.join(lost) or 'none'}", highlight=False)
+
+def _lost(trips: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many queries do not survive the tokenizer, by reason."""
+    from fedtorch.data.check import REASONS
+
+    entries = [entry["misses"] for splits in trips.values() for entry in splits.values()]
+    counts = {reason: sum(entry.get(reason, 0) for entry in entries) for reason in REASONS}
+    return ", ".join(f"{count} {reason} ({REASONS[reason]})" for reason, count in counts.items() if count) or "none"
