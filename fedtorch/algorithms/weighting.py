@@ -47,7 +47,7 @@ def normalised(name: str, reports: Sequence[Report], cap: float | None = None) -
     Under size-proportional sampling `equal` counts a client once per draw. cap: the largest ΔL that counts.
     Returns one weight per report, in order, summing to 1, or [] for no reports. Guards, which the paper's code lacks:
     a report with any non-finite number, or without examples, gets weight 0; a negative ΔL counts as 0; if all a_i are
-    0 (nothing was learned) the training sizes are used, and that is logged.
+    0 (nothing was learned) the training sizes are used, and a warning is logged.
 
     Raises:
         NothingToWeighError: no report has examples and finite numbers.
@@ -57,7 +57,7 @@ def normalised(name: str, reports: Sequence[Report], cap: float | None = None) -
     most = math.inf if cap is None else cap
     raw = [WEIGHTINGS[name](report, most) if _counts(report) else 0.0 for report in reports]
     if math.fsum(raw) == 0.0 and name != "size":
-        log.info("every client's %s weight is 0 in this round: using training sizes instead", name)
+        log.warning("every client's %s weight is 0 in this round: using training sizes instead", name)
         raw = [_size(report, most) if _counts(report) else 0.0 for report in reports]
     total = math.fsum(raw)
     if total == 0.0:

@@ -65,9 +65,13 @@ ADDED: dict[str, Any] = {
     "task.pack": False,
     "system.interface": None,
     "checkpoint.missing_clients": "refuse",
+    "task.em_strings": False,
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""
+
+NOT_SET = "not set"
+"""Stands for the value of a key that one of two configs lacks."""
 
 _HIDDEN = ("task_name", "algorithm_name")
 
@@ -170,13 +174,18 @@ def difference(old: Config, new: Config) -> list[str]:
 
 def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`difference` of two configs as `to_dict` gives them, such as one from a checkpoint (both masked or neither)."""
+    return [f"{key} was {before} and is now {after}" for key, before, after in changes(old, new)]
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(key, its value in `old`, in `new`) of what `record_difference` is about, as shown; `NOT_SET`: not there."""
     before, after = (
         {key: (value, _shown(value, key)) for key, value in (ADDED | dict(_leaves(record))).items()}
         for record in (old, new)
     )
-    nothing = (None, "not set")
+    nothing = (None, NOT_SET)
     return [
-        f"{key} was {before.get(key, nothing)[1]} and is now {after.get(key, nothing)[1]}"
+        (key, before.get(key, nothing)[1], after.get(key, nothing)[1])
         for key in {**before, **after}
         if not _no_effect(key) and (key not in before or key not in after or before[key] != after[key])
     ]

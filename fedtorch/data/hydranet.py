@@ -73,6 +73,8 @@ class Question(NamedTuple):
     """first character of each word"""
     gold: Gold | None
     """None where the query is not known"""
+    table: tuple[int, tuple[str, ...]] | None = None
+    """number and column types of its table, where that can be asked"""
 
     def value(self, column: int, span: Span) -> str:
         """The question's text at these positions of a column's row, in whole words, without blanks at its end."""
@@ -110,7 +112,8 @@ class Rows:
         texts = tuple((column, operator, value) for column, operator, value in found["conds"])
         gold = Gold(found["agg"], found["sel"], len(texts), conditions, texts)
         rows = [row._replace(labels=row_labels(gold, column)) for column, row in enumerate(question.rows)]
-        return question._replace(rows=rows, gold=gold)
+        table = (found["table"], tuple(found["types"])) if "table" in found else None
+        return question._replace(rows=rows, gold=gold, table=table)
 
     def unlabelled(self, found: Mapping[str, Any], *, with_columns: bool = True) -> Question:
         """The question without its query; with_columns=False: in a single row `[CLS] question [SEP]`."""

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import FedtorchError
-from fedtorch.data import left_out, prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
+from fedtorch.data import client_facts, left_out, prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
 from fedtorch.data.recipe import Recipe
 
 _ROWS_SHOWN = 20
@@ -102,12 +102,18 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
     table.add_row("total", *sizes(list(clients)), *checks(list(clients)))
     console = Console()
     console.print(table)
+    if (facts := client_facts.table(manifest, most=_ROWS_SHOWN)) is not None:
+        console.print(facts)
     for line in left_out.lines(manifest):
         console.print(line, highlight=False, soft_wrap=True)
     if trips:
-        from fedtorch.data.check import REASONS
+        console.print(f"lost: {_lost(trips)}", highlight=False)
 
-        entries = [entry["misses"] for splits in trips.values() for entry in splits.values()]
-        counts = {reason: sum(entry.get(reason, 0) for entry in entries) for reason in REASONS}
-        lost = [f"{count} {reason} ({REASONS[reason]})" for reason, count in counts.items() if count]
-        console.print(f"lost: {', '.join(lost) or 'none'}", highlight=False)
+
+def _lost(trips: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many queries do not survive the tokenizer, by reason."""
+    from fedtorch.data.check import REASONS
+
+    entries = [entry["misses"] for splits in trips.values() for entry in splits.values()]
+    counts = {reason: sum(entry.get(reason, 0) for entry in entries) for reason in REASONS}
+    return ", ".join(f"{count} {reason} ({REASONS[reason]})" for reason, count in counts.items() if count) or "none"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.extras import require
+from fedtorch.data.client_facts import FACTS, of_answers
 from fedtorch.data.fedqa import CLIENTS
 from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
@@ -68,6 +69,7 @@ def prepare_fedqa(
             "options": options,
             "layout": " and ".join(["collections"] * bool(collections) + ["released"] * bool(released)),
             "notes": {client.name: client.notes for client in made},
+            FACTS: {client.name: of_answers(client.splits) for client in made},
             OMITTED: [*(entry for client in made for entry in client.left_out), *_unread(raw, collections, released)],
         }
         clients = {client.name: client.splits for client in made}

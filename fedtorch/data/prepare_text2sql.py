@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.extras import require
+from fedtorch.data.client_facts import FACTS, of_queries
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
@@ -107,7 +108,7 @@ def _write(
     clients: dict[str, Any] = {}
     texts: list[str] = []
     golds: dict[str, dict[str, list[str]]] = {}
-    notes: dict[str, Any] = {"excluded": {}, "unfilled": {}, "rows_with_values": {}, OMITTED: []}
+    notes: dict[str, Any] = {"excluded": {}, "unfilled": {}, "rows_with_values": {}, OMITTED: [], FACTS: {}}
     for client, stem in stems.items():
         found = text2sql.read_set(raw / f"{stem}.json")
         schema = text2sql.read_schema(raw / f"{stem}-schema.csv")
@@ -119,6 +120,7 @@ def _write(
         texts += _vocabulary_texts(found.splits["train"], facts["schema"])
         notes["excluded"][client], notes["unfilled"][client] = found.excluded, found.unfilled
         notes[OMITTED].append(_excluded(client, found))
+        notes[FACTS][client] = of_queries(found.queries)
     train_vocabulary(texts, folder / "tokenizer", size=options["vocab_size"])
     tokenizer = load_tokenizer(folder / "tokenizer")  # without added tokens: this vocabulary has `<`
     record = {

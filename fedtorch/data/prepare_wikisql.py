@@ -2,6 +2,8 @@
 
 <dir>/manifest.json                   one entry, `pool`, with sizes and digests; counts of what was left out
 <dir>/pool/{train,dev,test}.jsonl     question, header, types, agg, sel, conds: [[column, operator, value], ...]
+<dir>/pool/tables.sqlite              dev's and test's tables, where the published files have their rows; a question has
+                                      the number of its own as `table`
 <dir>/pool/SPLIT.offsets.npy          where each row begins (int64), so that single rows can be read
 <dir>/pool/SPLIT.words.npy            white-space words of each question (int16), to choose short ones
 <dir>/tokenizer/                      a byte-level BPE of the training split, for encoders with random weights
@@ -23,11 +25,15 @@ from fedtorch.core.errors import DataError
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.indexed import write_index
 from fedtorch.data.recipe import prepare_once
-from fedtorch.data.wikisql import Row, is_labelable, read_split
+from fedtorch.data.wikisql import TABLE_ID, Row, is_labelable, read_split, read_tables
+from fedtorch.data.wikisql_tables import NAME as TABLES
+from fedtorch.data.wikisql_tables import write_tables
 from fedtorch.text.byte_bpe import train_subwords
 
 POOL = "pool"
 SPLITS = ("train", "dev", "test")
+JUDGED = ("dev", "test")
+"""Splits whose queries may be run."""
 
 
 def prepare_wikisql(raw: Path, out: Path, *, extra: bool = True, vocab_size: int = 4000) -> dict[str, Any]:
@@ -46,13 +52,22 @@ def prepare_wikisql(raw: Path, out: Path, *, extra: bool = True, vocab_size: int
 
     def write(folder: Path) -> None:
         splits = {split: [row for part in folders for row in read_split(part, split)] for split in SPLITS}
-        write_pool(folder, "wikisql", splits, options)
+        tables = {
+            name: table for split in JUDGED for part in folders for name, table in read_tables(part, split).items()
+        }
+        write_pool(folder, "wikisql", splits, options, {name: t for name, t in tables.items() if t["rows"]})
 
     return prepare_once(out, options, write)
 
 
-def write_pool(folder: Path, name: str, splits: Mapping[str, Sequence[Row]], options: Mapping[str, Any]) -> None:
-    """Write rows, indices, vocabulary and manifest into `folder`.
+def write_pool(
+    folder: Path,
+    name: str,
+    splits: Mapping[str, Sequence[Row]],
+    options: Mapping[str, Any],
+    tables: Mapping[str, Row] | None = None,
+) -> None:
+    """Write rows, indices, vocabulary and manifest into `folder`. tables: those with rows, by their published names.
 
     Raises:
         DataError: a split has no usable question.
@@ -60,7 +75,11 @@ def write_pool(folder: Path, name: str, splits: Mapping[str, Sequence[Row]], opt
     kept = {split: [row for row in rows if is_labelable(row)] for split, rows in splits.items()}
     if empty := [split for split, rows in kept.items() if not rows]:
         raise DataError(f"{name}: the split {empty[0]} has no usable question")
+    numbers = {table: number for number, table in enumerate(tables or {})}
+    kept = {split: [_numbered(row, numbers if split in JUDGED else {}) for row in rows] for split, rows in kept.items()}
     entry = write_client(folder, POOL, kept, facts={})
+    if tables:
+        write_tables(folder / POOL / TABLES, list(tables.values()))
     for split, rows in kept.items():
         write_index(folder / POOL / f"{split}.jsonl")
         lengths = np.array([len(row["question"].split()) for row in rows], dtype=np.int16)
@@ -72,7 +91,16 @@ def write_pool(folder: Path, name: str, splits: Mapping[str, Sequence[Row]], opt
         size=options["vocab_size"],
     )
     dropped = {split: len(splits[split]) - len(rows) for split, rows in kept.items()}
-    write_manifest(folder, name, clients={POOL: entry}, record={"options": options, "dropped": dropped})
+    write_manifest(
+        folder, name, clients={POOL: entry}, record={"options": options, "dropped": dropped, "tables": len(numbers)}
+    )
+
+
+def _numbered(row: Row, numbers: Mapping[str, int]) -> Row:
+    """With the number of its table, where that is known, in place of its name."""
+    found = {key: value for key, value in row.items() if key != TABLE_ID}
+    number = numbers.get(row.get(TABLE_ID, ""))
+    return found if number is None else {**found, "table": number}
 
 
 def _digests(folders: Sequence[Path]) -> dict[str, str]:

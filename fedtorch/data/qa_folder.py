@@ -26,6 +26,9 @@ from fedtorch.text.wordpieces import load_wordpieces
 
 FIELDS: dict[str, type] = {"question": str, "answers": list, "labels": list, "docids": list}
 
+POOL = Path("public", "questions.jsonl")
+"""The public questions, in the prepared folder."""
+
 
 @dataclass(frozen=True)
 class QARow:
@@ -98,7 +101,7 @@ def write_qa(
     _write_words(texts, folder / "words.txt")
     owned = {row.question for splits in clients.values() for rows in splits.values() for row in rows}
     public = [text for text in dict.fromkeys(map(clean, pool)) if text and text not in owned]
-    _write_pool(public, folder / "public" / "questions.jsonl")
+    _write_pool(public, folder / POOL)
     facts = {"vocabulary": len(load_wordpieces(folder / "tokenizer")), "public_questions": len(public)}
     write_manifest(folder, name, clients=entries, record={**record, **facts})
 
@@ -145,11 +148,11 @@ def read_pool(root: Path) -> list[str]:
         DataError: the file is missing or a line is not as `write_qa` writes it.
     """
     questions = []
-    for number, line in enumerate(_read(root, "public", "questions.jsonl").split("\n")[:-1], start=1):
+    for number, line in enumerate(_read(root, *POOL.parts).split("\n")[:-1], start=1):
         try:
             questions.append(str(json.loads(line)["question"]))
         except (ValueError, TypeError, KeyError, RecursionError):
-            path = Path(root) / "public" / "questions.jsonl"
+            path = Path(root) / POOL
             raise DataError(f"{path}:{number}: expected an object with `question`; prepare again") from None
     return questions
 

@@ -44,6 +44,8 @@ class QuestionSet:
     """questions that the publisher marked `exclude` (advising: 956); in no split"""
     unfilled: int
     """questions with a variable that has a value nowhere; its name stays in the text"""
+    queries: dict[str, int]
+    """each different query as published, its variables not filled in -> its questions in the splits"""
 
 
 def read_set(path: Path) -> QuestionSet:
@@ -57,6 +59,7 @@ def read_set(path: Path) -> QuestionSet:
     """
     splits: dict[str, list[dict[str, str]]] = {split: [] for split in SPLITS}
     excluded = unfilled = 0
+    queries: dict[str, int] = {}
     for number, entry in enumerate(_load(path)):
         where = f"{path}, entry {number}"
         try:
@@ -77,7 +80,8 @@ def read_set(path: Path) -> QuestionSet:
             row = {"question": fill(text, known), "sql": fill(sql, known)}
             unfilled += any(name in row["question"] or name in row["sql"] for name in missing)
             splits[_SPLIT_OF[mark]].append(row)
-    return QuestionSet(splits, excluded, unfilled)
+            queries[sql] = queries.get(sql, 0) + 1
+    return QuestionSet(splits, excluded, unfilled, queries)
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """WikiSQL's published files: reading them, splitting questions into words, and finding a condition's value in them.
 
 A question file has one JSON object a line, `{"table_id", "question", "sql": {"sel", "agg", "conds": [[column, operator,
-value], ...]}}`, the table file `{"id", "header", "types", ...}`; rows of tables may be there or not and are not used.
+value], ...]}}`, the table file `{"id", "header", "types", ...}`; rows of tables may be there or not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ MOST_CONDITIONS = 4
 TYPES = {"text": "string", "real": "real"}
 """A column's type as published -> as it stands in the model's input."""
 
+TABLE_ID = "table_id"
+"""In what `read_split` gives: the published name of the question's table; prepared rows lack it."""
+
 Row = dict[str, Any]
 """question, header, types (as in the input), agg, sel, conds: [column, operator, value as text]."""
 
@@ -33,10 +36,18 @@ def read_split(folder: Path, split: str) -> list[Row]:
             column that is not there, or to an unknown aggregation or operator. The message has file and line, and
             no text of the question.
     """
-    tables: dict[str, Row] = {}
-    for path, number, table in _lines(folder, f"{split}.tables.jsonl"):
-        tables[str(table.get("id"))] = _table(table, f"{path}:{number}")
+    tables = read_tables(folder, split)
     return [_row(row, tables, f"{path}:{number}") for path, number, row in _lines(folder, f"{split}.jsonl")]
+
+
+def read_tables(folder: Path, split: str) -> dict[str, Row]:
+    """Id -> `header`, `types` and `rows` (empty where the file has none) of a split's tables.
+
+    Raises:
+        DataError: as `read_split`.
+    """
+    found = _lines(folder, f"{split}.tables.jsonl")
+    return {str(table.get("id")): _table(table, f"{path}:{number}") for path, number, table in found}
 
 
 def words(text: str) -> tuple[list[str], list[int]]:
@@ -130,7 +141,14 @@ def _table(table: Mapping[str, Any], where: str) -> Row:
         raise DataError(f"{where}: a column has type {ascii(strange[0])[:40]}; expected text or real")
     if not all(type(name) in (str, int, float) for name in header):
         raise DataError(f"{where}: a column's name in `header` is no text; expected a string")
-    return {"header": [str(name) for name in header], "types": [TYPES[kind] for kind in types]}
+    rows = table.get("rows", [])
+    if not isinstance(rows, list) or not all(_is_table_row(row, len(header)) for row in rows):
+        raise DataError(f"{where}: `rows` is no list of rows of {len(header)} texts or numbers; correct or remove it")
+    return {"header": [str(name) for name in header], "types": [TYPES[kind] for kind in types], "rows": rows}
+
+
+def _is_table_row(row: Any, width: int) -> bool:
+    return isinstance(row, list) and len(row) == width and all(type(c) in (str, int, float, type(None)) for c in row)
 
 
 def _row(row: Mapping[str, Any], tables: Mapping[str, Row], where: str) -> Row:
@@ -148,7 +166,8 @@ def _row(row: Mapping[str, Any], tables: Mapping[str, Row], where: str) -> Row:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         kind = type(error).__name__
         raise DataError(f"{where}: `sql` needs agg, sel and conds as numbers and triples ({kind})") from None
-    found = {"question": question, **table, "agg": agg, "sel": sel, "conds": conditions}
+    found = {"question": question, "header": table["header"], "types": table["types"]}
+    found |= {"agg": agg, "sel": sel, "conds": conditions, TABLE_ID: str(row["table_id"])}
     _check_references(found, where)
     return found
 
@@ -167,6 +186,8 @@ def check_prepared(row: Mapping[str, Any], where: str, *, labelled: bool) -> Non
     is_table = all(type(name) is str for name in texts) and all(kind in [*TYPES.values()] for kind in kinds)
     if not is_table or not texts or len(texts) != len(kinds):
         raise DataError(f"{where}: `header` and `types` are no table's; prepare the data again")
+    if type(row.get("table", 0)) is not int or row.get("table", 0) < 0:
+        raise DataError(f"{where}: `table` is no number of a table; prepare the data again")
     if labelled and not all(type(cond) is list and [*map(type, cond)] == [int, int, str] for cond in row["conds"]):
         raise DataError(f"{where}: `conds` are no triples of column, operator and text; prepare the data again")
     if labelled:

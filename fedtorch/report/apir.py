@@ -15,7 +15,8 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.metrics.apir import Comparison, compare
 from fedtorch.report.apir_plots import plot_tasks, plot_weights
 from fedtorch.report.compared import figure, same_settings, say_written, show_page
-from fedtorch.report.published.fewfedweight import COSTS, Published, row_of
+from fedtorch.report.published.changed import changed
+from fedtorch.report.published.fewfedweight import BASE, CLIENTS, COSTS, Published, row_of
 from fedtorch.tracking.records import RECEIVED
 from fedtorch.tracking.run_folder import Run, read_run
 
@@ -54,7 +55,8 @@ def make(args: argparse.Namespace) -> None:
     bases = [read_run(folder) for folder in args.base]
     rows = group([read_run(folder) for folder in args.new], bases)
     out: Path = args.out or args.new[0] / "report"
-    paths = [show_page(f"{tables(rows)}\n{costs(bases[0], rows)}", out / "apir.md")]
+    page = "\n".join([tables(rows), costs(bases[0], rows), *differences(bases[0], rows)])
+    paths = [show_page(page, out / "apir.md")]
     for index, row in enumerate([] if args.no_plots else rows):
         stem = f"{row.name.replace('/', '-')}" + (f"-{index}" if [r.name for r in rows].count(row.name) > 1 else "")
         paths += [plot_tasks(row.name, row.comparisons, out / f"{stem}_tasks.png")]
@@ -135,6 +137,23 @@ def costs(base: Run, rows: Sequence[Row]) -> str:
         cells += [_megabytes(run, done, way) for way in ("sent_bytes", "received_bytes")]
         lines.append(f"| {name} | {' | '.join(cells)} | {paper} |\n")
     return "".join(lines)
+
+
+def differences(base: Run, rows: Sequence[Row]) -> list[str]:
+    """How the runs and their base differ from the rows whose published figures stand beside them; a line each."""
+    matches = [(row, match) for row in rows if (match := row_of(row.name)) is not None]
+    notes = []
+    for row, (config, published) in matches:
+        of_paper = published.win + published.lose + published.tie
+        if (pairs := row.comparisons[0].pairs) != of_paper:
+            notes.append(f"- {row.name}: {pairs} pairs of task and client (paper: {of_paper})\n")
+        if settings := changed(row.runs[0], f"fewfedweight/{config}"):
+            notes.append(f"- {row.name}: {settings}\n")
+    bases = {f"silo_{c.rpartition('_')[2]}" if published.table == CLIENTS else BASE for _, (c, published) in matches}
+    for config in sorted(bases):
+        if settings := changed(base, f"fewfedweight/{config}"):
+            notes.append(f"- base {base.name}: {settings}\n")
+    return ["".join(notes)] if notes else []
 
 
 def _megabytes(run: Run, done: Sequence[dict[str, Any]], way: str) -> str:

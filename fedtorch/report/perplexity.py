@@ -9,6 +9,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
+from fedtorch.report.published.changed import changed
 from fedtorch.report.published.fedassistant import DOMAINS, REMARKS, TABLE, TITLE, row_of
 from fedtorch.tracking.run_folder import Run
 
@@ -16,7 +17,6 @@ _ROWS = {"perplexity": "", "perplexity_assistant": " _A"}
 _AVERAGES = ("All", "union")
 _BYTES = ("bytes_up", "bytes_down", "kv_bytes", "kv_overhead_bytes")
 _PHYSICAL = ("physical_up", "physical_down")
-_PAPER = (("task.model.name", "microsoft/DialoGPT-small"), ("task.max_train", None), ("task.max_test", None))
 
 
 def perplexity_markdown(runs: Sequence[NamedRun]) -> str:
@@ -119,11 +119,6 @@ def _notes(run: Run, row: str, earlier: Sequence[str]) -> list[str]:
     notes = [f"- published: {TITLE}"]
     notes += [f"- {REMARKS[row]}"] if row in REMARKS else []
     notes = [note for note in notes if note not in earlier]
-    changed = [
-        f"{key} {run.setting(key)} (paper: {'all' if paper is None else paper})"
-        for key, paper in _PAPER
-        if run.setting(key) != paper
-    ]
     if (source := _source(run)) != "taskmaster1":
-        changed.append(f"data of {source} (paper: taskmaster1)")
-    return notes + ([f"- {run.name} differs from the paper: {', '.join(changed)}"] if changed else [])
+        notes.append(f"- {run.name}: data of {source} (paper: taskmaster1)")
+    return notes + [f"- {run.name}: {settings}" for settings in [changed(run, f"fedassistant/{row}")] if settings]

@@ -13,6 +13,7 @@ from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
 from fedtorch.report.published import Paper, find_row
+from fedtorch.report.published.changed import changed
 from fedtorch.tracking.run_folder import Evaluation, Pair, Run
 
 
@@ -137,8 +138,8 @@ def _rows(group: Sequence[NamedRun], metric: str) -> list[TableRow]:
     rows[0].label += "" if len(group) == 1 else f" (n={len(group)})"
     rows[0].num_runs = len(group)
     if match is not None:
-        paper, published = match
-        rows[0].notes += _differences(paper, rows[0], paper.differences(published, run))
+        paper, published, config = match
+        rows[0].notes += _differences(paper, rows[0], changed(run, config))
         rows.append(
             TableRow(
                 f"published: {published.title}",
@@ -195,8 +196,8 @@ def _sizes(paper: Paper) -> dict[str, int]:
     return dict(zip(paper.clients, paper.sizes, strict=False))  # empty if the paper does not say
 
 
-def _differences(paper: Paper, row: TableRow, different: Sequence[str]) -> list[str]:
-    notes = [f"differs from the paper: {', '.join(different)}"] if different else []
+def _differences(paper: Paper, row: TableRow, settings: str) -> list[str]:
+    notes = [settings] if settings else []
     if row.split and row.split != "test":
         notes.append(f"evaluated on {row.split}, the published row on test")
     sizes = _sizes(paper)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
-from fedtorch.report.published.fedparsing import MEASURES, NAMES, REMARKS, TABLE, TITLE
+from fedtorch.report.published.changed import changed
+from fedtorch.report.published.fedparsing import MEASURES, NAMES, QUESTIONS, REMARKS, TABLE, TITLE
 from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import Evaluation, Run
 
-LOGICAL_FORM = "logical_form"
-_COLUMNS = (*MEASURES, LOGICAL_FORM)
-_HEADS = ("Overall", "Agg", "Sel", "Wn", "Wc", "Op", "Val", "logical form")
+_COLUMNS = (*MEASURES, "logical_form", "execution")
+_HEADS = ("Overall", "Agg", "Sel", "Wn", "Wc", "Op", "Val", "logical form", "execution")
 
 
 def measures_markdown(runs: Sequence[NamedRun]) -> str:
@@ -52,20 +52,18 @@ def _published(run: Run, notes: list[str]) -> list[str]:
     group, size = run.setting("algorithm.group"), run.setting("task.server_labelled")
     if run.setting("task.name") != "wikisql" or (group, size) not in TABLE:
         return []
-    encoder = run.setting("task.encoder.name")
     note = f"- published: {TITLE}" + (f"; S = {size}: {REMARKS[size]}" if size in REMARKS else "")
     notes += [note] if note not in notes else []
-    changed = [f"encoder {encoder} (paper: RoBERTa)"] if "roberta" not in str(encoder) else []
-    changed += [
-        f"{key} {run.setting(key)} (paper: {paper})"
-        for key, paper in (("task.num_clients", 1000), ("clients.per_round", 10), ("client.epochs", 3))
-        if run.setting(key) != paper
-    ]
-    if changed:
-        notes.append(f"- {run.name} differs from the paper: {', '.join(changed)}")
+    if settings := changed(run, f"fedparsing/{group}_{size}"):
+        notes.append(f"- {run.name}: {settings}")
+    for split, questions in QUESTIONS.items():
+        counts = [e.of(MEASURES[0]) for e in (_evaluation(run, split),) if e is not None]
+        count = sum(number for scores in counts for _, number in scores.values())
+        if count not in (0, questions):
+            notes.append(f"- {run.name}: {count} {split} questions (paper: {questions})")
     return [
         f"| published: {NAMES[group]}, S = {size} | {split} | - | "
-        + " | ".join([*(f"{figure:.1f}" for figure in figures), "-"])
+        + " | ".join([*(f"{figure:.1f}" for figure in figures), "-", "-"])
         + " |"
         for split, figures in zip(("test", "dev"), TABLE[(group, size)], strict=True)
     ]

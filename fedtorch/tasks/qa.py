@@ -12,11 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.ranges import Count, Whole
 from fedtorch.core.seeds import seed_for
 from fedtorch.data.cover import cover_triples, require_packages
-from fedtorch.data.qa_folder import QARow, check_counts, read_pool, read_qa_rows
+from fedtorch.data.qa_folder import POOL, QARow, check_counts, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.esim import Esim
@@ -100,8 +100,13 @@ class QA(Prepared):
         return float(sum(self._lengths(client)))
 
     def check(self, client: str) -> str | None:
-        """Read all rows; see that the longest pair fits the model."""
+        """Read all rows; see that the longest pair fits the model, and that cover queries have a public pool."""
         self.model.longest(*self._lengths(client))
+        if self.cover_queries and len(pool := read_pool(self.folder)) < 2:
+            raise DataError(
+                f"task.cover_queries is {self.cover_queries} but {self.folder / POOL} has {len(pool)} questions; the "
+                'published FedQA files bring none: put public ones there, one {"question": ...} a line'
+            )
         for split in self.prepared["clients"][client]["splits"]:
             read_qa_rows(self.folder, client, split)
         return None

@@ -53,6 +53,9 @@ class Text2SQL(Prepared):
     """longer targets are cut; also the most tokens that are generated"""
     em_normalise: bool = True
     """normalise both strings before exact match, as the paper's code does"""
+    em_strings: bool = False
+    """judge bare strings too: `exact_match_string` against the data set's query, `exact_match_target` against the form
+    of it that the model is trained to write (lower case but for quoted words)"""
 
     def make_synthetic(self, folder: Path) -> None:
         """Eight clients over eight small schemas."""
@@ -126,12 +129,18 @@ class Text2SQL(Prepared):
         return [decode(self.vocabulary, ids) for ids in outputs]
 
     def score(self, examples: Sequence[Example], predictions: Sequence[str]) -> Scores:
-        """exact_match: the number of predictions equal to the gold SQL."""
-        hits = sum(
-            exact_match(prediction, example.sql, normalised=self.em_normalise)
-            for prediction, example in zip(predictions, examples, strict=True)
-        )
-        return {"exact_match": (float(hits), len(examples))}
+        """Numbers of predictions equal to the gold SQL, in each of the ways that `metrics` names."""
+        hits = dict.fromkeys(self.metrics(), 0)
+        for prediction, example in zip(predictions, examples, strict=True):
+            hits["exact_match"] += exact_match(prediction, example.sql, normalised=self.em_normalise)
+            if self.em_strings:
+                hits["exact_match_string"] += exact_match(prediction, example.sql, normalised=False)
+                hits["exact_match_target"] += exact_match(prediction, target_text(example.sql), normalised=False)
+        return {name: (float(count), len(examples)) for name, count in hits.items()}
+
+    def metrics(self) -> tuple[str, ...]:
+        """exact_match, and with `em_strings` the two of bare strings."""
+        return ("exact_match", *(["exact_match_string", "exact_match_target"] if self.em_strings else []))
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """`save_pretrained` of model and tokenizer."""

@@ -20,6 +20,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Whole
 from fedtorch.data.folder import read_manifest
 from fedtorch.data.hydranet import Gold, Question, Row, Rows, row_labels
+from fedtorch.data.prepare_wikisql import POOL, TABLES
 from fedtorch.data.question_pool import QuestionPool
 from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, masked_word_loss, squared_distance
 from fedtorch.models.encoder import EncoderModel
@@ -28,7 +29,7 @@ from fedtorch.models.networks.hydranet import HydraNet, Outputs, Query, decode, 
 from fedtorch.models.padding import by_length
 from fedtorch.tasks.base import SERVER, Scores, Task
 from fedtorch.tasks.prepared import SYNTHETIC, data_folder
-from fedtorch.tasks.wikisql_measures import LOGICAL_FORM, MEASURES, logical_form, measures
+from fedtorch.tasks.wikisql_measures import EXECUTION, LOGICAL_FORM, MEASURES, scores
 from fedtorch.text.byte_bpe import load_subwords
 
 log = logging.getLogger(__name__)
@@ -232,18 +233,18 @@ class WikiSQL(Task):
         return [found[i] for i in range(len(questions))]
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Query]) -> Scores:
-        """The seven measures and the logical-form accuracy."""
-        totals = dict.fromkeys(self.metrics(), 0)
-        for example, query in zip(examples, predictions, strict=True):
-            assert isinstance(example, Question) and example.gold is not None
-            for name, hit in measures(example.gold, query).items():
-                totals[name] += hit
-            totals[LOGICAL_FORM] += logical_form(example, query)
-        return {name: (float(total), len(examples)) for name, total in totals.items()}
+        """The seven measures, the logical-form accuracy, and where tables have rows that of the answers."""
+        questions = [example for example in examples if isinstance(example, Question)]
+        return scores(questions, predictions, self.folder / POOL / TABLES if self.has_tables else None)
 
     def metrics(self) -> tuple[str, ...]:
         """HydraNet's seven, and WikiSQL's own."""
-        return (*MEASURES, LOGICAL_FORM)
+        return (*MEASURES, LOGICAL_FORM, *([EXECUTION] if self.has_tables else []))
+
+    @property
+    def has_tables(self) -> bool:
+        """Have dev's and test's tables rows, so that queries can be run?"""
+        return bool(self._manifest["record"].get("tables"))
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Encoder and vocabulary by `save_pretrained`, the heads beside them."""

@@ -71,6 +71,11 @@ def test_the_smoke_config_trains_and_judges(tmp_path: Path, monkeypatch: pytest.
     for metric in ("overall", "agg", "sel", "wn", "wc", "op", "val", "logical_form"):
         assert results["averages"][metric]["count"] == 8
     assert (tmp_path / "runs" / "fedparsing" / "model" / "hydranet.safetensors").is_file()
+    records = [json.loads(line) for line in (tmp_path / "runs" / "fedparsing" / "metrics.jsonl").open()]
+    losses = [record["loss"] for record in records if record["kind"] == "round"]
+    # of the clients in two rounds, and of the server's model on test; not the bits: processors sum in other orders
+    assert losses[-2:] == pytest.approx([0.01816, 0.02369], abs=1e-4)
+    assert results["averages"]["loss"]["micro"] == pytest.approx(6.35650, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -37,6 +38,28 @@ HERE = [
 ]
 
 
+# mean over the clients' last losses of the round, mean norm of their updates, loss on test where it is evaluated
+LOSSES: dict[str, tuple[float, float, float | None]] = {
+    "centralized": (6.14092, 0.28493, 6.18575),
+    "coverquery": (0.99750, 0.68247, None),
+    "ditto": (6.15874, 0.09562, 6.26155),
+    "esim": (0.99987, 0.00000, None),
+    "fedadam": (6.15874, 0.09562, 6.28000),
+    "fedavg": (6.15874, 0.09562, 6.27049),
+    "feddyn": (6.14433, 0.15438, 6.20826),
+    "fedmatch": (1.00002, 0.08105, None),
+    "fedmatch_pal_sampled": (1.00254, 0.03609, None),
+    "fednova": (6.13020, 0.16072, 6.22873),
+    "fedopt_lorar": (6.15874, 0.09558, 6.26923),
+    "fedper": (0.68257, 0.09146, None),
+    "fedprox_sampled": (6.13746, 0.16897, 6.24335),
+    "local": (6.15874, 0.00000, 6.26301),
+    "pfedme": (6.18735, 0.01044, 6.24362),
+    "re2": (0.99984, 0.00000, None),
+    "scaffold": (6.15874, 1.47794, 6.23548),
+}
+
+
 @pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)
 def test_a_smoke_config_trains_and_judges(path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
@@ -47,6 +70,12 @@ def test_a_smoke_config_trains_and_judges(path: Path, workplace: Path, monkeypat
     num_clients = CLIENTS[config.task_name.partition("_")[0]]
     assert len(results["clients"]) == num_clients + (config.paradigm == "centralized")
     assert results["averages"][config.task.main_metric]["count"] == 2 * num_clients
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [record for record in records if record["kind"] == "client" and record["status"] == "ok"]
+    test_loss = results["averages"].get("loss", {}).get("micro")
+    found = (fmean(r["loss_last"] for r in trained), fmean(r["norm"] for r in trained), test_loss)
+    # not the bits: other processors sum in another order
+    assert found == pytest.approx(LOSSES[path.stem], abs=1e-4)
     shutil.rmtree(run)
 
 

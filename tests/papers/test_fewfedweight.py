@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,13 +147,29 @@ def test_weights_where_no_loss_is_left_or_one_is_not_finite() -> None:
         FewFedWeight().weigh(reports([1.0, NAN]))
 
 
+class Uneven(FewShotTasks):
+    """The first client has two training rows, every other one a row more than the one before."""
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        return {client: {**sizes, "train": 2 + i} for i, (client, sizes) in enumerate(super().manifest().items())}
+
+    def load(self, client: str, split: str) -> Any:
+        return super().load(client, split)[: self.manifest()[client][split]]
+
+
 def test_size_weights_come_first_where_the_config_says_so(gym: Path, tmp_path: Path) -> None:
+    task = small(gym)
+    uneven = Uneven(data=task.data, model=task.model, **LIMITS)
+
     def weights(**changes: Any) -> list[float]:
-        runner = run(tmp_path / str(changes), small(gym), FewFedWeight(**changes), rounds=2)
+        runner = run(tmp_path / str(changes), uneven, FewFedWeight(**changes), rounds=2)
         return list(runner.weights.values())
 
-    assert weights(size_rounds=2) == [0.25] * 4
-    assert weights(size_rounds=1) != [0.25] * 4
+    by_size = [2 / 14, 3 / 14, 4 / 14, 5 / 14]
+    assert weights(size_rounds=2) == pytest.approx(by_size, abs=1e-12)
+    by_loss = weights(size_rounds=1)
+    # random models: the clients' losses are within a few per cent of one another
+    assert by_loss == pytest.approx([0.25] * 4, abs=0.03) and len(set(by_loss)) == 4
 
 
 # meta weights --------------------------------------------------------------------------------------------------------

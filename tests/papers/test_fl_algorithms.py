@@ -76,7 +76,7 @@ def test_guards_of_the_weights(
     mode: str, n: list[int], reductions: list[float], expected: list[float], is_fallback: bool, caplog: Any
 ) -> None:
     reports = [Report(str(i), examples=k, extra={"loss_reduction": d}) for i, (k, d) in enumerate(zip(n, reductions))]
-    with caplog.at_level("INFO", "fedtorch"):
+    with caplog.at_level("WARNING", "fedtorch"):
         assert normalised(mode, reports) == pytest.approx(expected, abs=1e-9)
     assert ("using training sizes" in caplog.text) == is_fallback
 

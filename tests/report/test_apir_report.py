@@ -52,6 +52,9 @@ def test_rows_stand_beside_the_papers_and_undefined_rates_are_counted(
     assert "| ffw_full | 1.25 | 0.50 | 20 | 2.00 | 1.00 | 13/4 |" in lines
     assert "| ffw_silo | 0.00 | 2.00 | 10 | 3.00 | 2.00 | - |" in lines  # two clients share a round's traffic
     assert (tmp_path / "out" / "apir.md").read_text().splitlines() == lines
+    assert "- ffw_full: 3 pairs of task and client (paper: 118)" in lines
+    assert any(line.startswith("- ffw_full: differs from fewfedweight/ffw_full: algorithm.name ffw") for line in lines)
+    assert any(line.startswith("- base ffw_silo: differs from fewfedweight/ffw_silo: ") for line in lines)
     pictures = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert pictures == ["ffw_full_tasks.png", "ffw_full_weights.png", "mine_tasks.png", "mine_weights.png"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
+from fedtorch.config.load import load, to_yaml
 from fedtorch.report.command_line import main
 from fedtorch.report.published.fedparsing import MEASURES, NAMES, TABLE
 from fedtorch.tracking.tracker import Tracker
@@ -15,21 +15,9 @@ from fedtorch.tracking.tracker import Tracker
 def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:
     """Two parts of 10 questions; dev is evaluated after two rounds, the second the worse one."""
     folder.mkdir(parents=True)
-    config = {
-        "run": {"name": name, "seed": seed},
-        "task": {
-            "name": "wikisql",
-            "server_labelled": 500,
-            "num_clients": 200,
-            "encoder": {"name": "random"},
-            "max_length": 96,
-        },
-        "algorithm": {"group": "fedparsing_ema"},
-        "clients": {"per_round": 10},
-        "client": {"epochs": 3},
-        "eval": {"select_by": "overall"},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    given = [f"run.name={name}", f"run.seed={seed}", "task.encoder.name=random", "task.data=synthetic"]
+    given += ["task.num_clients=200", "client.lr=1e-3"]
+    (folder / "config.yaml").write_text(to_yaml(load("fedparsing/fedparsing_ema_500", given)))
     track = Tracker(folder, clients=["part0", "part1"], rounds=2, tensorboard=False, progress="off")
 
     def scores(hits: int) -> dict[str, dict[str, tuple[float, int]]]:
@@ -52,7 +40,15 @@ def test_ours_stand_above_the_papers_and_seeds_share_a_row(tmp_path: Path, capsy
     assert "| mine (n=2) | dev | 20 | 20.0 ± 0.0 | 40.0 ± 0.0 |" in out  # of the better round
     assert "| published: FedParsing+EMA, S = 500 | test | - | 70.7 | 88.7 | 95.9 |" in out
     assert out.count("- examples: questions whose values lie within task.max_length = 96 tokens; the others") == 1
-    assert "mine differs from the paper: encoder random (paper: RoBERTa), task.num_clients 200 (paper: 1000)" in out
+    (note,) = [line for line in out.splitlines() if "differs" in line]
+    for change in (
+        "task.encoder.name random (row: roberta-base)",
+        "task.num_clients 200 (row: 1000)",
+        "task.data synthetic (row: data/wikisql)",
+        "client.lr 0.001 (row: 0.01)",
+    ):
+        assert change in note
+    assert "- mine: 20 test questions (paper: 10107)" in out and "- mine: 20 dev questions (paper: 5340)" in out
     assert (folders[0] / "report" / "measures.md").read_text() == out
 
 

@@ -53,7 +53,8 @@ def test_ours_stand_above_the_papers_and_bytes_are_summed(tmp_path: Path, capsys
         "| published: top 1/50 _A | 12.25 | 10.50 | 11.61 | 16.50 | 9.93 | 11.94 | 18.78 | - |",
     ]
     assert lines[-1] == "| feda_top50 | 2 | 2.000 | 1.000 | 4.000 | 0.002 | 7.002 | 3.501 | 0.600 | 0.800 |"
-    assert "task.model.name small (paper: microsoft/DialoGPT-small), data of sgd (paper: taskmaster1)" in out
+    assert "- feda_top50: data of sgd (paper: taskmaster1)\n- feda_top50: differs from fedassistant/feda_top50: " in out
+    assert "task.model.name small (row: microsoft/DialoGPT-small)" in out and "(row: 2250)" in out
     assert "probably a slip" in out
     assert (tmp_path / "a" / "report" / "perplexity.md").read_text() == out
 

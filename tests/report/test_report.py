@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -12,20 +13,14 @@ import pytest
 import yaml
 
 from fedtorch.config import load as yaml_config
+from fedtorch.config.find import find
 from fedtorch.core.update import Report
 from fedtorch.report.command_line import COMMANDS, main
 from fedtorch.report.plots import plot_run
-from fedtorch.report.published import FEDMATCH, LORAR, find_row
+from fedtorch.report.published import FEDMATCH, LORAR, fedassistant, fedparsing, fewfedweight, find_row
 from fedtorch.tracking.run_folder import read_run
 from fedtorch.tracking.tracker import Tracker
 
-CONFIG = {
-    "paradigm": "federated",
-    "rounds": 60,
-    "task": {"data": "data/text2sql", "max_train": None, "max_test": None, "model": {"name": "t5-base"}},
-    "client": {"accumulation": 16},
-    "eval": {"select_by": "exact_match"},
-}
 CORRECT = {"advising": 300, "atis": 200, "yelp": 6}
 SIZES = dict(zip(LORAR.clients, LORAR.sizes, strict=True))
 
@@ -39,12 +34,15 @@ def make_run(
     correct: dict[str, int] | None = CORRECT,
     split: str = "test",
     failing: str = "",
-    **config: Any,
+    settings: Sequence[str] = (),
 ) -> Path:
-    """A run folder as a run leaves it; without `correct` it was never evaluated, with `split: dev` not finished."""
+    """A run folder as a run of `lorar/fedopt_lorar` leaves it, with `settings` as after `--set`.
+
+    Without `correct` it was never evaluated, with `split: dev` it has not finished.
+    """
     folder.mkdir(parents=True)
-    settings = {"run": {"name": name, "seed": seed, "dir": str(folder)}, **CONFIG, **config}
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    given = [f"run.name={name}", f"run.seed={seed}", f"run.dir={folder}", *settings]
+    (folder / "config.yaml").write_text(yaml_config.to_yaml(yaml_config.load("lorar/fedopt_lorar", given)))
     track = Tracker(folder, clients=list(CORRECT), rounds=2, tensorboard=False, progress="off")
     for round in range(rounds):
         reports = [
@@ -118,7 +116,7 @@ def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys
 
 def test_a_run_of_any_name_is_put_beside_the_row_that_its_config_names(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "a", name="mine")
-    named = make_run(tmp_path / "b", name="mine", run={"name": "mine", "published": "lorar/fedopt_lorar"})
+    named = make_run(tmp_path / "b", name="mine", settings=["run.published=lorar/fedopt_lorar"])
     assert find_row(read_run(plain)) is None
     found = find_row(read_run(named))
     assert found is not None and (found[0].name, found[1].title) == ("lorar", "FedOPT_lorar")
@@ -137,25 +135,72 @@ def test_two_files_are_all_a_report_needs(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_differs_from_the_paper_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    task = {"data": "synthetic", "max_train": 100, "max_test": None, "model": {"name": "t5-small"}}
-    run = make_run(tmp_path / "a", task=task)
-    with (run / "config.yaml").open("a") as file:
-        file.write("rounds: 5\n")
+    changes = ["task.data=synthetic", "task.max_train=100", "task.model.name=t5-small", "rounds=5"]
+    changes += [
+        "per_client.yelp.lr=2e-3",
+        "per_client.imdb=null",
+        "algorithm.loss_reduction.window=8",
+        "task.em_normalise=false",
+    ]
+    run = make_run(tmp_path / "a", settings=changes)
+    main(["--no-plots", str(run)])
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "differs" in line]
+    start, _, listed = note.partition(": differs from lorar/fedopt_lorar: ")
+    assert start == "- fedopt_lorar"
+    assert sorted(listed.split(", ")) == [
+        "algorithm.loss_reduction.window 8 (row: 4)",
+        "per_client.imdb.batch_size not set (row: 4)",
+        "per_client.imdb.epochs not set (row: 12)",
+        "per_client.imdb.lr not set (row: 0.001)",
+        "per_client.yelp.lr 0.002 (row: 0.0001)",
+        "rounds 5 (row: 60)",
+        "task.data synthetic (row: data/text2sql)",
+        "task.em_normalise false (row: true)",
+        "task.max_train 100 (row: null)",
+        "task.model.name t5-small (row: t5-base)",
+    ]
+
+
+def test_places_and_ranks_are_no_difference_and_an_older_run_has_the_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "a", settings=["task.data=/scratch/text2sql", "task.model.name=models/t5-base"])
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    del settings["task"]["em_strings"], settings["client"]["shuffle"]
+    settings["system"]["timeout"] = 77
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    main(["--no-plots", str(run)])
+    assert "differs" not in capsys.readouterr().out
+
+
+def test_a_config_that_cannot_be_read_any_more_is_compared_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "a")
+    (run / "config.yaml").write_text("run: {name: fedopt_lorar}\nrounds: 7\nbygone: 1\n")
     main(["--no-plots", str(run)])
     out = capsys.readouterr().out
-    for text in (
-        "task.model.name t5-small (paper: t5-base)",
-        "task.data synthetic (paper: text2sql-data)",
-        "task.max_train 100 (paper: all)",
-        "rounds 5 (paper: 60)",
-    ):
-        assert text in out
+    assert "differs from lorar/fedopt_lorar: rounds 7 (row: 60), bygone 1 (row: not set); keys that its" in out
+    assert "unknown key `bygone`" in out
+    (run / "config.yaml").unlink()
+    main(["--no-plots", str(run)])
+    assert "published" not in capsys.readouterr().out  # nothing says which row it is
+
+
+def test_every_published_row_has_a_config_to_compare_with() -> None:
+    names = {f"{paper.name}/{config}" for paper in (LORAR, *FEDMATCH) for config in paper.rows}
+    names |= {f"fedparsing/{group}_{size}" for group, size in fedparsing.TABLE}
+    names |= {f"fewfedweight/{config}" for config in (*fewfedweight.ROWS, fewfedweight.BASE)}
+    names |= {f"fewfedweight/silo_{number}" for number in (2, 4, 8, 12)}
+    names |= {f"fedassistant/{config}" for config in fedassistant.TABLE}
+    for name in sorted(names):
+        assert find(Path(name))
 
 
 def test_runs_that_differ_only_in_the_seed_share_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, correct in ((1, 6), (2, 12), (3, 12)):
         make_run(tmp_path / str(seed), seed=seed, correct={"yelp": correct})
-    make_run(tmp_path / "other", rounds=1, client={"accumulation": 4})
+    make_run(tmp_path / "other", rounds=1, settings=["client.accumulation=4"])
     main(["--no-plots", *(str(tmp_path / name) for name in ("1", "2", "3", "other"))])
     table = rows(capsys.readouterr().out)
     spread = f"{fmean((25, 50, 50)):.2f} ± {stdev((25, 50, 50)):.2f}"
@@ -189,7 +234,7 @@ def test_only_so_many_charts_are_drawn_those_of_single_tasks_last(
 
 def test_the_run_beside_a_run_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a")
-    make_run(run / "compare", name="fedopt_lorar-local", paradigm="local")
+    make_run(run / "compare", name="fedopt_lorar-local", settings=["paradigm=local"])
     main(["--no-plots", str(run)])
     table = rows(capsys.readouterr().out)
     assert list(table)[2:] == [

@@ -219,6 +219,19 @@ def test_bad_rows_are_found_before_training(folder: Path, tmp_path: Path, change
         make(copy).check("red")
 
 
+def test_cover_queries_without_a_public_pool_are_refused_before_training(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "data"
+    shutil.copytree(folder, copy)
+    (copy / "public" / "questions.jsonl").write_text("")  # as of the authors' files
+    make(copy).check("red")
+    with pytest.raises(
+        DataError, match=r"task\.cover_queries is 2 but .*questions\.jsonl has 0 questions; .*one .* a line"
+    ):
+        make(copy, cover_queries=2, cover_clusters=2).check("red")
+
+
 def test_a_partition_that_leaves_nothing_shared_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leaves no shared parameter.*set paradigm: local"):
         make_runner(make_config(tmp_path, make(folder), partition=PartitionConfig(private=("*",))))

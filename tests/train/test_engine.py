@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from harness import SGD
+from harness import SGD, make_config, make_runner
 from torch import nn
+from toy import Quadratic
 from transformers import T5Config, T5ForConditionalGeneration
+from transformers.optimization import Adafactor
 
 from fedtorch.config.schema import ClientConfig
+from fedtorch.core.update import Report
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
@@ -45,24 +50,34 @@ OPTIMIZERS = [
 ]
 
 
+# with torch's and transformers' own classes, and the rate of each of three steps as a share of `lr`
+PLAIN: dict[str, tuple[Callable[[list[nn.Parameter]], torch.optim.Optimizer], list[float]]] = {
+    "sgd": (lambda parts: torch.optim.SGD(parts, lr=0.1, momentum=0.9), [1, 1, 1]),
+    "adam": (lambda parts: torch.optim.Adam(parts, lr=1e-3), [1, 1, 1]),
+    "adamw": (lambda parts: torch.optim.AdamW(parts, lr=1e-3, weight_decay=0.1), [1, 2 / 3, 1 / 3]),
+    "adafactor": (
+        lambda parts: Adafactor(parts, lr=1e-3, scale_parameter=False, relative_step=False),
+        [0, 1, 1 / 2],  # from 0 within the one step of warm-up, then down to 0 after the last one
+    ),
+}
+
+
 @pytest.mark.parametrize("hp", OPTIMIZERS, ids=lambda hp: hp.optimizer)
 def test_the_engine_equals_a_plain_loop(hp: ClientConfig) -> None:
-    from fedtorch.train.optim import OPTIMIZERS as BUILD
-    from fedtorch.train.optim import make_schedule
-
     plain = t5()
-    optimizer = BUILD[hp.optimizer](list(plain.parameters()), hp)
-    schedule = make_schedule(optimizer, hp, 3)
+    make, shares = PLAIN[hp.optimizer]
+    optimizer = make(list(plain.parameters()))
     torch.manual_seed(5)
     plain.train()
     expected = []
-    for i in range(3):
+    for i, share in enumerate(shares):
+        for group in optimizer.param_groups:
+            group["lr"] = hp.lr * share
         value = plain(**batch(i)).loss
         value.backward()
         if hp.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(plain.parameters(), hp.max_grad_norm)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
         expected.append(value.item())
     engine = Engine(t5(), Partition(), CPU)
@@ -72,6 +87,37 @@ def test_the_engine_equals_a_plain_loop(hp: ClientConfig) -> None:
     assert list(curve.losses) == pytest.approx(expected, rel=1e-6)
     for name, parameter in plain.named_parameters():
         assert torch.allclose(engine.module.get_parameter(name), parameter, rtol=1e-5, atol=1e-7), name
+
+
+class Losses:
+    """In place of a tracker: the loss of every client and round."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, str], float] = {}
+
+    def round(self, round: int, reports: Sequence[Report], *_: object) -> None:
+        self.found |= {(round, report.client): report.loss_first for report in reports}
+
+    def evaluation(self, *_: object, **__: object) -> None: ...
+
+    def working(self, text: str) -> None: ...
+
+    def end(self, *_: object) -> None: ...
+
+
+def test_dropout_is_another_in_every_round_and_for_every_client(tmp_path: Path) -> None:
+    # clients alike and a rate that moves no weight: what differs is which of 20 powers of two are dropped
+    powers = tuple(2.0**i for i in range(20))
+    task = Quadratic({"a": (1.0, 0.0, 2), "b": (1.0, 0.0, 2)}, start=powers, dropout=0.5)
+
+    def losses(folder: Path) -> dict[tuple[int, str], float]:
+        track = Losses()
+        make_runner(make_config(folder, task, rounds=3, client=replace(SGD, lr=1e-30)), tracker=track).run()
+        return track.found
+
+    found = losses(tmp_path / "one")
+    assert len(found) == 6 == len(set(found.values()))
+    assert losses(tmp_path / "two") == found
 
 
 @pytest.mark.parametrize("hp", OPTIMIZERS, ids=lambda hp: hp.optimizer)

@@ -10,8 +10,8 @@ from fedtorch.tracking.run_folder import Run
 PAPERS = {f"{paper.name}/{paper.metric}": paper for paper in (LORAR, *FEDMATCH)}
 
 
-def find_row(run: Run, metric: str | None = None) -> tuple[Paper, Row] | None:
-    """The published row for a run, of this metric if given.
+def find_row(run: Run, metric: str | None = None) -> tuple[Paper, Row, str] | None:
+    """The published row for a run, of this metric if given, and the name of its shipped config.
 
     `run.published` of its config (`lorar/fedopt_lorar`) names it, else `run.name` (see `row_names`). None also if the
     run has no client in common with the paper's table.
@@ -19,9 +19,10 @@ def find_row(run: Run, metric: str | None = None) -> tuple[Paper, Row] | None:
     for wanted in (run.setting("run.published"), *row_names(run.name)):
         paper_name, _, row_name = str(wanted or "").rpartition("/")
         for paper in PAPERS.values():
-            row = paper.rows.get(paper.aliases.get(row_name, row_name))
+            config = paper.aliases.get(row_name, row_name)
+            row = paper.rows.get(config)
             if metric is not None and paper.metric != metric:
                 continue
             if row is not None and paper_name in ("", paper.name) and set(run.clients) & set(paper.clients):
-                return paper, row
+                return paper, row, f"{paper.name}/{config}"
     return None

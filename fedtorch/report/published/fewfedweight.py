@@ -23,6 +23,9 @@ class Published(NamedTuple):
 
 METHODS, ABLATION, CLIENTS = "Table 1, methods", "Table 2, ablation", "Table 3, number of clients"
 
+BASE = "ffw_silo"
+"""the row that all others are compared with; of table 3 it is the one with as many clients"""
+
 ROWS: dict[str, Published] = {
     "ffw_silo_da": Published(METHODS, "Data Silo DA", 8.2, 44, 29, 45),
     "ffw_fedavg": Published(METHODS, "FedAvg", 5.1, 40, 41, 37),

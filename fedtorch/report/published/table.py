@@ -1,29 +1,9 @@
-"""Figures that papers print, to be shown beside ours, and the config keys they were obtained with."""
+"""Figures that papers print, to be shown beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from fedtorch.tracking.run_folder import Run
-
-
-@dataclass(frozen=True)
-class ExpectedKey:
-    """What a paper's run had, where one of our config keys says it."""
-
-    key: str
-    """our config key"""
-    value: str
-    """as the paper has it"""
-    fits: Callable[[Any], bool]
-    """is ours the same?"""
-
-
-def equals(key: str, value: Any) -> ExpectedKey:
-    """The config key has exactly this value."""
-    return ExpectedKey(key, "all" if value is None else str(value), lambda ours: ours == value)
 
 
 @dataclass(frozen=True)
@@ -36,9 +16,7 @@ class Row:
     macro: float
     micro: float | None
     correct: int | None
-    """over all clients"""
-    expected: tuple[ExpectedKey, ...] = ()
-    """of this row, beside those of the whole table"""
+    """over all clients; not printed by a paper, but its percentages times its sizes"""
 
 
 @dataclass(frozen=True)
@@ -55,20 +33,9 @@ class Paper:
     """examples behind each figure; empty if the paper does not say"""
     rows: Mapping[str, Row]
     """by config name"""
-    expected: Sequence[ExpectedKey] = ()
     remark: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """further config name -> the one of its row"""
-
-    def differences(self, row: Row, run: Run) -> list[str]:
-        """What `run` did in another way than the paper, as far as its config tells."""
-        if not run.config:
-            return ["the run has no config.yaml, so nothing is known about its settings"]
-        return [
-            f"{expected.key} {_shown(run.setting(expected.key))} (paper: {expected.value})"
-            for expected in (*self.expected, *row.expected)
-            if not expected.fits(run.setting(expected.key))
-        ]
 
 
 def row_names(name: str) -> tuple[str, str, str]:
@@ -78,7 +45,3 @@ def row_names(name: str) -> tuple[str, str, str]:
     beside `fedavg`) or `seed3-fedavg` the part after the last `-`.
     """
     return name, name.partition("+")[0], name.rpartition("-")[2]
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else str(value)

@@ -1,0 +1,38 @@
+"""Every test that the conformance page names is there, and every method has a row with a link and a test."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "conformance.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line[:2] == "| "]
+METHODS = (
+    *("FedAvg", "FedOpt", "FedProx", "SCAFFOLD", "FedNova", "Ditto", "pFedMe", "FedDyn", "FedPer", "LG-FedAvg"),
+    *("[Lorar]", "[FedMatch]", "[FedParsing]", "[FewFedWeight]", "[FedAssistant]"),
+)
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED, ids=lambda part: part.rpartition("/")[2])
+def test_a_test_that_the_page_names_is_there(file: str, name: str) -> None:
+    tree = ast.parse((ROOT / file).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_a_row_that_says_everything(method: str) -> None:
+    (row,) = [row for row in ROWS if row[0].startswith(method)]
+    assert len(row) == 5 and all(row) and not any("|" in cell for cell in row)
+    _, _, theirs, _, tests = row
+    assert re.search(r"\]\[[\w-]+\]", theirs) and "::test_" in tests
+
+
+def test_every_link_of_the_page_is_defined_and_used() -> None:
+    used = set(re.findall(r"\]\[([\w-]+)\]", PAGE))
+    defined = re.findall(r"^\[([\w-]+)\]: https://github\.com/", PAGE, flags=re.MULTILINE)
+    assert used == set(defined) and len(defined) == len(set(defined))
