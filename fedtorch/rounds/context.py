@@ -63,6 +63,8 @@ class RoundContext:
             layout=layout,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
+        self.owners: tuple[int, ...] = (0,)
+        """the ranks that have a slice each of what second selections left out; only the server: it has all"""
         self._indices = {name: index for index, name in enumerate(self.comm.names)}
 
     @property

@@ -20,6 +20,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.comm.messages import sum_of_messages
+from fedtorch.compression import slices
 from fedtorch.compression.compressors import Quantise, TopK
 from fedtorch.compression.payload import HEADER_BYTES, Sparse, decode, encode
 from fedtorch.config.schema import (
@@ -51,7 +52,7 @@ HEAD = PartitionConfig(private=("head",))
 TOP = TopK(ratio=0.1)
 ROUNDS = 6
 
-# every row is a setting whose `exchange` may be any of the three
+# every row is a setting whose `exchange` may be any of the four, or any but `allreduce` where messages are not sparse
 RULES: dict[str, FedAssistant] = {
     "top": FedAssistant(compression="topk", topk=TOP),
     "top_half": FedAssistant(compression="topk", topk=TopK(ratio=0.1, values="bf16", scope="global")),
@@ -59,7 +60,22 @@ RULES: dict[str, FedAssistant] = {
     "top_forgetful": FedAssistant(compression="topk", topk=TOP, error_feedback="none", server_residual="none"),
     "quantised": FedAssistant(compression="quantise", quantise=Quantise(bucket=16)),
     "delta": FedAssistant(payload="delta", compression="topk", topk=TOP),
+    "all": FedAssistant(compression="topk", topk=TOP, second_selection=False),
+    "all_half": FedAssistant(compression="topk", topk=replace(TOP, values="fp16"), second_selection=False),
+    "returned": FedAssistant(compression="topk", topk=TOP, server_residual="returned", exchange="star"),
 }
+EXCHANGES = ("dense", "star", "replicated", "allreduce")
+
+
+def exchanges_of(name: str) -> list[str]:
+    cannot = {"quantised": "allreduce", "returned": "dense"}
+    return [exchange for exchange in EXCHANGES if exchange != cannot.get(name)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fifty numbers, so that each of five ranks has several of them."""
+    monkeypatch.setattr(slices, "BLOCK", 3)
 
 
 def settings_of(rule: FedAssistant) -> dict[str, Any]:
@@ -77,13 +93,13 @@ def runner(folder: Path | str, rule: FedAssistant, comm: Communicator | None = N
 @pytest.mark.parametrize("name", RULES)
 def test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors(name: str, tmp_path: Path) -> None:
     found = []
-    for exchange in ("dense", "star", "replicated"):
+    for exchange in exchanges_of(name):
         result = runner(tmp_path / exchange, replace(RULES[name], exchange=exchange)).run()  # type: ignore[arg-type]
         found.append((result.digest, result.scores))
-    assert found[0] == found[1] == found[2]
+    assert len(found) > 2 and all(each == found[0] for each in found)
 
 
-@pytest.mark.parametrize("exchange", ["star", "replicated"])
+@pytest.mark.parametrize("exchange", ["star", "replicated", "allreduce"])
 def test_at_ratio_one_sparse_equals_the_plain_average(exchange: Any, tmp_path: Path) -> None:
     sparse = runner(tmp_path / "a", FedAssistant(compression="topk", topk=TopK(ratio=1.0), exchange=exchange))
     dense = runner(tmp_path / "b", FedAssistant())
@@ -104,9 +120,12 @@ def run_rule(name: str, exchange: str, folder: str, comm: Communicator | None = 
 
 
 RANKED = [("top", "dense"), ("top", "star"), ("top", "replicated"), ("quantised", "replicated"), ("delta", "star")]
+RANKED += [("all", "star"), ("all", "allreduce"), ("top", "allreduce"), ("top_half", "allreduce")]
+RANKED += [("returned", "allreduce"), ("top_literal", "allreduce")]
 
 
 def run_all(folder: str) -> list[Any]:
+    slices.BLOCK = 3
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
         return [run_rule(name, exchange, f"{folder}/{name}_{exchange}", comm) for name, exchange in RANKED]
 
@@ -132,7 +151,7 @@ def test_a_replica_that_differs_is_noticed_on_schedule(tmp_path: Path) -> None:
     assert all("differ from rank 0's" in outcome.error for outcome in outcomes)
 
 
-@pytest.mark.parametrize("exchange", ["dense", "star", "replicated"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_run_goes_on_after_a_stop_with_residuals_and_both_optimisers(exchange: Any, tmp_path: Path) -> None:
     rule = replace(RULES["top"], exchange=exchange)
     whole = runner(tmp_path / "whole", rule).run()
