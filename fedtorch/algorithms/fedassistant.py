@@ -57,7 +57,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
     """what the server's own choice leaves out: kept by the server, put back by the clients that sent it (those that
     take part in every round), or lost"""
     second_selection: bool = True
-    """true: the step is again only the largest numbers of the mean, as many as a client sends; false: all of the mean"""
+    """true: the step is only the largest numbers of the mean, as many as a client sends; false: all of the mean"""
     exchange: Literal["dense", "star", "replicated", "allreduce"] = "dense"
     """dense: full vectors both ways, whatever they hold; star: messages to the server, which sends one message to all;
     replicated: every rank gets all messages and combines them itself; allreduce: every rank sums a slice of them, and

@@ -168,13 +168,9 @@ class DistributedCommunicator(Communicator):
         self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
         self._group.broadcast(flat)
         copies = len(self.names) if clients is None else clients
-        self.meter.count(
-            "down",
-            "broadcast",
-            logical=flat.nbytes * copies if self.is_server else 0,
-            messages=copies if self.is_server else 0,
-            physical=flat.nbytes * (self._group.size - 1 if self.is_server else 1),
-        )
+        sent = flat.nbytes * (self._group.size - 1 if self.is_server else 1)
+        copies = copies if self.is_server else 0
+        self.meter.count("down", "broadcast", logical=flat.nbytes * copies, messages=copies, physical=sent)
 
     def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""

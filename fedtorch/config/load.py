@@ -52,7 +52,7 @@ NO_EFFECT = (
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 
-ADDED: dict[str, Any] = {"client.shuffle": True, "eval.metrics": []}
+ADDED: dict[str, Any] = {"client.shuffle": True, "eval.metrics": [], "algorithm.second_selection": True}
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""
 

@@ -24,6 +24,9 @@ from fedtorch.tasks.base import SERVER
 class RoundContext:
     """One rank's side of a run: its components, where the run is, and what server and clients keep."""
 
+    owners: tuple[int, ...] = (0,)
+    """The ranks that have a slice each of what second selections left out; only the server: it has all."""
+
     def __init__(self, components: RunComponents) -> None:
         self.components, self.config, self.comm = components, components.config, components.comm
         self.algorithm = components.algorithm
@@ -63,8 +66,6 @@ class RoundContext:
             layout=layout,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
-        self.owners: tuple[int, ...] = (0,)
-        """the ranks that have a slice each of what second selections left out; only the server: it has all"""
         self._indices = {name: index for index, name in enumerate(self.comm.names)}
 
     @property
