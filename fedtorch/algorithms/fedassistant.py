@@ -12,11 +12,12 @@ from torch import Tensor
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.compression.compressors import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
-from fedtorch.compression.payload import Sparse, decode
+from fedtorch.compression.payload import Sparse, decode, encode
+from fedtorch.compression.slices import Selection, nonzero
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.server import ServerState
-from fedtorch.core.state_keys import SERVER_STEPS
+from fedtorch.core.state_keys import LEFT_OUT, SERVER_STEPS
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.engine import Engine, GradientHook
@@ -55,9 +56,12 @@ class FedAssistant(FedAvg, MessageAlgorithm):
     server_residual: Literal["server", "returned", "none"] = "server"
     """what the server's own choice leaves out: kept by the server, put back by the clients that sent it (those that
     take part in every round), or lost"""
-    exchange: Literal["dense", "star", "replicated"] = "dense"
+    second_selection: bool = True
+    """true: the step is only the largest numbers of the mean, as many as a client sends; false: all of the mean"""
+    exchange: Literal["dense", "star", "replicated", "allreduce"] = "dense"
     """dense: full vectors both ways, whatever they hold; star: messages to the server, which sends one message to all;
-    replicated: every rank gets all messages and combines them itself. The same bits all three ways"""
+    replicated: every rank gets all messages and combines them itself; allreduce: every rank sums a slice of them, and
+    all get what is kept of it. The same bits all four ways"""
     check_every: int = 50
     """rounds between comparisons of the ranks' weights and optimisers, where each rank has its own"""
 
@@ -67,6 +71,17 @@ class FedAssistant(FedAvg, MessageAlgorithm):
                 f"algorithm.exchange is {self.exchange} but algorithm.compression is none; set algorithm.compression "
                 "to topk (with topk.ratio 1 nothing is left out) or algorithm.exchange to dense"
             )
+        if self.compression != "topk" and (self.exchange == "allreduce" or not self.second_selection):
+            key = "exchange is allreduce" if self.exchange == "allreduce" else "second_selection is false"
+            raise ConfigError(
+                f"algorithm.{key} but algorithm.compression is {self.compression}; only sparse messages are divided "
+                "into slices or chosen from, set algorithm.compression to topk"
+            )
+        if self.server_residual == "returned" and not self.second_selection:
+            raise ConfigError(
+                "algorithm.server_residual is returned but algorithm.second_selection is false, so that nothing is "
+                "left out that clients could put back; set algorithm.server_residual to none"
+            )
         if self.error_feedback == "literal" and self.server_residual != "none":
             raise ConfigError(
                 f"algorithm.error_feedback is literal but algorithm.server_residual is {self.server_residual}; the "
@@ -75,7 +90,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         if self.server_residual == "returned" and (self.exchange == "dense" or self.error_feedback is not True):
             raise ConfigError(
                 "algorithm.server_residual is returned, which needs error_feedback: true and an exchange in which "
-                f"clients see the step; algorithm.exchange is {self.exchange}, set it to star or replicated"
+                f"clients see the step; algorithm.exchange is {self.exchange}, set it to star, replicated or allreduce"
             )
         if self.check_every < 1:
             raise ConfigError(f"algorithm.check_every is {self.check_every}; set it to at least 1")
@@ -176,14 +191,33 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return self.exchange == "replicated"
 
     @property
+    def combines_in_slices(self) -> bool:
+        """See `exchange`."""
+        return self.exchange == "allreduce"
+
+    def selection(self, layout: Layout) -> Selection | None:
+        """As many numbers as a client sends, unless `second_selection` is false."""
+        return self.topk.kept(layout) if self.second_selection else None
+
+    @property
+    def keeps_left_out(self) -> bool:
+        """`server_residual: server`."""
+        return self.second_selection and self.server_residual == "server"
+
+    @property
+    def choice_varies(self) -> bool:
+        """Everything that clients sent is one message of any length."""
+        return not self.second_selection
+
+    @property
     def replicas_compared_every(self) -> int:
         """`check_every`."""
         return self.check_every
 
     @property
     def kept_by_server(self) -> tuple[str, ...]:
-        """What was not chosen yet, where the server alone chooses."""
-        return () if self.exchange == "replicated" else ("residual",)
+        """What was not chosen yet, where the server alone chooses, or every rank in its slice."""
+        return () if self.exchange == "replicated" else (LEFT_OUT,)
 
     def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
         """What a message stands for."""
@@ -193,15 +227,20 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return self.compressor.decompress(message, layout)
 
     def choose(self, server: ServerState, mean: Tensor) -> Tensor:
-        """The step as a message: the server compresses the mean with what its earlier choices left out."""
+        """The step as a message: the server compresses the mean with what its earlier choices left out.
+
+        With `second_selection: false`: all of the mean.
+        """
         assert self.compressor is not None and server.layout is not None
+        if not self.second_selection:
+            return encode(nonzero(mean))
         rule: Feedback = True if self.server_residual == "server" else "none"
         taken = int(server.numbers.get(SERVER_STEPS, 0))
         message, residual = with_feedback(
-            self.compressor, mean, server.tensors.get("residual"), rule, server.layout, seed=taken
+            self.compressor, mean, server.tensors.get(LEFT_OUT), rule, server.layout, seed=taken
         )
         if residual is not None:
-            server.tensors["residual"] = residual
+            server.tensors[LEFT_OUT] = residual
         return message
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
@@ -209,7 +248,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
 
         grad: the mean of what was sent, or the chosen step.
         """
-        if self.compressor is not None and self.exchange == "dense":
+        if self.compressor is not None and self.exchange == "dense" and self.second_selection:
             assert server.layout is not None
             grad = self.compressor.decompress(self.choose(server, grad), server.layout)
         if self.server_residual == "returned":

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.compression.payload import Sparse
+from fedtorch.compression.slices import Selection
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
 from fedtorch.core.weights import Layout
@@ -19,8 +20,9 @@ class MessageAlgorithm(Algorithm):
 
     1. `client_update` sends a message, and reports `norm` and `max_abs` of the vector that it stands for.
     2. The messages go to the server, or to every rank (`combines_everywhere`), where `decode` and the weights of
-       `weigh` make their sum; `aggregate` is not asked.
-    3. `choose` makes the step along the sum, a message again; where the server alone has it, it is sent to all.
+       `weigh` make their sum; `aggregate` is not asked. Or every rank sums a slice of them (`combines_in_slices`).
+    3. `choose` makes the step along the sum, a message again; where the server alone has it, it is sent to all. Of
+       slices, `selection` says what the ranks keep, and all get it.
     4. Every rank decodes the step and calls `server_update`, so each has a replica of the server's weights and
        optimiser, and weights travel only at the start, after a resume and when the best model is evaluated at the end.
     """
@@ -40,6 +42,25 @@ class MessageAlgorithm(Algorithm):
     @property
     def combines_everywhere(self) -> bool:
         """Does every rank get all messages, or only the server, which then sends its choice to all?"""
+        return False
+
+    @property
+    def combines_in_slices(self) -> bool:
+        """Does every rank sum a slice of the messages? `decode` is then Sparse, and `choose` is not asked."""
+        return False
+
+    def selection(self, layout: Layout) -> Selection | None:
+        """Where sums are in slices: what is kept of a sum; None: all of it."""
+        return None
+
+    @property
+    def keeps_left_out(self) -> bool:
+        """Is what the second selection leaves out added to the next sum? As LEFT_OUT, which is in `kept_by_server`."""
+        return False
+
+    @property
+    def choice_varies(self) -> bool:
+        """Is what `choose` returns of another length than a client's message?"""
         return False
 
     @property

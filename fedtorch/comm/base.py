@@ -15,6 +15,7 @@ from typing_extensions import Self
 from fedtorch.comm.checks import SumCheck, claim_problem
 from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
+from fedtorch.comm.peers import Peers
 from fedtorch.comm.reproducible import SumScale
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
@@ -236,6 +237,13 @@ class Communicator(ABC):
 
         local: the updates of this rank's clients, all of one length. The clients are some of those of the last
         `gather_reports`. The tensors are not to be changed.
+        """
+
+    @abstractmethod
+    def peers(self, local: UpdateBuffer, *, round: int) -> Peers:
+        """What a sum of messages in slices goes through (`comm.allreduce`); made anew for each, sends nothing itself.
+
+        local: the messages of this rank's clients, all of one length.
         """
 
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:

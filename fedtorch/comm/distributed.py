@@ -24,6 +24,7 @@ from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.local_updates import answer_requests
 from fedtorch.comm.messages import all_gather_updates, count_replicated
 from fedtorch.comm.options import Options
+from fedtorch.comm.peers import GroupPeers
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.server_updates import DistributedUpdates, Exchange
 from fedtorch.comm.shutdown import Shutdown
@@ -171,13 +172,9 @@ class DistributedCommunicator(Communicator):
         self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
         self._group.broadcast(flat)
         copies = len(self.names) if clients is None else clients
-        self.meter.count(
-            "down",
-            "broadcast",
-            logical=flat.nbytes * copies if self.is_server else 0,
-            messages=copies if self.is_server else 0,
-            physical=flat.nbytes * (self._group.size - 1 if self.is_server else 1),
-        )
+        sent = flat.nbytes * (self._group.size - 1 if self.is_server else 1)
+        copies = copies if self.is_server else 0
+        self.meter.count("down", "broadcast", logical=flat.nbytes * copies, messages=copies, physical=sent)
 
     def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""
@@ -243,6 +240,10 @@ class DistributedCommunicator(Communicator):
             count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
         return all_gather_updates(self._aggregation(local, round), terms)
 
+    def peers(self, local: UpdateBuffer, *, round: int) -> GroupPeers:
+        """See the base class."""
+        return GroupPeers(self._aggregation(local, round), self._places)
+
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
         """See the base class."""
         if len(ranks) == 1:
@@ -281,8 +282,8 @@ class DistributedCommunicator(Communicator):
         return b"".join(encode(message, round=round, sequence=sequence) for message in messages)
 
     def _decode(self, buffer: Tensor, round: int) -> list[Message]:
-        data, count = buffer.numpy().tobytes(), len(self.names)
-        return decode_all(data, round=round, sequence=self._group.sequence, num_clients=count)
+        sequence, count = self._group.sequence, len(self.names)
+        return decode_all(buffer.numpy().tobytes(), round=round, sequence=sequence, num_clients=count)
 
     def _aggregation(self, local: UpdateBuffer, round: int) -> Aggregation:
         return Aggregation(self._group, local, self.names, self.meter, self.faults, round)

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtorch.comm.checks import DAMAGED, window_digests
+from fedtorch.comm.direct import Direct, Transport, Work
 from fedtorch.comm.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.pieces import InPieces
 from fedtorch.comm.store import Store
-from fedtorch.comm.transport import Backend, Direct, Staged, Staging, Transport, Work, make_group
+from fedtorch.comm.transport import Backend, Staged, Staging, make_group
 from fedtorch.core.errors import FedtorchError, PreflightError
 
 Result = TypeVar("Result")
@@ -153,7 +154,7 @@ class Group:
         came = torch.tensor(window_digests(tensor) if digests is None else digests, dtype=torch.int64)
         sent = came.clone()
         self.broadcast_numbers(sent)
-        self._see_whole(0, sent.equal(came))
+        self.see_whole(0, sent.equal(came))
 
     def all_gather(self, everyone: list[Tensor], mine: Tensor) -> None:
         """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on.
@@ -165,7 +166,7 @@ class Group:
         digests = window_digests(mine)
         self.wait(transfer)
         for rank, (came, sent) in enumerate(zip(everyone, self.all_gather_numbers(digests), strict=True)):
-            self._see_whole(rank, window_digests(came) == sent)
+            self.see_whole(rank, window_digests(came) == sent)
 
     def start_reduce(self, tensor: Tensor) -> Transfer:
         """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""
@@ -201,6 +202,10 @@ class Group:
         """Begin to receive what `rank` sends next; in the order of these calls."""
         return self._start(lambda: self._payloads.receive(tensor, self.members.index(rank)))
 
+    def begin(self, start: Callable[[Any], Work], *, numbers: bool = False) -> Transfer:
+        """Begin something else on the transport of payloads, or of numbers."""
+        return self._start(lambda: start(self._gloo() if numbers else self._payloads))
+
     def wait(self, transfer: Transfer) -> None:
         """Wait for something that was started."""
         self._guard(lambda: transfer.work.wait())  # not the method: this frame would hold the work, see Transfer
@@ -218,7 +223,8 @@ class Group:
                 transport.drop()
         self._payload = self._numbers = None
 
-    def _see_whole(self, place: int, is_whole: bool) -> None:
+    def see_whole(self, place: int, is_whole: bool) -> None:
+        """Raises PreflightError: what came from the member is not what it sent."""
         if not is_whole:
             self.drop()
             raise PreflightError(f"a payload of rank {self.members[place]} {DAMAGED} at rank {self.rank}")

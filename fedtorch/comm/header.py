@@ -44,6 +44,8 @@ class Op(IntEnum):
     """Every rank's updates to all."""
     REFUSED = 12
     """End of an aggregation that is to be decided again, without the clients whose updates were refused."""
+    ALL_REDUCE = 13
+    """The sum of sparse messages, of which every rank owns a slice; or what it left out is dealt anew."""
 
 
 class Problem(IntEnum):

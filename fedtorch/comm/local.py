@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtorch.comm.base import AcceptedUpdates, Combine, Communicator
 from fedtorch.comm.checks import SumCheck
 from fedtorch.comm.messages import count_replicated
+from fedtorch.comm.peers import Alone
 from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
 from fedtorch.comm.wire import Message, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
@@ -87,6 +88,10 @@ class LocalCommunicator(Communicator):
         """They are all here."""
         count_replicated(self.meter, local.size * local.dtype.itemsize, len(accepted))
         return [local.get(client) for client in accepted]
+
+    def peers(self, local: UpdateBuffer, *, round: int) -> Alone:
+        """This process owns the only slice."""
+        return Alone(local, self.meter, lambda: self.faults("payload", round=round))
 
     def close(self) -> None:
         """Nothing to close."""

@@ -45,7 +45,7 @@ class Received:
         decoded = decode(message)
         sparse = decoded if isinstance(decoded, Sparse) else None
         values = decoded.values if isinstance(decoded, Sparse) else decoded
-        return cls(message, *norm_and_max(_widened(values)), sparse)
+        return cls(message, *norm_and_max(widened(values)), sparse)
 
 
 def read_messages(reports: Sequence[Report], messages: Sequence[Tensor], decode: Decode) -> list[Received]:
@@ -85,7 +85,7 @@ def sum_of_received(terms: Sequence[Received], weights: Sequence[float], decode:
     scale = SumScale.of(weights, [term.max_abs for term in terms])
     if all(term.sparse is not None for term in terms):
         sparse = [term.sparse for term in terms if term.sparse is not None]
-        return _sum_sparse(sparse, weights, scale, out)
+        return sum_sparse(sparse, weights, scale, out)
     accumulator = Accumulator(out.numel(), out.dtype)
     accumulator.reset(scale)
     for term, weight in zip(terms, weights, strict=True):
@@ -94,7 +94,7 @@ def sum_of_received(terms: Sequence[Received], weights: Sequence[float], decode:
     return accumulator.result(out)
 
 
-def _sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumScale, out: Tensor) -> Tensor:
+def sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumScale, out: Tensor) -> Tensor:
     """The sum of sparse terms into `out`, chunk by chunk, so that what is added to stays in the cache.
 
     Not whole numbers are added but the multiples of a power of two that they stand for, which is as exact.
@@ -126,7 +126,8 @@ def _readable(values: Tensor) -> npt.NDArray[Any]:
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
 
 
-def _widened(values: Tensor) -> Tensor:
+def widened(values: Tensor) -> Tensor:
+    """16-bit values as fp32, others as they are."""
     return values.float() if values.dtype.itemsize < 4 else values
 
 

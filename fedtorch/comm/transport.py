@@ -1,4 +1,4 @@
-"""How payloads move: straight from the CPU's memory, or window by window through a device and a group of its own."""
+"""How payloads move window by window through a device and a group of its own, as NCCL's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedtorch.comm.direct import Direct, Work
 from fedtorch.comm.environment import environment
 from fedtorch.comm.reproducible import WINDOW
 
@@ -24,23 +26,6 @@ SLOTS = 3  # windows on the way: one is filled, one moves, one is emptied
 _POLL_S = 1e-4
 _THREADS = 2  # of gloo, as it takes by itself for each device
 _WATCH_EVERY_S = 1.0
-
-
-class Work(Protocol):
-    """An operation under way, as torch.distributed's own."""
-
-    def wait(self) -> object: ...
-
-
-class Transport(Protocol):
-    """Moves flat CPU tensors between the ranks of a group, whose rank 0 is the server; all but `drop` begin only."""
-
-    def broadcast(self, tensor: Tensor) -> Work: ...
-    def reduce(self, tensor: Tensor) -> Work: ...
-    def send(self, tensor: Tensor, rank: int) -> Work: ...
-    def receive(self, tensor: Tensor, rank: int) -> Work: ...
-    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work: ...
-    def drop(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,43 +38,6 @@ class Staging:
     """Where its tensors are."""
     pin: bool
     """Whether what the device reads and writes on the host is page-locked."""
-
-
-class Direct:
-    """Tensors as they are, which must be where the process group can read them."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        """A ProcessGroupGloo or ProcessGroupNCCL, whose collectives are missing in torch 2.13's type stubs."""
-
-    def broadcast(self, tensor: Tensor) -> Work:
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        return self._group.broadcast([tensor], options)
-
-    def reduce(self, tensor: Tensor) -> Work:
-        options = dist.ReduceOptions()
-        options.rootRank = 0
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
-        return self._group.reduce([tensor], options)
-
-    def gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
-        """everyone: on the server alone; empty elsewhere."""
-        options = dist.GatherOptions()
-        options.rootRank = 0
-        return self._group.gather([list(everyone)] if everyone else [], [mine], options)
-
-    def send(self, tensor: Tensor, rank: int) -> Work:
-        return self._group.send([tensor], rank, 0)
-
-    def receive(self, tensor: Tensor, rank: int) -> Work:
-        return self._group.recv([tensor], rank, 0)
-
-    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
-        return self._group.allgather([list(everyone)], [mine])
-
-    def drop(self) -> None:
-        self._group = None
 
 
 @dataclass
@@ -190,6 +138,18 @@ class Staged:
         self._advance()
         return job
 
+    def all_to_all(self, into: Tensor, came: Sequence[int], sent: Tensor, sizes: Sequence[int], longest: int) -> Work:
+        job = _Job(self._finish)
+        for start, stop in _cuts(longest, WINDOW_BYTES // sent.dtype.itemsize // (2 * self._size)):
+            goes = [part[start:stop] for part in sent.split(list(sizes))]
+            comes = [part[start:stop] for part in into.split(list(came))]
+            source, theirs, ours = torch.cat(goes), list(map(len, comes)), list(map(len, goes))
+            length = source.numel() + sum(theirs)
+            move = partial(_move_all, self._inner, theirs, ours)
+            self._add(_Piece(job, move, sent.dtype, length, source, comes, source.numel()))
+        self._advance()
+        return job
+
     def drop(self) -> None:
         """Forget what is under way; on a GPU kernels that wait for other ranks end."""
         self._waiting.clear()
@@ -279,6 +239,12 @@ def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeou
     # and not for DeepSpeed's group, whose every wait would block the host.
     with environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
         return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _move_all(inner: Direct, came: Sequence[int], sizes: Sequence[int], window: Tensor) -> Work:
+    """An all-to-all within a window: what goes lies in front of what comes."""
+    goes, comes = window.split([sum(sizes), sum(came)])
+    return inner.all_to_all(comes, came, goes, sizes, 0)
 
 
 def _views(slot: _Slot, piece: _Piece) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from fedtorch.compression.payload import (
     num_bytes,
     read_header,
 )
+from fedtorch.compression.slices import Selection
 from fedtorch.compression.topk import count_of, largest
 from fedtorch.core.weights import Layout
 
@@ -75,6 +76,12 @@ class TopK:
             size if self.dense_1d and len(shape) <= 1 else count_of(self.ratio, size)
             for shape, size in zip(layout.shapes, layout.sizes, strict=True)
         ]
+
+    def kept(self, layout: Layout) -> Selection:
+        """What `compress` keeps, for owners of slices."""
+        wide = layout.dtype == torch.float64 and self.values == "fp32"
+        starts = (0,) if self.scope == "global" else layout.offsets
+        return Selection(starts, tuple(self.counts(layout)), torch.float64 if wide else DTYPES[self.values])
 
     def select(self, flat: Tensor, layout: Layout) -> Sparse:
         """The selected numbers of `flat`, values in its own dtype."""

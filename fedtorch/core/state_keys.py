@@ -65,6 +65,10 @@ FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
 """of the same, flat"""
 
+LEFT_OUT = "residual"
+"""what the second selection has left out so far, flat; written by FedAssistant. Where every rank sums a slice of the
+messages each has its own slice under this name, and the server all of it in a checkpoint"""
+
 # --- tensors and numbers of the server
 
 SERVER_JOB = "server/"

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.weighting import NothingToWeighError
+from fedtorch.comm.allreduce import Reduced
 from fedtorch.comm.messages import Received
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
 from fedtorch.core.norms import is_finite
 from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import Report
-from fedtorch.rounds import replicas
+from fedtorch.rounds import replicas, slices
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.report_checks import impossible
 
@@ -53,6 +54,8 @@ class Decision:
     """the pseudo-gradient, on the server"""
     messages: list[Received] = field(default_factory=list)
     """where clients send messages: the accepted ones, on the ranks that combine them"""
+    reduced: Reduced | None = None
+    """where every rank sums a slice of the messages: what was kept of the sum, on all ranks"""
 
 
 @dataclass
@@ -112,6 +115,9 @@ def _combine(context: RoundContext, decision: Decision) -> None:
     Raises:
         RefusedUpdatesError: on all ranks, if an update is not what its client reported.
     """
+    if context.has_messages and context.message_algorithm.combines_in_slices:
+        decision.reduced = slices.reduce(context, decision.accepted)
+        return
     if context.has_messages:
         decision.messages = replicas.collect(context, decision.accepted)
         return
@@ -244,6 +250,9 @@ def _share(context: RoundContext, decision: Decision) -> Decision:
 
 def _claims(context: RoundContext, report: Report) -> dict[str, float]:
     """What every rank must know of a report that combines the updates itself."""
-    if not context.has_messages or not context.message_algorithm.combines_everywhere:
+    if not context.has_messages:
+        return {}
+    algorithm = context.message_algorithm
+    if not algorithm.combines_everywhere and not algorithm.combines_in_slices:
         return {}
     return {"norm": report.norm, "max_abs": report.max_abs}

@@ -17,6 +17,7 @@ from fedtorch.core.norms import is_finite
 from fedtorch.core.state_keys import DECIDING, FAILED_SAVES
 from fedtorch.core.weights import digest_of, digest_of_entries, xor
 from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.slices import bring_home
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def save(context: RoundContext, *, is_last: bool = False) -> bool:
     members = context.members
     with context.timed("checkpoint"):
         members.barrier("checkpoint", may_stop=False)
+        bring_home(context)
         written = {name: _write_client(context, name) for name in context.store.dirty()}
         members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
         messages = _messages(context, written)

@@ -24,6 +24,9 @@ from fedtorch.tasks.base import SERVER
 class RoundContext:
     """One rank's side of a run: its components, where the run is, and what server and clients keep."""
 
+    owners: tuple[int, ...] = (0,)
+    """The ranks that have a slice each of what second selections left out; only the server: it has all."""
+
     def __init__(self, components: RunComponents) -> None:
         self.components, self.config, self.comm = components, components.config, components.comm
         self.algorithm = components.algorithm

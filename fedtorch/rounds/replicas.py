@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedtorch.comm.allreduce import Reduced
 from fedtorch.comm.base import AcceptedUpdates
 from fedtorch.comm.messages import Decode, Received, read_messages, sum_of_received
 from fedtorch.core.errors import FedtorchError
@@ -19,6 +20,7 @@ from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.slices import keep
 
 
 @dataclass
@@ -56,23 +58,24 @@ def _decoder(context: RoundContext) -> Decode:
     return lambda message: algorithm.decode(message, layout)
 
 
-def step(context: RoundContext, accepted: Sequence[Report], received: Sequence[Received]) -> dict[str, float]:
+def step(
+    context: RoundContext, accepted: Sequence[Report], received: Sequence[Received], reduced: Reduced | None
+) -> dict[str, float]:
     """Combine the accepted clients' messages and take the server's step, on every rank; returns the weights.
 
-    accepted: on ranks other than the server only the names are set. received: see `collect`. All ranks call it.
+    accepted: on ranks other than the server only the names are set. received: see `collect`. reduced: what ranks kept
+    of the sum, where every rank sums a slice. All ranks call it.
 
     Raises:
         FedtorchError: on all ranks, when their replicas differ.
     """
-    algorithm, layout = context.message_algorithm, context.components.engine.shared
+    algorithm = context.message_algorithm
     weights = algorithm.weigh(accepted)
-    chosen = torch.zeros(context.updates.size, dtype=torch.uint8)
-    if algorithm.combines_everywhere or context.comm.is_server:
-        chosen = algorithm.choose(context.server, sum_of_received(received, weights, _decoder(context), context.total))
-    if not algorithm.combines_everywhere:
-        context.members.retry_on_loss("broadcast", lambda: context.comm.broadcast(chosen))
-    taken = algorithm.decode(chosen, layout)
-    grad = taken if isinstance(taken, Tensor) else taken.dense(layout.dtype)
+    if reduced is not None:
+        keep(context, reduced.left_out)
+        grad = reduced.step
+    else:
+        grad = _chosen(context, received, weights)
     context.server.accepted = list(accepted)
     algorithm.server_update(context.server, grad)
     context.is_fresh = True
@@ -80,6 +83,29 @@ def step(context: RoundContext, accepted: Sequence[Report], received: Sequence[R
     if is_last or (context.round + 1) % algorithm.replicas_compared_every == 0:
         compare(context)
     return {report.client: weight for report, weight in zip(accepted, weights, strict=True)}
+
+
+def _chosen(context: RoundContext, received: Sequence[Received], weights: Sequence[float]) -> Tensor:
+    """The step that the server chose, or that every rank chooses; dense, on all of them."""
+    algorithm, layout = context.message_algorithm, context.components.engine.shared
+    chosen = torch.zeros(context.updates.size, dtype=torch.uint8)
+    if algorithm.combines_everywhere or context.comm.is_server:
+        chosen = algorithm.choose(context.server, sum_of_received(received, weights, _decoder(context), context.total))
+    if not algorithm.combines_everywhere:
+        chosen = context.members.retry_on_loss("broadcast", lambda: _sent_to_all(context, chosen))
+    taken = algorithm.decode(chosen, layout)
+    return taken if isinstance(taken, Tensor) else taken.dense(layout.dtype)
+
+
+def _sent_to_all(context: RoundContext, chosen: Tensor) -> Tensor:
+    """The server's message, on all ranks; its length first, if that is not known."""
+    if context.message_algorithm.choice_varies:
+        told = [context.message("numbers", numbers={"bytes": len(chosen)})] if context.comm.is_server else []
+        (head,) = context.comm.broadcast_messages(told, round=context.round)
+        if not context.comm.is_server:
+            chosen = torch.zeros(int(head.numbers["bytes"]), dtype=torch.uint8)
+    context.comm.broadcast(chosen)
+    return chosen
 
 
 def compare(context: RoundContext) -> None:

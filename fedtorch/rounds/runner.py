@@ -204,7 +204,7 @@ class Runner:
         if not decision.accepted or not context.algorithm.exchanged_vectors:
             return
         if context.has_messages:
-            decision.weights = replicas.step(context, decision.accepted, decision.messages)
+            decision.weights = replicas.step(context, decision.accepted, decision.messages, decision.reduced)
         elif context.comm.is_server:
             assert decision.combined is not None
             context.server.accepted = list(decision.accepted)

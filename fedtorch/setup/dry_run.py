@@ -40,7 +40,8 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
     algorithm = built.algorithm
     if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(built.engine.shared)):
-        copies = cohort if algorithm.combines_everywhere else 1
+        gets_all = algorithm.combines_in_slices and algorithm.selection(built.engine.shared) is None
+        copies = cohort if algorithm.combines_everywhere or gets_all else 1
         down, up = message * copies * (num_ranks - 1), message * cohort
     count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"

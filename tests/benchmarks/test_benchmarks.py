@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
 from benchmarks.clients import main as clients_main
+from benchmarks.exchanges import main as exchanges_main
 from benchmarks.lengths import main as lengths_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
@@ -77,6 +78,16 @@ def test_the_sparse_benchmark_measures_what_the_formula_says(
         assert record["bound_bytes"] <= record["moved_bytes"] < record["dense_moved_bytes"]
         assert all(seconds > 0 for seconds in record["seconds"].values())
     assert "DIFFERS" not in capsys.readouterr().out
+
+
+def test_the_benchmark_of_exchanges_stays_between_bound_and_formula(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    assert exchanges_main(["--tiny", "--json", str(target)]) == 0
+    (record,) = json.loads(target.read_text())
+    busiest = record["busiest"]
+    assert record["formula"] == 3 * record["bound"] == 6 * 400 * 4 // 2  # 400 numbers of 20,000, two ranks
+    assert busiest["star"]["received"] == busiest["replicated"]["received"] == 64 + 400 * 8
+    assert record["bound"] < busiest["allreduce"]["received"] <= record["formula"]
 
 
 @pytest.mark.slow

@@ -134,3 +134,12 @@ def test_a_record_of_an_older_version_lacks_later_keys_and_still_fits() -> None:
     assert record_difference(old, changed) == ["client.shuffle was true and is now false"]
     assert record_difference(changed, now) == ["client.shuffle was false and is now true"]
     assert digest(loaded("")) != digest(loaded("client: {shuffle: false}"))
+
+
+def test_a_record_without_the_second_selection_is_one_that_makes_it() -> None:
+    topk = "algorithm: {{name: fedassistant, compression: topk{}}}"
+    now = to_dict(loaded(topk.format("")))
+    old = {**now, "algorithm": {key: value for key, value in now["algorithm"].items() if key != "second_selection"}}
+    assert old != now and record_difference(old, now) == []
+    changed = to_dict(loaded(topk.format(", second_selection: false")))
+    assert record_difference(old, changed) == ["algorithm.second_selection was true and is now false"]

@@ -21,6 +21,7 @@ from fedtorch.comm.aggregation import Aggregation
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
+from fedtorch.comm.peers import GroupPeers
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import (
@@ -137,6 +138,12 @@ def arm(phase: str) -> None:
         before(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
     elif phase == "exchanged":
         after(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
+    elif phase == "pieces":
+        before(GroupPeers, "all_to_all", lambda self, *args: self._aggregation.round == ROUND)
+    elif phase == "slices":
+        before(GroupPeers, "all_gather", lambda self, *args: self._aggregation.round == ROUND)
+    elif phase == "sliced":
+        after(GroupPeers, "all_gather", lambda self, *args: self._aggregation.round == ROUND)
     elif phase == "step":
         before(WorkerGroup, "any", nth(12, lambda *args: True))
     elif phase == "scores":
@@ -209,6 +216,9 @@ def test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process(
 
 COMPRESSED = FedAssistant(payload="delta", compression="topk", topk=TopK(ratio=0.2), exchange="replicated")
 STAR = replace(COMPRESSED, exchange="star")
+# what is left out is not with the ranks that own slices, so none of it is lost with one
+SLICES = replace(COMPRESSED, exchange="allreduce", server_residual="returned")
+KEPT_IN_SLICES = replace(COMPRESSED, exchange="allreduce")
 
 
 @pytest.mark.parametrize(
@@ -216,9 +226,17 @@ STAR = replace(COMPRESSED, exchange="star")
     [
         (COMPRESSED, "exchange", FAILS),
         (COMPRESSED, "exchanged", COUNTS),
+        (SLICES, "slices", FAILS),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [(COMPRESSED, "train", FAILS), (STAR, "payload", FAILS), (STAR, "weights", COUNTS)]
+            for case in [
+                (COMPRESSED, "train", FAILS),
+                (STAR, "payload", FAILS),
+                (STAR, "weights", COUNTS),
+                (SLICES, "pieces", FAILS),
+                (SLICES, "sliced", COUNTS),
+                (replace(COMPRESSED, exchange="allreduce", second_selection=False), "pieces", FAILS),
+            ]
         ),
     ],
     ids=lambda value: getattr(value, "exchange", value) if not isinstance(value, tuple) else value[0],
@@ -233,6 +251,16 @@ def test_where_messages_travel_the_rest_goes_on_as_in_one_process(
     result = outcomes[0].result[0]
     assert result.lost == expected.lost and set(result.lost.values()) == {ROUND + 1}
     assert result.digest == expected.digest and result.scores == expected.scores
+
+
+def test_without_the_owner_of_a_slice_the_others_go_on_with_theirs(tmp_path: Path) -> None:
+    changes = {"algorithm": KEPT_IN_SLICES, "server": ServerConfig(optimizer="adam", lr=0.1)}
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), "slices", changes).join(timeout=90)
+    assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0], [o.error for o in outcomes]
+    result = outcomes[0].result[0]
+    assert result.rounds == 4 and set(result.lost.values()) == {ROUND + 1}
+    again = make_runner(config(tmp_path / "run", rounds=5, **changes)).run(4)
+    assert again.rounds == 5 and not again.lost
 
 
 @pytest.mark.parametrize("phase", ["step", pytest.param("report", marks=pytest.mark.slow)])

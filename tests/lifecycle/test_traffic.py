@@ -17,7 +17,7 @@ from fedtorch.main import main
 CONFIG = Path("smoke/feda_top50")
 
 
-@pytest.mark.parametrize("exchange", ["star", "replicated"])
+@pytest.mark.parametrize("exchange", ["star", "replicated", "allreduce"])
 def test_totals_are_the_sums_over_rounds_and_payloads_have_the_formulas_size(
     exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,7 +40,7 @@ def test_totals_are_the_sums_over_rounds_and_payloads_have_the_formulas_size(
     message = TopK(ratio=0.02).message_bytes(Layout.of(weights)) + HEADER_BYTES
     assert all(record["traffic"]["aggregate/bytes_up"] == 6 * message for record in rounds)
     down = "broadcast/bytes_down" if exchange == "star" else "aggregate/bytes_down"
-    assert all(record["traffic"][down] == 6 * message * (1 if exchange == "star" else 5) for record in rounds[1:])
+    assert all(record["traffic"][down] == 6 * message * (5 if exchange == "replicated" else 1) for record in rounds[1:])
 
 
 def test_a_dry_run_tells_the_bytes_of_messages(

@@ -20,6 +20,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.comm.messages import sum_of_messages
+from fedtorch.compression import slices
 from fedtorch.compression.compressors import Quantise, TopK
 from fedtorch.compression.payload import HEADER_BYTES, Sparse, decode, encode
 from fedtorch.config.schema import (
@@ -51,7 +52,7 @@ HEAD = PartitionConfig(private=("head",))
 TOP = TopK(ratio=0.1)
 ROUNDS = 6
 
-# every row is a setting whose `exchange` may be any of the three
+# every row is a setting whose `exchange` may be any of the four, or any but `allreduce` where messages are not sparse
 RULES: dict[str, FedAssistant] = {
     "top": FedAssistant(compression="topk", topk=TOP),
     "top_half": FedAssistant(compression="topk", topk=TopK(ratio=0.1, values="bf16", scope="global")),
@@ -59,7 +60,22 @@ RULES: dict[str, FedAssistant] = {
     "top_forgetful": FedAssistant(compression="topk", topk=TOP, error_feedback="none", server_residual="none"),
     "quantised": FedAssistant(compression="quantise", quantise=Quantise(bucket=16)),
     "delta": FedAssistant(payload="delta", compression="topk", topk=TOP),
+    "all": FedAssistant(compression="topk", topk=TOP, second_selection=False),
+    "all_half": FedAssistant(compression="topk", topk=replace(TOP, values="fp16"), second_selection=False),
+    "returned": FedAssistant(compression="topk", topk=TOP, server_residual="returned", exchange="star"),
 }
+EXCHANGES = ("dense", "star", "replicated", "allreduce")
+
+
+def exchanges_of(name: str) -> list[str]:
+    cannot = {"quantised": "allreduce", "returned": "dense"}
+    return [exchange for exchange in EXCHANGES if exchange != cannot.get(name)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fifty numbers, so that each of five ranks has several of them."""
+    monkeypatch.setattr(slices, "BLOCK", 3)
 
 
 def settings_of(rule: FedAssistant) -> dict[str, Any]:
@@ -77,13 +93,13 @@ def runner(folder: Path | str, rule: FedAssistant, comm: Communicator | None = N
 @pytest.mark.parametrize("name", RULES)
 def test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors(name: str, tmp_path: Path) -> None:
     found = []
-    for exchange in ("dense", "star", "replicated"):
+    for exchange in exchanges_of(name):
         result = runner(tmp_path / exchange, replace(RULES[name], exchange=exchange)).run()  # type: ignore[arg-type]
         found.append((result.digest, result.scores))
-    assert found[0] == found[1] == found[2]
+    assert len(found) > 2 and all(each == found[0] for each in found)
 
 
-@pytest.mark.parametrize("exchange", ["star", "replicated"])
+@pytest.mark.parametrize("exchange", ["star", "replicated", "allreduce"])
 def test_at_ratio_one_sparse_equals_the_plain_average(exchange: Any, tmp_path: Path) -> None:
     sparse = runner(tmp_path / "a", FedAssistant(compression="topk", topk=TopK(ratio=1.0), exchange=exchange))
     dense = runner(tmp_path / "b", FedAssistant())
@@ -104,6 +120,7 @@ def run_rule(name: str, exchange: str, folder: str, comm: Communicator | None = 
 
 
 RANKED = [("top", "dense"), ("top", "star"), ("top", "replicated"), ("quantised", "replicated"), ("delta", "star")]
+RANKED += [("all", "star")]
 
 
 def run_all(folder: str) -> list[Any]:
@@ -115,6 +132,22 @@ def run_all(folder: str) -> list[Any]:
 def test_one_process_and_many_ranks_give_the_same_bits_and_bytes(size: int, tmp_path: Path) -> None:
     alone = [run_rule(name, exchange, str(tmp_path / f"{name}_{exchange}")) for name, exchange in RANKED]
     assert run_ranks(run_all, size, str(tmp_path / "many"))[0] == alone
+
+
+def run_slices(folder: str) -> list[Any]:
+    slices.BLOCK = 3
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        return [run_rule(name, "allreduce", f"{folder}/{name}", comm)[:2] for name in SLICED]
+
+
+SLICED = ("all", "top_half", "returned")
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_any_number_of_ranks_that_own_slices_gives_the_bits_of_star(size: int, tmp_path: Path) -> None:
+    """With and without a second selection, which is of all slices together."""
+    star = [run_rule(name, "star", str(tmp_path / name))[:2] for name in SLICED]
+    assert run_ranks(run_slices, size, str(tmp_path / "many"))[0] == star
 
 
 def broken_replica(folder: str) -> None:
@@ -132,7 +165,7 @@ def test_a_replica_that_differs_is_noticed_on_schedule(tmp_path: Path) -> None:
     assert all("differ from rank 0's" in outcome.error for outcome in outcomes)
 
 
-@pytest.mark.parametrize("exchange", ["dense", "star", "replicated"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_run_goes_on_after_a_stop_with_residuals_and_both_optimisers(exchange: Any, tmp_path: Path) -> None:
     rule = replace(RULES["top"], exchange=exchange)
     whole = runner(tmp_path / "whole", rule).run()
@@ -149,10 +182,26 @@ def resumed(folder: str, exchange: str, resume: int | None) -> str:
         return runner(folder, rule, comm, checkpoint=CheckpointConfig(every=2)).run(resume).digest
 
 
-def test_ranks_take_their_replicas_from_the_checkpoint(tmp_path: Path) -> None:
-    whole = runner(tmp_path / "whole", replace(RULES["top"], exchange="star")).run().digest
-    runner(tmp_path / "parts", replace(RULES["top"], exchange="star"), checkpoint=CheckpointConfig(every=2)).run()
-    assert run_ranks(resumed, 3, str(tmp_path / "parts"), "star", 4)[0] == whole
+@pytest.mark.parametrize("exchange", ["star", "allreduce"])
+def test_ranks_take_their_replicas_from_the_checkpoint(exchange: Any, tmp_path: Path) -> None:
+    rule = replace(RULES["top"], exchange=exchange)
+    whole = runner(tmp_path / "whole", rule).run().digest
+    runner(tmp_path / "parts", rule, checkpoint=CheckpointConfig(every=2)).run()
+    assert run_ranks(resumed, 3, str(tmp_path / "parts"), exchange, 4)[0] == whole
+
+
+def test_a_checkpoint_of_many_ranks_has_what_was_left_out_in_all_slices(tmp_path: Path) -> None:
+    """Three ranks save after four rounds, from where one process goes on; and it is what that one has by itself."""
+    rule = replace(RULES["top"], exchange="allreduce")
+    saved = CheckpointConfig(every=2)
+    whole = runner(tmp_path / "whole", rule, checkpoint=saved)
+    digest = whole.run().digest
+    assert run_ranks(resumed, 3, str(tmp_path / "parts"), "allreduce", None)[0] == digest
+    again = runner(tmp_path / "parts", rule, checkpoint=saved)
+    checkpoints = [each.components.checkpoints for each in (whole, again)]
+    residuals = [own.load_server(own.at(4)).tensors["residual"] for own in checkpoints]
+    assert torch.equal(*residuals) and residuals[0].count_nonzero() > 20
+    assert again.run(4).digest == digest
 
 
 # --- conservation, on a loss whose gradients do not depend on the weights
@@ -206,9 +255,12 @@ SLOPES = Slopes({"one": ONE, "two": TWO})
 SINGLE = ClientConfig(optimizer="sgd", lr=0.0, batch_size=1, steps=1)
 
 
+@pytest.mark.parametrize("exchange", ["star", "allreduce"])
 @pytest.mark.parametrize(("server", "kept"), [("server", True), ("returned", True), ("none", False)])
-def test_what_was_stepped_and_what_is_kept_make_all_gradients(server: Any, kept: bool, tmp_path: Path) -> None:
-    rule = FedAssistant(compression="topk", topk=TopK(ratio=1 / 3), server_residual=server, exchange="star")
+def test_what_was_stepped_and_what_is_kept_make_all_gradients(
+    server: Any, kept: bool, exchange: Any, tmp_path: Path
+) -> None:
+    rule = FedAssistant(compression="topk", topk=TopK(ratio=1 / 3), server_residual=server, exchange=exchange)
     changes = {"task": SLOPES, "client": SINGLE, "server": ServerConfig(), "partition": PartitionConfig()}
     each = runner(tmp_path, rule, rounds=4, eval=EvalConfig(every=0), **changes)
     each.run()
@@ -296,7 +348,7 @@ def test_clipping_is_of_the_gradient_that_is_sent(tmp_path: Path) -> None:
 
 def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path: Path) -> None:
     size = 50 * 4
-    for exchange in ("dense", "star", "replicated"):
+    for exchange in EXCHANGES:
         rule = replace(RULES["top"], exchange=exchange)  # type: ignore[arg-type]
         each = runner(tmp_path / exchange, rule, eval=EvalConfig(every=0))
         message = TOP.message_bytes(each.components.engine.shared) + HEADER_BYTES
@@ -308,6 +360,8 @@ def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path:
             assert meter["broadcast/bytes_down"] <= ROUNDS * 5 * message + 5 * 3 * (size + 8)
         if exchange == "replicated":
             assert meter["aggregate/bytes_down"] == ROUNDS * 5 * 4 * message
+        if exchange == "allreduce":
+            assert meter["aggregate/bytes_down"] == ROUNDS * 5 * message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -380,6 +434,13 @@ def test_messages_are_not_summed_as_if_they_were_vectors(tmp_path: Path) -> None
         ({"exchange": "star"}, "algorithm.exchange is star but algorithm.compression is none"),
         ({"compression": "topk", "error_feedback": "literal"}, "the printed algorithm has none"),
         ({"compression": "topk", "server_residual": "returned"}, "algorithm.exchange is dense, set it to star"),
+        ({"compression": "quantise", "exchange": "allreduce"}, "exchange is allreduce but .*set .*compression to topk"),
+        ({"compression": "quantise", "second_selection": False}, "second_selection is false but .*is quantise"),
+        ({"second_selection": False}, "second_selection is false but algorithm.compression is none"),
+        (
+            {"compression": "topk", "exchange": "star", "server_residual": "returned", "second_selection": False},
+            "set algorithm.server_residual to none",
+        ),
         ({"check_every": 0}, "algorithm.check_every is 0"),
     ],
 )

@@ -68,6 +68,10 @@ class Lying:
         self._spoil(local, accepted)
         return super().all_gather_updates(local, accepted, round=round)  # type: ignore[misc]
 
+    def peers(self, local: Any, *, round: int) -> Any:
+        self._spoil(local, self.of)
+        return super().peers(local, round=round)  # type: ignore[misc]
+
     def _spoil(self, local: Any, accepted: Any) -> None:
         for client in accepted:
             if self.spoil and client in self.of and client in local:
@@ -225,7 +229,7 @@ def other_values(message: torch.Tensor) -> object:
 
 
 @pytest.mark.parametrize(("spoil", "reason"), [(damaged, "its message cannot be read"), (other_values, "has the norm")])
-@pytest.mark.parametrize("exchange", ["star", "replicated"])
+@pytest.mark.parametrize("exchange", ["star", "replicated", "allreduce"])
 def test_a_message_that_is_none_or_not_what_was_reported_leaves_its_client_out(
     spoil: Spoil, reason: str, exchange: Any, tmp_path: Path, caplog: Any
 ) -> None:
@@ -245,6 +249,8 @@ RUNS: list[tuple[Algorithm, Lie | None, Spoil | None]] = [
     (BY_LOSS, LIES["the same by itself"][0], None),
     (FedAssistant(exchange="star", **TOPK), None, damaged),  # type: ignore[arg-type]
     (FedAssistant(exchange="replicated", **TOPK), None, other_values),  # type: ignore[arg-type]
+    (FedAssistant(exchange="allreduce", **TOPK), None, damaged),  # type: ignore[arg-type]
+    (FedAssistant(exchange="allreduce", **TOPK), None, other_values),  # type: ignore[arg-type]
 ]
 
 
