@@ -65,8 +65,7 @@ class DistributedCommunicator(Communicator):
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
-        self._is_closed = self._recovers = False
-        self._groups, self._failures = 1, 0
+        self._is_closed, self._recovers, self._groups, self._failures = False, False, 1, 0
         self._liveness.beat()
         self.faults("init")
 

@@ -266,12 +266,10 @@ class Group:
         self._payload = InPieces(numbers, self._liveness.beat) if self._store.spans_hosts else numbers
         if staging is None:
             return
-        # A connection of its own: threads of NCCL use the store too, and one may wait in it.
-        store = self._store.inner.clone()  # type: ignore[attr-defined]
+        store = self._store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
         group = self._connect(staging.backend, f"federation{self._generation or ''}/payload", store)
         watch = self._watch if staging.backend == "nccl" else None
-        limit_s = self._liveness.timeout_s
-        self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=limit_s, watch=watch)
+        self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=self._liveness.timeout_s, watch=watch)
 
     def _connect(self, backend: Backend, name: str, store: dist.Store) -> Any:
         # by generation: a broken group's addresses must not be found again
@@ -295,8 +293,7 @@ class Group:
         try:
             return action()
         except RuntimeError as error:
-            # The text, not the exception: a live traceback keeps the sockets open, and every other rank then waits
-            # out its timeout.
+            # not the exception: a live traceback keeps the sockets open, and every other rank waits out its timeout
             text = str(error).splitlines()[0]
         self.drop()
         # "[file:line] Connection closed by peer [...]. This is typically ..."

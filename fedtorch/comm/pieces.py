@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from fedtorch.comm.transport import Direct, Transport, Work
+from fedtorch.comm.direct import Direct, Transport, Work
 
 PIECE_BYTES = 1 << 20  # a second on a wire of 10 Mbit/s; gloo gives every operation a time limit of its own
 
@@ -33,6 +33,9 @@ class InPieces(Transport):
     def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
         pieces = zip(_cut(mine), *map(_cut, everyone), strict=True)
         return _Works([self._inner.all_gather(others, own) for own, *others in pieces], self._beat)
+
+    def all_to_all(self, into: Tensor, came: Sequence[int], sent: Tensor, sizes: Sequence[int], longest: int) -> Work:
+        return self._inner.all_to_all(into, came, sent, sizes, longest)
 
     def drop(self) -> None:
         self._inner.drop()
