@@ -52,11 +52,11 @@ def test_gains_are_draw_by_draw(tmp_path: Path) -> None:
 
     run("posts_iid_fedavg,task.data.seed=1", 0.5, start=0.25, local=0.375, centralized=0.75)
     run("posts_iid_fedavg,task.data.seed=2", 0.75, start=0.25, local=0.5, centralized=0.75)
-    run("posts_iid_feddyn,task.data.seed=2", 0.5)
+    run("posts_iid_fedadam,task.data.seed=2", 0.5)
     lines = tables(figures_of(tmp_path)).splitlines()
     assert "| untrained | 25.0 ± 0.0 |" in lines and "| FedAvg | 62.5 ± 17.7 |" in lines
     assert "| FedAvg | every client alone | 18.8 ± 8.8 |" in lines
-    assert "| FedDyn | every client alone | 0.0 |" in lines and "| FedProx | every client alone | - |" in lines
+    assert "| FedAdam | every client alone | 0.0 |" in lines and "| FedProx | every client alone | - |" in lines
 
 
 @pytest.mark.parametrize("task", ["questions", "posts"])
