@@ -200,6 +200,7 @@ class ClientTrainer:
         algorithm, components = self.context.algorithm, self.context.components
         returned = algorithm.client_update(job)
         counted = components.training.pop_counters(components.engine.module)
+        counted = dict(zip(counted, components.engine.summed([*counted.values()]), strict=True))
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
         if problem := report_problem(report):

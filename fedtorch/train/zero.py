@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.train.settings import EngineConfig
+from fedtorch.train.whole_passes import LossFunction, WholePass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,7 +107,9 @@ class Objective(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, loss_fn: Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]], batch: Any) -> Tensor:
+    def forward(self, loss_fn: LossFunction | WholePass, batch: Any) -> Tensor:
+        if isinstance(loss_fn, WholePass):
+            return loss_fn(self.module, batch)
         loss_sum, count = loss_fn(self.module, batch)
         return loss_sum.float() / count
 
