@@ -80,9 +80,8 @@ class Engine:
             parameters[name].requires_grad_(False)
         self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
         self.trained = [parameters[name] for name in self.trained_names]
-        self.initial_shared = self._flat.detach().cpu().clone()
-        self.initial_private = self._flat_private.detach().cpu().clone()
-        self.initial_frozen = self.flat_frozen.detach().cpu().clone()
+        flats = self._flat, self._flat_private, self.flat_frozen
+        self.initial_shared, self.initial_private, self.initial_frozen = (f.detach().cpu().clone() for f in flats)
         self._buffers = InitialBuffers(module)
         self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None

@@ -50,22 +50,16 @@ class WholePass:
         """The mean loss; the parameters, which are whole, stay out of its computation."""
         own = dict(module.named_parameters())
         trained = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
-        with_gradient = torch.is_grad_enabled()
+        twins = {name: parameter.detach().requires_grad_(name in trained) for name, parameter in own.items()}
         if self.is_empty:
             loss = torch.zeros((), device=next(iter(own.values())).device)
-            gradients = [torch.zeros_like(parameter) for parameter in trained.values()]
-            return _HandOver.apply(loss, 1.0, gradients, *trained.values())  # type: ignore[no-any-return]
-        twins = {name: parameter.detach().requires_grad_(name in trained) for name, parameter in own.items()}
-        with _no_hooks(module):
+        else:
             swapped = {f"module.{name}": twin for name, twin in twins.items()}
-            loss_sum, count = functional_call(_Call(module, self.loss_fn), swapped, (batch,))
-            loss = loss_sum.float() / count
-            if not with_gradient:
-                return loss
-            if loss.requires_grad:
-                (loss * self.scale).backward()
+            with _no_hooks(module):
+                loss = functional_call(_Call(module, self.loss_fn, self.scale), swapped, (batch,))
         gradients = [_gradient(twins[name]) for name in trained]
-        return _HandOver.apply(loss.detach(), self.scale, gradients, *trained.values())  # type: ignore[no-any-return]
+        handed: Tensor = _HandOver.apply(loss, self.scale, gradients, *trained.values())
+        return handed
 
 
 class _HandOver(torch.autograd.Function):
@@ -88,14 +82,21 @@ def _gradient(twin: Tensor) -> Tensor:
 
 
 class _Call(nn.Module):
-    """A loss of a module as a module, so that `functional_call` can put other parameters into it."""
+    """A loss of a module, and the way back, as a module, so that `functional_call` can put other parameters into it.
 
-    def __init__(self, module: nn.Module, loss_fn: LossFunction) -> None:
+    Back in there too, for activations may be computed again on the way.
+    """
+
+    def __init__(self, module: nn.Module, loss_fn: LossFunction, scale: float) -> None:
         super().__init__()
-        self.module, self.loss_fn = module, loss_fn
+        self.module, self.loss_fn, self.scale = module, loss_fn, scale
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | int]:
-        return self.loss_fn(self.module, batch)
+    def forward(self, batch: Any) -> Tensor:
+        loss_sum, count = self.loss_fn(self.module, batch)
+        loss: Tensor = loss_sum.float() / count
+        if torch.is_grad_enabled() and loss.requires_grad:
+            (loss * self.scale).backward()
+        return loss.detach()
 
 
 @contextmanager

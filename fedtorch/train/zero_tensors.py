@@ -64,7 +64,8 @@ class ZeroTensors:
         """Make reduced gradients zero, between the last backward pass and the step."""
         from deepspeed.utils import safe_set_full_grad, safe_set_local_grad
 
-        for parameter in (self.parameters[name] for name in names):
+        for name in names:
+            parameter: Any = self.parameters[name]
             if self.stage == 3:
                 safe_set_local_grad(parameter, torch.zeros_like(parameter.ds_tensor, dtype=torch.float32))
             else:
