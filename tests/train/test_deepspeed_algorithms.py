@@ -40,7 +40,10 @@ FFW = "fewfedweight/small/smoke_ffw_full"
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "parsing": ("smoke/fedparsing", PARSING),
     "parsing_step": ("smoke/fedparsing", (*PARSING, "algorithm.teacher.every=step", "algorithm.teacher.scope=full")),
-    "parsing_hard": ("smoke/fedparsing", (*PARSING, "algorithm.consistency.type=hard", "algorithm.group=fedparsing")),
+    "parsing_hard": (
+        "smoke/fedparsing",
+        (*PARSING, "algorithm.consistency.type=hard", "algorithm.group=fedparsing", "task.batch_unit=question"),
+    ),
     "parsing_decoder": (
         "smoke/fedparsing",
         (*PARSING, "algorithm.train_encoder=false", "client.weight_decay=0.1", "client.max_grad_norm=0.01"),
