@@ -20,6 +20,7 @@ from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.config.schema import Config
 from fedtorch.core.update import Report
+from fedtorch.setup.build import build
 
 CONFIGS = shipped()
 HALVES = ("client.batch_size=2", "client.accumulation=2", "eval.every=0", "clients.per_round=2")
@@ -135,7 +136,7 @@ def config_of(name: str, folder: Path, *settings: str) -> Config:
 
 def as_rank(folder: str, configs: list[Config]) -> list[Outcome]:
     os.chdir(folder)
-    names = dict.fromkeys(name for config in configs for name in config.task.manifest())
+    names = dict.fromkeys(name for config in configs for name in build(config, num_ranks=3, rank=0).names)
     with DistributedCommunicator.join(tuple(names), timeout_s=60) as comm:
         return [outcome(config, comm) for config in configs]
 
