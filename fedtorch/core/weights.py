@@ -123,6 +123,15 @@ class Partition:
         return [n for n in names if n not in taken], private, frozen
 
 
+def bind(layout: Layout, parameters: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """A flat vector on the device with the values of a layout's parameters, whose storage its views become."""
+    flat = torch.zeros(layout.size, dtype=layout.dtype, device=device)
+    for name, view in layout.view(flat).items():
+        view.copy_(parameters[name].detach())
+        parameters[name].data = view
+    return flat
+
+
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, contiguous, copied where two share memory, which safetensors refuses.
 

@@ -147,10 +147,11 @@ def deepspeed_is_installed(plan: Plan) -> None:
 
 def the_algorithm_takes_deepspeed(plan: Plan) -> None:
     """What an algorithm changes by itself in parameters or gradients, DeepSpeed would lose."""
-    if plan.config.engine.kind == "deepspeed" and "deepspeed" not in plan.algorithm.engines:
+    engine, algorithm = plan.config.engine, plan.algorithm
+    if engine.kind == "deepspeed" and not {"deepspeed", f"deepspeed/{engine.stage}"} & {*algorithm.engines}:
         raise ConfigError(
-            f"engine.kind is deepspeed but algorithm.name is {plan.config.algorithm_name}, which works on the model's "
-            "own parameters and gradients; set engine.kind to torch"
+            f"engine.kind is deepspeed and engine.stage {engine.stage} but algorithm.name is "
+            f"{plan.config.algorithm_name}, which {algorithm.why_not_deepspeed}; set engine.kind to torch"
         )
 
 

@@ -83,6 +83,11 @@ class Dialog(Prepared):
             raise ConfigError(f"task.max_length is {self.max_length}; two turns of a word and a separator need 4")
 
     @property
+    def whole_passes(self) -> bool:
+        """Two models take turns as the dialogs do; with `through` gradients are taken turn by turn."""
+        return self.sides == "two"
+
+    @property
     def passing(self) -> Passing:
         """How keys and values pass between the sides."""
         return Passing(self.kv_grad, self.kv_transfer, self.kv_dtype)

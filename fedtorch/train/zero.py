@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,7 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.train.settings import EngineConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from fedtorch.train.whole_passes import LossFunction, WholePass
 
 
 def is_installed() -> bool:
@@ -90,13 +88,23 @@ def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, An
     return config
 
 
-def checkpointable(module: nn.Module) -> list[PreTrainedModel]:
+def checkpointable(module: nn.Module) -> list[nn.Module]:
     """The outermost models inside `module` that can forget activations and compute them again."""
     from transformers import PreTrainedModel  # takes 4 s, of every rank's start
 
+    if hasattr(module, "compute_activations_again"):
+        return [module]
     if isinstance(module, PreTrainedModel):
         return [module] if module.supports_gradient_checkpointing else []
     return [found for child in module.children() for found in checkpointable(child)]
+
+
+def compute_activations_again(module: Any) -> None:
+    """Make one of `checkpointable` do so, in its own way where it has one."""
+    if hasattr(module, "compute_activations_again"):
+        module.compute_activations_again()
+    else:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class Objective(nn.Module):
@@ -106,7 +114,9 @@ class Objective(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, loss_fn: Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]], batch: Any) -> Tensor:
+    def forward(self, loss_fn: LossFunction | WholePass, batch: Any) -> Tensor:
+        if isinstance(loss_fn, WholePass):
+            return loss_fn(self.module, batch)
         loss_sum, count = loss_fn(self.module, batch)
         return loss_sum.float() / count
 
@@ -126,7 +136,7 @@ def initialize(
     """
     if settings.activation_checkpointing:
         for model in checkpointable(module):
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            compute_activations_again(model)
     size = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     # with the job's number, stage 3 takes a group of one rank for a mistake
     with environment("WORLD_SIZE", str(ranks)):

@@ -50,6 +50,27 @@ class ZeroTensors:
                 elif parameter.requires_grad:
                     safe_set_full_fp32_param(parameter, values[name].float())
 
+    def whole(self) -> AbstractContextManager[None]:
+        """All parameters are whole in here, not to be changed."""
+        return self._gathered(self.parameters, changes=False)
+
+    def masters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Copies of trained parameters' masters, whole."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return {name: safe_get_full_fp32_param(self.parameters[name]).clone() for name in names}
+
+    def clear_gradients(self, names: Iterable[str]) -> None:
+        """Make reduced gradients zero, between the last backward pass and the step."""
+        from deepspeed.utils import safe_set_full_grad, safe_set_local_grad
+
+        for name in names:
+            parameter: Any = self.parameters[name]
+            if self.stage == 3:
+                safe_set_local_grad(parameter, torch.zeros_like(parameter.ds_tensor, dtype=torch.float32))
+            else:
+                safe_set_full_grad(parameter, torch.zeros_like(parameter, dtype=torch.float32))
+
     @contextmanager
     def replaced(self, values: Mapping[str, Tensor]) -> Iterator[None]:
         """These tensors in place of the parameters that are here, which in stage 3 are parts."""

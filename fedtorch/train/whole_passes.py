@@ -1,0 +1,117 @@
+"""Passes over whole parameters whose gradient DeepSpeed gets in one piece.
+
+DeepSpeed follows a backward pass parameter by parameter: each must come once, in the same order on every rank, and in
+stage 3 every rank must call the same submodules. A loss that runs the model with other weights, that goes back several
+times, or whose calls depend on the rows of a micro-batch cannot keep to that. It says so with `whole_passes`; then it
+gets a model whose parameters are whole and unknown to DeepSpeed, and what comes out as their gradient is handed over,
+every parameter in the model's order.
+
+Costs a whole gradient in the parameters' precision for as long as it takes to hand it over, which stage 1 and the
+bucket of stage 2 have anyway (up to 500 million numbers), and in stage 3 the whole parameters for one pass at a time.
+
+Checked with deepspeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+LossFunction = Callable[[nn.Module, Any], tuple[Tensor, "Tensor | int"]]
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+def needs_whole_passes(loss_fn: Any) -> bool:
+    """Does a loss ask for whole passes? By `whole_passes` of the object whose method it is."""
+    if isinstance(loss_fn, partial):
+        return any(map(needs_whole_passes, loss_fn.args))
+    return bool(getattr(getattr(loss_fn, "__self__", None), "whole_passes", False))
+
+
+class WholePass:
+    """A loss as `Objective` takes it: its mean, with a graph that holds the gradient."""
+
+    def __init__(self, loss_fn: LossFunction, *, scale: float = 1.0, is_empty: bool = False) -> None:
+        """scale: what the loss is multiplied by while its gradient is taken, and the gradient divided by later (fp16).
+
+        is_empty: only another rank has a micro-batch; the gradient is zero, and nothing is computed.
+        """
+        self.loss_fn, self.scale, self.is_empty = loss_fn, scale, is_empty
+
+    def __call__(self, module: nn.Module, batch: Any) -> Tensor:
+        """The mean loss; the parameters, which are whole, stay out of its computation."""
+        own = dict(module.named_parameters())
+        trained = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
+        twins = {name: parameter.detach().requires_grad_(name in trained) for name, parameter in own.items()}
+        if self.is_empty:
+            loss = torch.zeros((), device=next(iter(own.values())).device)
+        else:
+            swapped = {f"module.{name}": twin for name, twin in twins.items()}
+            with _no_hooks(module):
+                loss = functional_call(_Call(module, self.loss_fn, self.scale), swapped, (batch,))
+        gradients = [_gradient(twins[name]) for name in trained]
+        handed: Tensor = _HandOver.apply(loss, self.scale, gradients, *trained.values())
+        return handed
+
+
+class _HandOver(torch.autograd.Function):
+    """A loss of parameters whose gradient is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, scale: float, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.scale, ctx.gradients = scale, gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        factor = upstream[0] / ctx.scale
+        gradients, ctx.gradients = ctx.gradients, None
+        return (None, None, None, *(gradient.mul_(factor) for gradient in gradients))
+
+
+def _gradient(twin: Tensor) -> Tensor:
+    return torch.zeros_like(twin) if twin.grad is None else twin.grad
+
+
+class _Call(nn.Module):
+    """A loss of a module, and the way back, as a module, so that `functional_call` can put other parameters into it.
+
+    Back in there too, for activations may be computed again on the way.
+    """
+
+    def __init__(self, module: nn.Module, loss_fn: LossFunction, scale: float) -> None:
+        super().__init__()
+        self.module, self.loss_fn, self.scale = module, loss_fn, scale
+
+    def forward(self, batch: Any) -> Tensor:
+        loss_sum, count = self.loss_fn(self.module, batch)
+        loss: Tensor = loss_sum.float() / count
+        if torch.is_grad_enabled() and loss.requires_grad:
+            (loss * self.scale).backward()
+        return loss.detach()
+
+
+@contextmanager
+def _no_hooks(module: nn.Module) -> Iterator[None]:
+    """No hook of the module's parts runs in here: stage 3's would look for what it knows of every parameter.
+
+    Stage 3 also puts a product of its own in place of torch's, for the whole process, which has no forward derivative.
+    """
+    product, functional.linear = functional.linear, torch._C._nn.linear
+    held = [(part, name, getattr(part, name)) for part in module.modules() for name in _HOOKS]
+    for part, name, _ in held:
+        setattr(part, name, OrderedDict())
+    try:
+        yield
+    finally:
+        functional.linear = product
+        for part, name, hooks in held:
+            setattr(part, name, hooks)
