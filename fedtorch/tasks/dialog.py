@@ -164,6 +164,10 @@ class Dialog(Prepared):
             if sides[name.split(".")[0]] == model.side_of_rank(rank)
         }
 
+    def passes_together(self, ranks: int) -> bool:
+        """Two ranks are a user and an assistant rank here too; more of them share the dialogs."""
+        return self.sides == "two" and ranks == 2
+
     def join(self, model: nn.Module, worker: Peer | None) -> None:
         """Keys and values cross between this rank and the other one of its worker, or inside this process."""
         assert isinstance(model, TwoSide)

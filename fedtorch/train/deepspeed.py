@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from fedtorch.train.micro_batches import parts_of, passes_of
 from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
 from fedtorch.train.pinned_copy import to_device
 from fedtorch.train.settings import ClientConfig, EngineConfig
-from fedtorch.train.whole_passes import WholePass, needs_whole_passes
-from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize
+from fedtorch.train.whole_passes import Connect, WholePass, needs_whole_passes
+from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize, sparing_linear
 from fedtorch.train.zero_adafactor import sliced, tensors_of
 from fedtorch.train.zero_tensors import OptimizerState
 from fedtorch.train.zero_weights import NO_GRADIENTS, ZeroWeights
@@ -64,12 +65,14 @@ class DeepSpeedEngine(ZeroWeights):
         self._scale = ZeroScale()
         self._left_out = 0
         self._counts = True
+        self._connect: Connect | None = None
         self._pending_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
 
-    def join(self, worker: WorkerGroup | None) -> None:
+    def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
         """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
         check_worker(worker, self.device)
         super().join(worker)
+        self._connect = connect
 
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """See Engine.load."""
@@ -92,7 +95,7 @@ class DeepSpeedEngine(ZeroWeights):
         seed: int,
         optimizer_state: OptimizerState | None = None,
     ) -> None:
-        """See Engine.start. Dropout differs between the ranks of a worker."""
+        """See Engine.start. Dropout differs between ranks that share a step's micro-batches."""
         self.load(shared, private)
         optimizer = self._zero.basic_optimizer
         renew(optimizer, make_optimizer(self.trained_names, self.trained, hp))
@@ -117,27 +120,28 @@ class DeepSpeedEngine(ZeroWeights):
     ) -> tuple[Tensor, Tensor]:
         """See Engine.step. All ranks of the worker get all micro-batches and return the same loss."""
         assert self._schedule is not None, "start() comes first"
-        self._failed = True
+        self._failed = self._counts = True
         if self._pending_state is not None:
             self._materialize_state(loss_fn, parts_of(batches[0])[0])
-        total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
-        for first in range(0, len(batches), size):
-            passes = passes_of(batches[first : first + size], rank, loss_fn, self._counted, self.device)
+        total, sharing = torch.zeros((), device=self.device), self._sharing
+        for first in range(0, len(batches), sharing):
+            own = dist.get_rank() if sharing > 1 else 0
+            passes = passes_of(batches[first : first + sharing], own, loss_fn, self._counted, self.device)
             for number, (part, share) in enumerate(passes, start=1):
-                is_last = first + size >= len(batches) and number == len(passes)
+                is_last = first + sharing >= len(batches) and number == len(passes)
                 self._zero.set_gradient_accumulation_boundary(is_last)
                 self._counts = share > 0
                 with self._whole(loss_fn):
                     loss = self._forward(loss_fn, part) / divisor * share
                     total = total + loss.detach()
                     with exchanging(self.worker):
-                        self._zero.backward(loss * size)  # DeepSpeed takes the mean over the ranks
+                        self._zero.backward(loss * self._size)  # DeepSpeed takes the mean over the ranks
         self._counts = True
         with exchanging(self.worker):
             penalty = self._hooked(before_step) if before_step is not None else None
             with self._left_alone(any(group["weight_decay"] for group in self._zero.basic_optimizer.param_groups)):
                 self._zero.step()
-            if size > 1:
+            if sharing > 1:
                 dist.all_reduce(total)
         self._left_out += not self._zero.was_step_applied()
         self._schedule.step()
@@ -151,7 +155,7 @@ class DeepSpeedEngine(ZeroWeights):
 
     def summed(self, values: Sequence[float]) -> list[float]:
         """See Engine.summed."""
-        if self.worker is None:
+        if self.worker is None or self._sharing == 1:
             return super().summed(values)
         return [sum(each) for each in zip(*self.worker.all_gather_floats(values), strict=True)]
 
@@ -188,10 +192,18 @@ class DeepSpeedEngine(ZeroWeights):
     def _size(self) -> int:
         return 1 if self.worker is None else self.worker.size
 
+    @property
+    def _sharing(self) -> int:
+        """The ranks that share a step's micro-batches; 1: all compute each of them together."""
+        return 1 if self._connect is not None else self._size
+
     def _forward(self, loss_fn: LossFunction, batch: Any) -> Tensor:
         objective: Any = loss_fn
         if needs_whole_passes(loss_fn):
-            objective = WholePass(loss_fn, scale=self._scale.value, is_empty=not self._counts)
+            connect = None if self._connect is None else partial(self._connect, self.module)
+            objective = WholePass(
+                loss_fn, scale=self._scale.value, is_empty=not self._counts, connect=connect, worker=self.worker
+            )
         if self.settings.stage == 3:  # parameters are gathered on the way
             with exchanging(self.worker):
                 return self._zero(objective, to_device(batch, self.device))
@@ -206,8 +218,9 @@ class DeepSpeedEngine(ZeroWeights):
 
     def _whole(self, loss_fn: LossFunction) -> AbstractContextManager[None]:
         """All parameters are whole in here, if the loss asks for that; all ranks of the worker enter and leave it."""
-        is_wanted = self._tensors is not None and needs_whole_passes(loss_fn)
-        return self._tensors.whole() if self._tensors is not None and is_wanted else nullcontext()
+        if self._tensors is not None and needs_whole_passes(loss_fn):
+            return self._tensors.whole()
+        return sparing_linear() if self.settings.stage == 3 else nullcontext()
 
     def _materialize_state(self, loss_fn: LossFunction, batch: Any) -> None:
         """Put back an optimiser state before the engine's first step, which is taken once without effect.
@@ -217,11 +230,12 @@ class DeepSpeedEngine(ZeroWeights):
         assert self._pending_state is not None and self._tensors is not None
         state, shared, private, seed = self._pending_state
         self._zero.set_gradient_accumulation_boundary(True)
+        self._counts = False
         with self._whole(loss_fn), exchanging(self.worker):
             self._zero.backward(self._forward(loss_fn, batch))
         with exchanging(self.worker):
             self._zero.step()
-        self._failed, self._pending_state = False, None
+        self._failed, self._counts, self._pending_state = False, True, None
         self.load(shared, private)
         forget(self._zero.basic_optimizer)
         self._tensors.put_state(state)
@@ -241,7 +255,7 @@ class DeepSpeedEngine(ZeroWeights):
         return penalty
 
     def _seed(self, seed: int) -> None:
-        rank = dist.get_rank()
+        rank = dist.get_rank() if self._sharing > 1 else 0
         seed_torch(seed_for(seed, "rank of a worker", rank) if rank else seed, self.device)
 
     # Construction
@@ -269,7 +283,7 @@ class DeepSpeedEngine(ZeroWeights):
         self._zero, self._tensors, self._failed = None, None, False
         worker = self.worker
         super().__init__(self._make_module(), self._partition, self.device)
-        self.join(worker)
+        self.worker = worker
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)
         super().adopt_initial()

@@ -19,7 +19,7 @@ from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, 
 from fedtorch.train.pinned_copy import PinnedCopier, to_device
 from fedtorch.train.precision import Precision
 from fedtorch.train.settings import ClientConfig
-from fedtorch.train.whole_passes import LossFunction
+from fedtorch.train.whole_passes import Connect, LossFunction
 
 GradientHook = Callable[["Engine"], "Tensor | None"]
 
@@ -90,8 +90,8 @@ class Engine:
         self.worker, self.owners = None, None
         self._copier = PinnedCopier(device)
 
-    def join(self, worker: WorkerGroup | None) -> None:
-        """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
+    def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
+        """Take part in a worker whose engines do the same steps. connect: of a task that `passes_together`."""
         self.worker = worker
 
     @property

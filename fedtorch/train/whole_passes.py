@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, "Tensor | int"]]
+Connect = Callable[[nn.Module, Any], None]
+"""connects a module with the other ranks of a worker, so that all compute a pass together; None for the worker parts"""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -39,12 +40,23 @@ def needs_whole_passes(loss_fn: Any) -> bool:
 class WholePass:
     """A loss as `Objective` takes it: its mean, with a graph that holds the gradient."""
 
-    def __init__(self, loss_fn: LossFunction, *, scale: float = 1.0, is_empty: bool = False) -> None:
+    def __init__(
+        self,
+        loss_fn: LossFunction,
+        *,
+        scale: float = 1.0,
+        is_empty: bool = False,
+        connect: Callable[[Any], None] | None = None,
+        worker: Any = None,
+    ) -> None:
         """scale: what the loss is multiplied by while its gradient is taken, and the gradient divided by later (fp16).
 
         is_empty: only another rank has a micro-batch; the gradient is zero, and nothing is computed.
+        connect: the module's `Connect`, if the ranks of `worker` compute the pass together, each a part of the
+        gradient; connected for the pass alone, so that every rank evaluates the whole model by itself.
         """
         self.loss_fn, self.scale, self.is_empty = loss_fn, scale, is_empty
+        self.connect, self.worker = connect, worker
 
     def __call__(self, module: nn.Module, batch: Any) -> Tensor:
         """The mean loss; the parameters, which are whole, stay out of its computation."""
@@ -55,11 +67,22 @@ class WholePass:
             loss = torch.zeros((), device=next(iter(own.values())).device)
         else:
             swapped = {f"module.{name}": twin for name, twin in twins.items()}
-            with _no_hooks(module):
+            with _no_hooks(module), self._connected():
                 loss = functional_call(_Call(module, self.loss_fn, self.scale), swapped, (batch,))
         gradients = [_gradient(twins[name]) for name in trained]
         handed: Tensor = _HandOver.apply(loss, self.scale, gradients, *trained.values())
         return handed
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        if self.connect is None:
+            yield
+            return
+        self.connect(self.worker)
+        try:
+            yield
+        finally:
+            self.connect(None)
 
 
 class _HandOver(torch.autograd.Function):
@@ -101,17 +124,12 @@ class _Call(nn.Module):
 
 @contextmanager
 def _no_hooks(module: nn.Module) -> Iterator[None]:
-    """No hook of the module's parts runs in here: stage 3's would look for what it knows of every parameter.
-
-    Stage 3 also puts a product of its own in place of torch's, for the whole process, which has no forward derivative.
-    """
-    product, functional.linear = functional.linear, torch._C._nn.linear
+    """No hook of the module's parts runs in here: stage 3's would look for what it knows of every parameter."""
     held = [(part, name, getattr(part, name)) for part in module.modules() for name in _HOOKS]
     for part, name, _ in held:
         setattr(part, name, OrderedDict())
     try:
         yield
     finally:
-        functional.linear = product
         for part, name, hooks in held:
             setattr(part, name, hooks)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedtorch.comm.environment import environment
 from fedtorch.comm.worker import WorkerGroup
@@ -139,7 +140,7 @@ def initialize(
             compute_activations_again(model)
     size = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     # with the job's number, stage 3 takes a group of one rank for a mistake
-    with environment("WORLD_SIZE", str(ranks)):
+    with environment("WORLD_SIZE", str(ranks)), linear(functional.linear):
         engine, *_ = deepspeed.initialize(
             model=Objective(module),
             optimizer=optimizer,
@@ -147,6 +148,28 @@ def initialize(
             dist_init_required=False,
         )
     return engine
+
+
+@contextmanager
+def linear(product: Callable[..., Tensor]) -> Iterator[None]:
+    """`torch.nn.functional.linear` is `product` in here, and afterwards what it was before.
+
+    Stage 3 puts a product in its place that keeps no reference to a gathered matrix until the backward pass. It leaves
+    it there for the whole process, for models it does not know too, and it has no forward derivative.
+    """
+    held = functional.linear
+    functional.linear = product
+    try:
+        yield
+    finally:
+        functional.linear = held
+
+
+def sparing_linear() -> AbstractContextManager[None]:
+    """Stage 3's product takes the place of torch's in here: in passes over parameters that come and go."""
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    return linear(zero3_linear_wrap)
 
 
 class ZeroScale:

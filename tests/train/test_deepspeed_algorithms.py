@@ -60,21 +60,22 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 GPT2 = ("task.data=synthetic", "task.model.name=gpt2-random", "task.model.width=16", "task.model.layers=1")
-GPT2 += ("task.model.heads=2", "task.model.positions=96", "task.max_length=96", *FEW, "task.model.dropout=0")
+GPT2 += ("task.model.heads=2", "task.model.positions=96", "task.max_length=96", *FEW)
 ROWS = (*GPT2, "rounds=2", "client.lr=1e-3", "client.max_grad_norm=0.5", "client.no_decay=[]")
 SENT = (*ROWS, "server.lr=1e-3", "server.no_decay=[]")
-SINGLE = (*ROWS, "client.steps=2")
+SINGLE = (*ROWS, "client.steps=2", "task.model.dropout=0")  # dialogs are shared out: every rank has its own dropout
 ALL_ROWS = {path.stem: path for path in sorted((CONFIGS / "fedassistant" / "rows").glob("*.yaml"))}
 CASES |= {name: (f"fedassistant/rows/{name}", SINGLE if name.startswith("gpt_") else SENT) for name in ALL_ROWS}
-CASES |= {
-    "through": ("smoke/feda", (*FEW, "task.model.dropout=0")),
-    "through_both": ("smoke/feda", (*FEW, "task.model.dropout=0", "partition.private=[]", "client.weight_decay=0.1")),
-    "own": ("smoke/feda", (*FEW, "task.model.dropout=0", "task.kv_grad=own", "task.kv_transfer=full")),
+DIALOGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "through": ("smoke/feda", FEW),
+    "through_again": ("smoke/feda", FEW),
+    "own_again": ("smoke/feda", (*FEW, "task.kv_grad=own")),
+    "through_both": ("smoke/feda", (*FEW, "partition.private=[]", "client.weight_decay=0.1")),
+    "own": ("smoke/feda", (*FEW, "task.kv_grad=own", "task.kv_transfer=full")),
     "delta": (
         "smoke/feda_top50",
         (
             *FEW,
-            "task.model.dropout=0",
             "algorithm.payload=delta",
             "client.steps=2",
             "server.optimizer=sgd",
@@ -83,6 +84,7 @@ CASES |= {
         ),
     ),
 }
+CASES |= DIALOGS
 
 
 @dataclass
@@ -129,15 +131,15 @@ def outcome(config: Config, comm: Any = None) -> Outcome:
 def config_of(name: str, folder: Path, *settings: str) -> Config:
     file, own = CASES[name]
     common = (*HALVES, f"run.dir={folder}", "run.name=x", "track.tensorboard=false")
-    if ALL_ROWS.get(name) or name in ("through", "through_both", "own", "delta"):
+    if name in ALL_ROWS or name in DIALOGS:
         common = tuple(key for key in common if "per_round" not in key)
     return load([file], [*common, *own, *settings])
 
 
-def as_rank(folder: str, configs: list[Config]) -> list[Outcome]:
+def as_rank(folder: str, configs: list[Config], num_ranks: int) -> list[Outcome]:
     os.chdir(folder)
-    names = dict.fromkeys(name for config in configs for name in build(config, num_ranks=3, rank=0).names)
-    with DistributedCommunicator.join(tuple(names), timeout_s=60) as comm:
+    names = dict.fromkeys(name for config in configs for name in build(config, num_ranks=num_ranks, rank=0).names)
+    with DistributedCommunicator.join(tuple(names), timeout_s=200) as comm:
         return [outcome(config, comm) for config in configs]
 
 
@@ -151,22 +153,38 @@ def agree(name: str, found: Mapping[str, Sequence[float]], expected: Weights) ->
         assert float((one - other).norm()) <= 1e-3 * float(way), (name, key)
 
 
-def equal_one_process(names: Sequence[str], stage: int, folder: Path) -> None:
+def reported_alike(name: str, one: dict[str, float], other: dict[str, float], *, crosses: bool) -> None:
+    """Numbers within 10⁻³, bytes to the byte. crosses: do keys and values leave a process?"""
+    crossed = one["kv_bytes"] + one["kv_overhead_bytes"] if crosses else other.get("kv_physical_bytes", 0)
+    other = {**other, **({"kv_physical_bytes": crossed} if "kv_bytes" in other else {})}
+    counts = [key for key in other if key.endswith("_bytes")]
+    assert {key: one[key] for key in counts} == {key: other[key] for key in counts}, name
+    assert one == pytest.approx(other, rel=1e-3, abs=1e-6), name
+
+
+def equal_one_process(
+    names: Sequence[str], stage: int, folder: Path, *settings: str, workers: Sequence[int] = (2,)
+) -> None:
     os.chdir(folder)
-    expected = {name: outcome(config_of(name, folder / "one" / name)) for name in names}
-    zero = ("engine.kind=deepspeed", f"engine.stage={stage}", "system.ranks_per_worker=2")
-    configs = [config_of(name, folder / "many" / name, *zero) for name in names]
-    server, leader, _ = run_ranks(as_rank, 3, str(folder), configs, timeout=500)
-    for name, (weights, reports), (kept, _) in zip(names, server, leader, strict=True):
+    expected = {name: outcome(config_of(name, folder / "one" / name, *settings)) for name in names}
+    zero = ("engine.kind=deepspeed", f"engine.stage={stage}", f"system.ranks_per_worker={list(workers)}")
+    again = {name: ("engine.activation_checkpointing=true",) if name.endswith("_again") else () for name in names}
+    configs = [config_of(name, folder / "many" / name, *settings, *zero, *again[name]) for name in names]
+    size = 1 + sum(workers)
+    server, *others = run_ranks(as_rank, size, str(folder), configs, size, timeout=900)
+    leaders = [others[sum(workers[:place])] for place in range(len(workers))]
+    for place, name in enumerate(names):
+        weights, reports = server[place]
+        kept = {key: value for leader in leaders for key, value in leader[place][0].items()}
         agree(name, {**kept, "last": weights["last"]}, expected[name][0])
         for one, other in zip(reports, expected[name][1], strict=True):
-            assert one == pytest.approx(other, rel=1e-3, abs=1e-6), name
+            reported_alike(name, one, other, crosses="kv_bytes" in other and workers[0] == 2)
 
 
 @pytest.mark.timeout(280)
-def test_a_teacher_and_two_sides_of_a_dialog_in_stage_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_and_a_pair_of_ranks_in_stage_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    equal_one_process(["parsing", "through"], 3, tmp_path)
+    equal_one_process(["parsing", "through_again"], 3, tmp_path)
 
 
 @pytest.mark.slow
@@ -177,3 +195,22 @@ def test_every_row_of_every_kind(kind: str, stage: int, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     also = {"through": ("own", "delta")}.get(kind, ())
     equal_one_process([name for name in CASES if name.startswith((kind, *also))], stage, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_row_of_fedassistant_on_two_pairs_of_ranks(
+    stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    equal_one_process([*ALL_ROWS, *DIALOGS], stage, tmp_path, workers=(2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", [1, 3])
+def test_three_ranks_share_dialogs(stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ("client.accumulation=3", "task.model.dropout=0")
+    equal_one_process([*DIALOGS], stage, tmp_path, *settings, workers=(3,))
