@@ -56,7 +56,7 @@ class DeepSpeedEngine(ZeroWeights):
         make_module: Callable[[], nn.Module],
     ) -> None:
         """hp: of any client; all have the same optimiser. make_module: builds the same module again."""
-        super().__init__(module, partition, device)
+        super().__init__(module, partition, device, moves=settings.stage > 0)
         self.settings = settings
         self._hp, self._partition, self._make_module = hp, partition, make_module
         self._deepspeed = import_deepspeed(device)  # takes seconds; now, when nobody waits for this rank yet
@@ -272,6 +272,7 @@ class DeepSpeedEngine(ZeroWeights):
         self._zero = initialize(self._deepspeed, self.module, own, self.settings, self.device, ranks=self._size)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
+            self._keep_initial()
             self._tensors = tensors_of(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())
         self._scale = ZeroScale(self._zero.optimizer.loss_scaler if self.settings.precision == "fp16" else None)
 
@@ -282,7 +283,7 @@ class DeepSpeedEngine(ZeroWeights):
         self._zero.destroy()
         self._zero, self._tensors, self._failed = None, None, False
         worker = self.worker
-        super().__init__(self._make_module(), self._partition, self.device)
+        super().__init__(self._make_module(), self._partition, self.device, moves=self.settings.stage > 0)
         self.worker = worker
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)

@@ -61,11 +61,12 @@ class Engine:
         *,
         precision: str = "fp32",
         scale_power: int = 12,
+        moves: bool = False,
     ) -> None:
         """Moves the module to `device` and its parameters into the flat vectors.
 
         precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
-        scale_power: of fp16's loss scale, see `LossScale`.
+        scale_power: of fp16, see `LossScale`. moves: away at the first load: initial vectors on the CPU are no copies.
         """
         self.module, self.device = module.to(device), device
         self._precision = Precision(precision, device, scale_power)
@@ -80,8 +81,8 @@ class Engine:
             parameters[name].requires_grad_(False)
         self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
         self.trained = [parameters[name] for name in self.trained_names]
-        flats = self._flat, self._flat_private, self.flat_frozen
-        self.initial_shared, self.initial_private, self.initial_frozen = (f.detach().cpu().clone() for f in flats)
+        flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]
+        self.initial_shared, self.initial_private, self.initial_frozen = flats if moves else [f.clone() for f in flats]
         self._buffers = InitialBuffers(module)
         self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -227,8 +228,7 @@ class Engine:
 
     def _backward_in_parts(self, loss_fn: LossFunction, batch: SplitBatch, divisor: int) -> Tensor:
         """The same in parts; a first pass counts, as every part is divided by what all of them count."""
-        device = [self.device] if self.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(device):
+        with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             count = sum(self._objective(loss_fn, part)[1] for part in batch.parts)
         total = torch.zeros((), device=self.device)
         for part in batch.parts:

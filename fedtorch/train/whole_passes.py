@@ -6,8 +6,8 @@ times, or whose calls depend on the rows of a micro-batch cannot keep to that. I
 gets a model whose parameters are whole and unknown to DeepSpeed, and what comes out as their gradient is handed over,
 every parameter in the model's order.
 
-Costs a whole gradient in the parameters' precision for as long as it takes to hand it over, which stage 1 and the
-bucket of stage 2 have anyway (up to 500 million numbers), and in stage 3 the whole parameters for one pass at a time.
+Costs a whole gradient in the parameters' precision for as long as it takes to hand it over, which stage 1 has anyway,
+and in stage 3 the whole parameters for one pass at a time.
 
 Checked with deepspeed 0.19.8.
 """

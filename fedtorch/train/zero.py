@@ -24,6 +24,10 @@ from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.train.settings import EngineConfig
 from fedtorch.train.whole_passes import LossFunction, WholePass
 
+# Numbers that DeepSpeed reduces, gathers or steps at a time; an odd number is refused. Its own defaults are 5·10⁸ for
+# buckets, which it allocates whole, and 10⁹ for stage 3's gathered parameters: up to there nothing is given back.
+BUCKET = 20_000_000
+
 
 def is_installed() -> bool:
     """Can DeepSpeed be imported?"""
@@ -66,8 +70,15 @@ def check_worker(worker: WorkerGroup | None, device: torch.device) -> None:
 
 def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, Any]:
     """DeepSpeed's own configuration, for `size` trained numbers. pin: the host's memory, for a GPU."""
-    bucket = min(size + -size % 256, 500_000_000)  # its default, which it allocates whole; an odd one is refused
+    bucket = min(size + -size % 256, BUCKET)
     zero: dict[str, Any] = {"stage": settings.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if settings.stage == 3:
+        zero |= {
+            "stage3_max_live_parameters": bucket,
+            "stage3_max_reuse_distance": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+            "sub_group_size": bucket,
+        }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin}
     if settings.offload_parameters:

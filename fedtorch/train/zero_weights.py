@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from fedtorch.core.errors import FedtorchError
@@ -37,6 +38,30 @@ class ZeroWeights(Engine):
             return
         self._tensors.put(self.frozen.view(self.initial_frozen))
         self.load(self.initial_shared)
+
+    def _keep_initial(self) -> None:
+        """Copy the initial vectors where parameters have stayed in them, as one that is alone in its group does."""
+        places = {p.data.untyped_storage().data_ptr() for p in self.module.parameters() if p.numel()}
+        for name in ("initial_shared", "initial_private", "initial_frozen"):
+            if (vector := getattr(self, name)).untyped_storage().data_ptr() in places:
+                setattr(self, name, vector.clone())
+
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        """See Engine.snapshot."""
+        return super().snapshot(out) if self._tensors is None else self._tensors.take(self.shared, out)
+
+    def snapshot_private(self) -> Tensor:
+        """See Engine.snapshot_private."""
+        return super().snapshot_private() if self._tensors is None else self._tensors.take(self.private)
+
+    def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
+        """See Engine.difference."""
+        if self._tensors is None:
+            return super().difference(start, out)
+        if out is not None and out.data_ptr() == start.data_ptr():
+            return torch.sub(start, self.flat, out=out)
+        taken = self._tensors.take(self.shared, out)
+        return torch.sub(start, taken, out=taken)
 
     @property
     def flat(self) -> Tensor:
