@@ -14,6 +14,7 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -121,13 +122,15 @@ def measure(shape: Shape, name: str, ranks: int) -> float:
         else:
             engine = DeepSpeedEngine(shape.build(), Partition(), cpu, settings=settings, hp=hp, make_module=shape.build)
         engine.join(worker, join if shape.model == "pair" and ranks == 2 else None)
-        engine.adopt_initial()
+        received = engine.initial_shared.clone()
+        with TemporaryDirectory(dir=".") as spill:
+            engine.adopt_initial(Path(spill))
         sent = engine.shared.empty()
         for client in range(2):
-            engine.start(engine.initial_shared, None, hp, steps=shape.steps, seed=client)
+            engine.start(received, None, hp, steps=shape.steps, seed=client)
             steps = [Step([shape.batch(i) for i in range(ranks)], ranks, 0) for _ in range(shape.steps)]
             train(engine, steps, shape.loss)
-            assert engine.difference(engine.initial_shared, sent).sum().isfinite()
+            assert engine.difference(received, sent).sum().isfinite()
         return peak_mb() - before
 
 

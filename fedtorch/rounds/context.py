@@ -47,6 +47,8 @@ class RoundContext:
         self.seconds: dict[str, float] = {}
         """of the round under way, by phase"""
         layout, spill = components.engine.shared, self.config.folder / "spill" / f"rank{self.comm.rank}"
+        self.spill = spill
+        """what this rank's memory need not hold"""
         self.store = ClientStore(spill / "states", self.config.system.state_memory_mb << 20)
         """the states of this rank's own clients"""
         self.received = torch.zeros(layout.size * len(self.algorithm.exchanged_vectors), dtype=layout.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +28,8 @@ GradientHook = Callable[["Engine"], "Tensor | None"]
 class Engine:
     """Trains and evaluates one module for any client of this worker.
 
-    The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
-    is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
-    `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
+    The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Nothing is built or
+    deep-copied per client. `load` sets *every* parameter and floating-point buffer: nothing of the last one is left.
     """
 
     module: nn.Module
@@ -150,8 +150,8 @@ class Engine:
         """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""
         return [self.initial_shared, self.initial_private, self.initial_frozen, *self._buffers.values.values()]
 
-    def adopt_initial(self) -> None:
-        """Take what was received into `initial()` as this engine's start."""
+    def adopt_initial(self, spill: Path | None = None) -> None:
+        """Take what was received into `initial()` as this engine's start. spill: a folder for what is seldom read."""
         self._copier.upload(self.initial_frozen, self.flat_frozen)
         self.load(self.initial_shared)
 

@@ -74,10 +74,10 @@ def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, An
     zero: dict[str, Any] = {"stage": settings.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if settings.stage == 3:
         zero |= {
-            "stage3_max_live_parameters": bucket,
-            "stage3_max_reuse_distance": bucket,
-            "stage3_prefetch_bucket_size": bucket,
-            "sub_group_size": bucket,
+            "stage3_max_live_parameters": BUCKET,
+            "stage3_max_reuse_distance": BUCKET,
+            "stage3_prefetch_bucket_size": BUCKET,
+            "sub_group_size": BUCKET,
         }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedtorch.core.errors import FedtorchError
+from fedtorch.core.weights import mapped
 from fedtorch.train.engine import Engine
 from fedtorch.train.zero_tensors import ZeroTensors
 
+_INITIAL = ("initial_shared", "initial_private", "initial_frozen")
 NO_GRADIENTS = "engine.kind deepspeed has no gradients outside a step; set engine.kind to torch"
 
 
@@ -31,18 +34,21 @@ class ZeroWeights(Engine):
         self._tensors.put({**self.shared.view(shared), **self.private.view(private)})
         self._buffers.put_back()
 
-    def adopt_initial(self) -> None:
-        """See Engine.adopt_initial."""
+    def adopt_initial(self, spill: Path | None = None) -> None:
+        """See Engine.adopt_initial. The initial weights are then in a file, as few look at them again."""
         if self._tensors is None:
             super().adopt_initial()
-            return
-        self._tensors.put(self.frozen.view(self.initial_frozen))
-        self.load(self.initial_shared)
+        else:
+            self._tensors.put(self.frozen.view(self.initial_frozen))
+            self.load(self.initial_shared)
+        if self._tensors is not None and spill is not None:
+            for name in _INITIAL:
+                setattr(self, name, mapped(getattr(self, name), spill))
 
     def _keep_initial(self) -> None:
         """Copy the initial vectors where parameters have stayed in them, as one that is alone in its group does."""
         places = {p.data.untyped_storage().data_ptr() for p in self.module.parameters() if p.numel()}
-        for name in ("initial_shared", "initial_private", "initial_frozen"):
+        for name in _INITIAL:
             if (vector := getattr(self, name)).untyped_storage().data_ptr() in places:
                 setattr(self, name, vector.clone())
 

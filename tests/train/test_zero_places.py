@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +117,15 @@ def test_a_difference_is_that_of_the_plain_engine_wherever_it_is_written() -> No
     assert torch.equal(engine.difference(start), expected)
     assert engine.difference(start, out) is out and torch.equal(out, expected)
     assert torch.equal(engine.difference(start, start), expected)
+
+
+def test_the_initial_weights_are_read_from_a_file_that_needs_no_name(tmp_path: Path) -> None:
+    engine, plain = engine_of(3), Engine(model(), Partition(), CPU)
+    engine.adopt_initial(tmp_path / "spill")
+    assert not [*(tmp_path / "spill").iterdir()]
+    assert torch.equal(engine.initial_shared, plain.initial_shared) and torch.equal(engine.flat, plain.flat)
+    engine.initial_shared.zero_()  # another run's are received there
+    assert not engine.initial_shared.any()
+    (tmp_path / "file").touch()
+    engine.adopt_initial(tmp_path / "file")  # no folder can be made: they stay in memory
+    assert not engine.flat.any()
