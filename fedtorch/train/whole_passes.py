@@ -69,8 +69,7 @@ class WholePass:
             swapped = {f"module.{name}": twin for name, twin in twins.items()}
             with _no_hooks(module), self._connected():
                 loss = functional_call(_Call(module, self.loss_fn, self.scale), swapped, (batch,))
-        gradients = [_gradient(twins[name]) for name in trained]
-        handed: Tensor = _HandOver.apply(loss, self.scale, gradients, *trained.values())
+        handed: Tensor = _HandOver.apply(loss, self.scale, [twins[name] for name in trained], *trained.values())
         return handed
 
     @contextmanager
@@ -89,19 +88,16 @@ class _HandOver(torch.autograd.Function):
     """A loss of parameters whose gradient is known already."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, scale: float, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:
-        ctx.scale, ctx.gradients = scale, gradients
+    def forward(ctx: Any, loss: Tensor, scale: float, twins: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.scale, ctx.twins = scale, twins
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         factor = upstream[0] / ctx.scale
-        gradients, ctx.gradients = ctx.gradients, None
-        return (None, None, None, *(gradient.mul_(factor) for gradient in gradients))
-
-
-def _gradient(twin: Tensor) -> Tensor:
-    return torch.zeros_like(twin) if twin.grad is None else twin.grad
+        twins, ctx.twins = ctx.twins, None
+        # zeros that nobody has written to take no memory
+        return (None, None, None, *(torch.zeros_like(t) if t.grad is None else t.grad.mul_(factor) for t in twins))
 
 
 class _Call(nn.Module):
