@@ -81,7 +81,8 @@ class Shape:
 
     def _gpt2(self) -> nn.Module:
         heads = self.width // 64
-        return GPT2LMHeadModel(GPT2Config(1000, n_positions=64, n_embd=self.width, n_layer=self.layers, n_head=heads))
+        config = GPT2Config(vocab_size=1000, n_positions=64, n_embd=self.width, n_layer=self.layers, n_head=heads)
+        return GPT2LMHeadModel(config)
 
     def batch(self, seed: int) -> dict[str, Any]:
         ids = torch.randint(2, 1000, (2, 16), generator=torch.Generator().manual_seed(seed))
