@@ -17,7 +17,7 @@ from fedtorch.comm.store import Store
 from fedtorch.core.errors import FedtorchError, PeerError, PreflightError
 
 _MAGIC = 0x776F_726B_6572  # "worker"
-_NUMBERS = 7
+_NUMBERS = 6
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64)
 
 
@@ -157,7 +157,7 @@ class WorkerGroup:
             flat = way.empty(flat.numel(), flat.dtype).copy_(flat)
         elif way is Way.HOST:
             flat = flat.cpu()
-        self._agree(Step.SEND, _DTYPES.index(flat.dtype), flat.numel(), way, *about)
+        self._agree(Step.SEND, _DTYPES.index(flat.dtype) + way * len(_DTYPES), flat.numel(), *about)
         if flat.numel():
             self._guard(lambda: dist.send(flat, 1 - self.rank))
 
@@ -166,7 +166,8 @@ class WorkerGroup:
 
         On this rank's GPU if it went from one to the other, else on the CPU.
         """
-        dtype, count, way, *about = self._agree(Step.RECEIVE)[1 - self.rank]
+        kind, count, *about = self._agree(Step.RECEIVE)[1 - self.rank]
+        way, dtype = divmod(kind, len(_DTYPES))
         flat = Way(way).empty(count, _DTYPES[dtype])
         if count:
             self._guard(lambda: dist.recv(flat, 1 - self.rank))

@@ -182,6 +182,19 @@ def equal_one_process(
 
 
 @pytest.mark.timeout(280)
+def test_a_teacher_in_stage_3_equals_that_of_the_plain_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain, zero = (
+        outcome(config_of("parsing", tmp_path / kind, "rounds=1", "client.epochs=1", f"engine.kind={kind}", *stage))
+        for kind, stage in (("torch", ()), ("deepspeed", ("engine.stage=3",)))
+    )
+    agree("parsing", zero[0], plain[0])
+    for one, other in zip(zero[1], plain[1], strict=True):
+        reported_alike("parsing", one, other, crosses=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_teacher_and_a_pair_of_ranks_in_stage_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     equal_one_process(["parsing", "through_again"], 3, tmp_path)
