@@ -168,8 +168,8 @@ def deepspeed_has_one_optimizer(plan: Plan) -> None:
 
 def micro_batches_can_be_dealt(plan: Plan) -> None:
     """DeepSpeed's ranks share out the micro-batches of a step evenly."""
-    sizes = plan.topology.sizes if plan.config.engine.kind == "deepspeed" else ()
-    sizes = [size for size in sizes if not plan.task.passes_together(size)]
+    is_deepspeed = plan.config.engine.kind == "deepspeed"
+    sizes = [size for size in plan.topology.sizes if is_deepspeed and not plan.task.passes_together(size)]
     for size, odd in ((size, hp.accumulation) for size in sizes for hp in plan.settings if hp.accumulation % size):
         raise ConfigError(
             f"client.accumulation is {odd} but the {size} ranks of a worker share a step's micro-batches; "
