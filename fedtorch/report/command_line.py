@@ -18,6 +18,7 @@ from fedtorch.core.errors import FedtorchError
 from fedtorch.core.files import replace_file
 from fedtorch.report import apir as apir_report
 from fedtorch.report import significance as paired
+from fedtorch.report import sweep as sweep_report
 from fedtorch.report.compared import read_all, say_left_out, say_written, show_page
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.groups import make_groups
@@ -114,6 +115,7 @@ def make_perplexity(args: argparse.Namespace) -> None:
 
 COMMANDS = {
     "table": Command("scores of every client, beside the published ones", add_table_arguments, make_table),
+    "sweep": Command("score over a swept key, a line for each client", sweep_report.add_arguments, sweep_report.make),
     "apir": Command("few-shot tasks against a base run (FewFedWeight)", apir_report.add_arguments, apir_report.make),
     "ttest": Command("paired t-test between two runs, over single examples", paired.add_arguments, paired.make),
     "measures": Command(
