@@ -16,7 +16,7 @@ from fedtorch.report.groups import make_groups
 from fedtorch.report.plots import MAX_NAMED, plain_text
 from fedtorch.report.swept import AVERAGES, Line, Sweep, sweep_of
 
-LOGARITHMIC = 30
+LOGARITHMIC = 10
 """The axis of a key is logarithmic where its largest value is so many times its smallest."""
 
 
