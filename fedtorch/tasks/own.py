@@ -20,6 +20,7 @@ from fedtorch.core.update import SIZE
 from fedtorch.data.folder import read_rows
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.prepare import folder_of, prepare
+from fedtorch.data.own.prepared_before import prepared_before
 from fedtorch.data.own.rows import Form
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
@@ -107,13 +108,25 @@ class OwnTask(Judged):
     @cached_property
     def folder(self) -> Path:
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
-        trains = self.source_model.random is not None and self.tokenizer is None
-        folder = folder_of(self.data, self.kind, {**self.settings(), "vocabulary": trains})
+        settings = {**self.settings(), "vocabulary": self._trains_vocabulary}
+        if self.data.prepared is not None:
+            return prepared_before(Path(self.data.prepared), self.kind, self.data, settings)
+        folder = folder_of(self.data, self.kind, settings)
         if not (folder / "manifest.json").is_file():
             log.info("preparing %s in %s", self.data.source, folder)
-            train = partial(train_subwords, size=self.data.tokenizer_size) if trains else None
-            prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train)
+            self.prepare_into(folder)
         return folder
+
+    def prepare_into(self, folder: Path) -> None:
+        """Write the prepared rows, and the vocabulary of a random model."""
+        trains = self._trains_vocabulary
+        train = partial(train_subwords, size=self.data.tokenizer_size) if trains else None
+        settings = {**self.settings(), "vocabulary": trains}
+        prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings)
+
+    @property
+    def _trains_vocabulary(self) -> bool:
+        return self.source_model.random is not None and self.tokenizer is None
 
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
