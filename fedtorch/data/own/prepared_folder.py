@@ -1,16 +1,37 @@
-"""A folder of rows that was prepared before the run, perhaps on another machine: is it of this config?"""
+"""Where a config's prepared rows are: below data/, or in a folder that was prepared before, perhaps elsewhere."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.own.keys import OwnData
+from fedtorch.data.own.prepare import folder_of
 
 KEY = "task.data.prepared"
+
+log = logging.getLogger(__name__)
+
+
+def folder_for(data: OwnData, name: str, settings: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+    """`data.prepared` if it is set, else a folder below data/ that is made where it is missing.
+
+    settings: what beside `data` decides about the rows.
+
+    Raises:
+        ConfigError, DataError: see `prepared_before` and `folder_of`, and what `make` raises.
+    """
+    if data.prepared is not None:
+        return prepared_before(Path(data.prepared), name, data, settings)
+    folder = folder_of(data, name, settings)
+    if not (folder / "manifest.json").is_file():
+        log.info("preparing %s in %s", data.source, folder)
+        make(folder)
+    return folder
 
 
 def prepared_before(folder: Path, name: str, data: OwnData, settings: Mapping[str, Any]) -> Path:
