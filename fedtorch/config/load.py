@@ -41,6 +41,7 @@ NO_EFFECT = (
     "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
     "track",  # logging takes no part in training
     "compare",  # another run, with its own digest
+    "task.data.prepared",  # where the same rows lie
     "system.timeout",  # when to give up
     "system.shutdown_grace",
     "system.server_works",  # results do not depend on which rank trains a client,
@@ -56,6 +57,8 @@ NO_EFFECT = (
 
 ADDED: dict[str, Any] = {
     "client.shuffle": True,
+    "client.schedule_cycles": 1,
+    "client.schedule_power": 1.0,
     "eval.metrics": [],
     "client.group_by_length": False,
     "client.max_tokens_per_batch": None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,7 +18,8 @@ from fedtorch.core.ranges import Count
 from fedtorch.core.update import SIZE
 from fedtorch.data.folder import read_rows
 from fedtorch.data.own.keys import OwnData
-from fedtorch.data.own.prepare import folder_of, prepare
+from fedtorch.data.own.prepare import prepare
+from fedtorch.data.own.prepared_folder import folder_for
 from fedtorch.data.own.rows import Form
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
@@ -27,7 +27,7 @@ from fedtorch.tasks.chosen_metrics import code_of
 from fedtorch.tasks.judged import Judged
 from fedtorch.tasks.new_rows import new_rows
 from fedtorch.text.byte_bpe import train_subwords
-from fedtorch.text.pretrained import load_tokenizer_as, tokenizer_digest
+from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
 
 _PIPELINES = {
     "SequenceClassification": "text-classification",
@@ -47,8 +47,6 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 
 LABELLED_CLIENTS = 400
 """With more clients than this their labels are not recorded."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +105,23 @@ class OwnTask(Judged):
     @cached_property
     def folder(self) -> Path:
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
-        trains = self.source_model.random is not None and self.tokenizer is None
-        folder = folder_of(self.data, self.kind, {**self.settings(), "vocabulary": trains})
-        if not (folder / "manifest.json").is_file():
-            log.info("preparing %s in %s", self.data.source, folder)
-            train = partial(train_subwords, size=self.data.tokenizer_size) if trains else None
-            prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train)
-        return folder
+        return folder_for(self.data, self.kind, self._row_settings(), self.prepare_into)
+
+    def prepare_into(self, folder: Path) -> None:
+        """Write the prepared rows, and the vocabulary of a random model."""
+        settings = self._row_settings()
+        train = partial(train_subwords, size=self.data.tokenizer_size) if settings["vocabulary"] else None
+        prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings)
+
+    def _row_settings(self) -> dict[str, Any]:
+        return {**self.settings(), "vocabulary": self.source_model.random is not None and self.tokenizer is None}
 
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The tokenizer; one without a padding token pads with its end token, which attention masks tell apart."""
         model = self.source_model
         key, name = ("task.tokenizer", self.tokenizer) if self.tokenizer else ("task.model.path", model.path)
-        tokenizer = load_tokenizer_as("model's", name or self.folder / "tokenizer", _problem, key=key)
+        tokenizer = load_tokenizer_as("model's", name or self.folder / "tokenizer", lacks, key=key)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
@@ -288,10 +289,3 @@ class OwnTask(Judged):
                 f"{where} has a row of {len(ids)} tokens, task.max_length leaves {most}; raise it, or set task.truncate"
             )
         return list(ids[:most] if self.truncate == "right" else ids[-most:])
-
-
-def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        return "it has neither a padding nor an end token"
-    ids = tokenizer("a b", add_special_tokens=False).input_ids
-    return "it makes no token of `a b`" if not ids else None
