@@ -9,9 +9,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from fedtorch.comm.interfaces import Interface, find, interfaces, network_name, towards
@@ -68,19 +69,20 @@ def may_span_hosts(environ: Mapping[str, str]) -> bool:
     return environ["MASTER_ADDR"] not in _LOOPBACK
 
 
-def bind(store: Store, meeting: Meeting, wanted: str | None) -> tuple[str, ...]:
+def bind(store: Store, meeting: Meeting, wanted: str | None, before: Sequence[str] = ()) -> tuple[str, ...]:
     """Set where this rank's groups listen, see `agree`; the name of every rank's host, none on a job of one host.
 
-    What libraries make listens on the same interface, unless the user has said where.
+    What libraries make listens on the same interface, unless the user has said where. before: what it was when more
+    ranks were there than now, for those that are away.
     """
     binding = agree(meeting, wanted, os.environ) if may_span_hosts(os.environ) else None
+    store.spans_hosts = binding is not None or bool(before)
     if binding is None:
-        return ()
+        return tuple(before)
     log.debug("this rank is reached at %s", binding.interface)
     binding.tell_libraries()
-    store.spans_hosts = True
     store.address = "" if binding.is_users else binding.interface.address
-    return binding.hosts
+    return tuple(now or then for now, then in zip_longest(binding.hosts, before, fillvalue=""))
 
 
 def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str]) -> Binding | None:
@@ -127,7 +129,8 @@ def decide(notes: Notes) -> dict[str, Any]:
     A network is that of a host, or of a container that has one to itself.
     """
     places: dict[str, str] = {}
-    verdict = {"places": places, "hosts": [notes[rank]["host"] for rank in sorted(notes)]}
+    names = [notes[rank]["host"] if rank in notes else "" for rank in range(max(notes) + 1)]  # one may be away
+    verdict = {"places": places, "hosts": names}
     for rank in sorted(notes):
         note = notes[rank]
         address = note["address"].partition(" ")[0]

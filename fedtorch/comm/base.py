@@ -17,6 +17,7 @@ from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.peers import Peers
 from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.store import JobMember
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError, RefusedUpdatesError
@@ -138,6 +139,8 @@ class Communicator(ABC):
     """The name of every rank's host; none where all ranks are on one."""
     lost: frozenset[int] = frozenset()
     """Ranks that the others go on without; see `enable_loss_recovery`."""
+    returned: frozenset[int] = frozenset()
+    """Those of them that are back, and wait for the others to join again; as the last `barrier` has found."""
     names: tuple[str, ...]
     """The clients in manifest order; messages carry a client's place in it."""
     meter: Meter
@@ -253,6 +256,10 @@ class Communicator(ABC):
         communicator.
         """
         return None
+
+    def reopen(self) -> JobMember:
+        """Leave in good order, to join again together with the ranks in `returned`: what the next `join` takes."""
+        raise NotImplementedError("a job of one rank has nobody to let in")
 
     @abstractmethod
     def close(self) -> None:

@@ -53,9 +53,9 @@ class DisconnectMonitor:
             token = secrets.token_bytes(_TOKEN_BYTES)
             store.set("lifeline", f"{listener.getsockname()[1]} {token.hex()}")
             return cls({}, listener, token)
-        store.wait(["lifeline"], store.timeout_s)
+        store.wait(["lifeline"], store.start_s)
         if not store.has(["lifeline"]):
-            raise PreflightError(f"rank 0 (the server) did not come within {store.timeout_s:g} s")
+            raise PreflightError(f"rank 0 (the server) did not come within {store.start_s:g} s (system.start_timeout)")
         told = _TOLD.fullmatch(store.get("lifeline"))
         if told is None:
             raise PreflightError("what rank 0 (the server) left under `lifeline` is no port and token")

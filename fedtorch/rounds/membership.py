@@ -19,6 +19,10 @@ class Stopped(Exception):
     """A signal asked to stop; the round under way is abandoned on all ranks."""
 
 
+class Returned(Exception):
+    """Lost ranks are back, between two rounds; what was computed is saved, and all ranks are to join again."""
+
+
 @dataclass
 class Progress:
     """Where the run is; the same on every rank."""
@@ -38,17 +42,22 @@ class Membership:
         """client of a lost worker -> the first round that is drawn without it"""
         self._lost_ranks: frozenset[int] = frozenset()
 
-    def barrier(self, phase: str, *, may_stop: bool = True) -> None:
+    def barrier(self, phase: str, *, may_stop: bool = True, may_reopen: bool = False) -> None:
         """Wait for all ranks.
+
+        may_reopen: may lost ranks that are back take part again from here on?
 
         Raises:
             Stopped: on all ranks, if any of them was asked to stop.
+            Returned: on all ranks, if some are back.
         """
         wants_stop = may_stop and self.components.stop()
         stop = self.comm.barrier(phase, round=self.progress.round, stop=wants_stop)
         self.note_losses()
         if stop and may_stop:
             raise Stopped
+        if may_reopen and self.comm.returned:
+            raise Returned
 
     def retry_on_loss(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
         """What `exchange` returns, a step made of collectives.

@@ -1,0 +1,97 @@
+"""How a rank comes back into a job whose others went on without it: it knocks, and is let in between two rounds.
+
+1. A rank that finds a heartbeat of its own number in the store has been there before in this attempt of the job: its
+   process was killed, or its machine. It leaves a word under `knock/RANK` and waits.
+2. The server looks for such words when all ranks meet before a round. In that meeting's verdict it says who is back.
+3. All ranks save, close their connections and join again, as ranks of a job that is resumed do, under the store's next
+   number (`Entry`); by the answer to its word the one that is back learns that number, and who is still away.
+Where the run cannot go on without a rank, its word tells the others that it is gone, and ends the attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedtorch.comm.notes import read_entry
+from fedtorch.comm.store import Entry, JobMember, Store
+from fedtorch.core.errors import DeadlineError, PreflightError
+
+log = logging.getLogger(__name__)
+
+OVER = "over"
+"""Key that says that the job has ended in good order."""
+_PAUSE_S = 0.2
+
+
+def join_job(environ: Mapping[str, str], timeout_s: float, secret: str, start_s: float | None) -> JobMember:
+    """Find or host the job's store; a rank that was there before waits until it is let in.
+
+    Where the job ends while it waits, it looks for the next attempt, which has to begin within `start_s`.
+
+    Raises:
+        PreflightError: see `Store.join` and `come_back`.
+    """
+    while True:
+        member = Store.join(environ, timeout_s, secret, start_s)
+        try:
+            return come_back(member) if member.rank and was_there(member) else member
+        except DeadlineError as error:
+            log.warning("the job ended before rank %d was let in, which looks for the next one: %s", member.rank, error)
+        time.sleep(_PAUSE_S)
+
+
+def was_there(member: JobMember) -> bool:
+    """Has a process of this rank's number been in this attempt of the job, which is not over?"""
+    return member.store.has([f"heartbeat/{member.rank}"]) and not member.store.has([OVER])
+
+
+def come_back(member: JobMember) -> JobMember:
+    """Knock, and wait to be let in: for as long as the job goes on, as a round may take hours.
+
+    Raises:
+        DeadlineError: the store is gone, and with it the attempt that this rank wanted to come back to.
+        PreflightError: the server will not have it, and says why.
+    """
+    store, word = member.store, uuid.uuid4().hex
+    log.warning("rank %d was in this job before; it waits to be let in after the round under way", member.rank)
+    store.set(f"knock/{member.rank}", word)
+    while not store.wait([f"welcome/{member.rank}/{word}"], 1.0):
+        pass
+    told = read_entry(store.get(f"welcome/{member.rank}/{word}"))
+    store.delete([f"welcome/{member.rank}/{word}"])
+    if refused := told.get("refused"):
+        raise PreflightError(f"rank {member.rank} is not let in again: {refused}")
+    return enter(member, Entry(told["number"], frozenset(told["lost"]), tuple(told["hosts"])))
+
+
+def enter(member: JobMember, entry: Entry) -> JobMember:
+    """The rank as it joins again."""
+    member.store.enter(entry.number)
+    return replace(member, entry=entry)
+
+
+def waiting(store: Store, lost: Collection[int]) -> dict[int, str]:
+    """On the server: which of the lost ranks knock, each with its word."""
+    knocking = [rank for rank in lost if store.door.has([f"knock/{rank}"])]
+    return {rank: store.door.get(f"knock/{rank}") for rank in knocking}
+
+
+def is_waiting(store: Store, rank: int) -> bool:
+    """Does the rank knock, so that it is no longer where it was?"""
+    return store.door.has([f"knock/{rank}"])
+
+
+def answer(store: Store, words: Mapping[int, str], entry: Entry | None, why_not: str = "") -> None:
+    """On the server: let these ranks in, or (no `entry`) say why not."""
+    told: dict[str, Any] = {"refused": why_not}
+    if entry is not None:
+        told = {"number": entry.number, "lost": sorted(entry.lost), "hosts": list(entry.hosts)}
+    for rank, word in words.items():
+        store.door.delete([f"knock/{rank}"])
+        store.door.set(f"welcome/{rank}/{word}", json.dumps(told))
