@@ -171,10 +171,11 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
         """Wait until every rank is there, for hours if need be; True on all ranks if any of them said `stop`.
 
-        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`).
+        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`). may_reopen: let all know
+        which lost ranks are back (`returned`).
 
         Raises:
             DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it

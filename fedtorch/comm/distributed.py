@@ -19,7 +19,7 @@ from fedtorch.comm.aggregation import Aggregation, Request, Term
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.door import answer, enter, join_job, waiting
+from fedtorch.comm.door import enter, join_job, let_in, waiting
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.liveness import Liveness
@@ -101,7 +101,7 @@ class DistributedCommunicator(Communicator):
             PreflightError: incomplete environment, taken port, no store, or hosts that do not reach each other.
         """
         network = network or Network()
-        member = member or join_job(os.environ, timeout_s, secret, network.start_s)
+        member = member or join_job(os.environ, timeout_s, secret, network.start_s, network.why_no_return)
         disconnects = None
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
@@ -120,7 +120,7 @@ class DistributedCommunicator(Communicator):
         self._is_closed = True
         self._shutdown.leave_together(is_broken=self._group.is_broken, comes_again=True)
         entry = Entry(self._member.entry.number + 1, self.lost - self.returned, self.hosts)
-        answer(self._store, self._words, entry)
+        let_in(self._store, self._words, entry)
         return enter(self._member, entry)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
@@ -141,10 +141,10 @@ class DistributedCommunicator(Communicator):
         self.staging = staging
         self._group.stage(staging)
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
         """See the base class; through the store, no collective is under way meanwhile."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
-        words = waiting(self._store, self.lost) if self.is_server else {}
+        words = waiting(self._store, self.lost) if self.is_server and may_reopen else {}
         verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers, returned=list(words))
         self._words, self.returned = words, frozenset(verdict["returned"])
         self._regroup(verdict["lost"])

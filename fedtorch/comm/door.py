@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from fedtorch.comm.notes import read_entry
 from fedtorch.comm.store import Entry, JobMember, Store
@@ -29,10 +28,13 @@ OVER = "over"
 _PAUSE_S = 0.2
 
 
-def join_job(environ: Mapping[str, str], timeout_s: float, secret: str, start_s: float | None) -> JobMember:
+def join_job(
+    environ: Mapping[str, str], timeout_s: float, secret: str, start_s: float | None, why_not: str = ""
+) -> JobMember:
     """Find or host the job's store; a rank that was there before waits until it is let in.
 
     Where the job ends while it waits, it looks for the next attempt, which has to begin within `start_s`.
+    why_not: why a rank cannot come back into this job; empty: it can.
 
     Raises:
         PreflightError: see `Store.join` and `come_back`.
@@ -40,7 +42,7 @@ def join_job(environ: Mapping[str, str], timeout_s: float, secret: str, start_s:
     while True:
         member = Store.join(environ, timeout_s, secret, start_s)
         try:
-            return come_back(member) if member.rank and was_there(member) else member
+            return come_back(member, why_not) if member.rank and was_there(member) else member
         except DeadlineError as error:
             log.warning("the job ended before rank %d was let in, which looks for the next one: %s", member.rank, error)
         time.sleep(_PAUSE_S)
@@ -51,22 +53,22 @@ def was_there(member: JobMember) -> bool:
     return member.store.has([f"heartbeat/{member.rank}"]) and not member.store.has([OVER])
 
 
-def come_back(member: JobMember) -> JobMember:
+def come_back(member: JobMember, why_not: str = "") -> JobMember:
     """Knock, and wait to be let in: for as long as the job goes on, as a round may take hours.
 
     Raises:
         DeadlineError: the store is gone, and with it the attempt that this rank wanted to come back to.
-        PreflightError: the server will not have it, and says why.
+        PreflightError: it cannot be let in.
     """
     store, word = member.store, uuid.uuid4().hex
+    if why_not:
+        raise PreflightError(f"rank {member.rank} was in this job before and cannot be let in again: {why_not}")
     log.warning("rank %d was in this job before; it waits to be let in after the round under way", member.rank)
     store.set(f"knock/{member.rank}", word)
     while not store.wait([f"welcome/{member.rank}/{word}"], 1.0):
         pass
     told = read_entry(store.get(f"welcome/{member.rank}/{word}"))
     store.delete([f"welcome/{member.rank}/{word}"])
-    if refused := told.get("refused"):
-        raise PreflightError(f"rank {member.rank} is not let in again: {refused}")
     return enter(member, Entry(told["number"], frozenset(told["lost"]), tuple(told["hosts"])))
 
 
@@ -87,11 +89,9 @@ def is_waiting(store: Store, rank: int) -> bool:
     return store.door.has([f"knock/{rank}"])
 
 
-def answer(store: Store, words: Mapping[int, str], entry: Entry | None, why_not: str = "") -> None:
-    """On the server: let these ranks in, or (no `entry`) say why not."""
-    told: dict[str, Any] = {"refused": why_not}
-    if entry is not None:
-        told = {"number": entry.number, "lost": sorted(entry.lost), "hosts": list(entry.hosts)}
+def let_in(store: Store, words: Mapping[int, str], entry: Entry) -> None:
+    """On the server: tell these ranks, which knock with these words, how to join."""
+    told = {"number": entry.number, "lost": sorted(entry.lost), "hosts": list(entry.hosts)}
     for rank, word in words.items():
         store.door.delete([f"knock/{rank}"])
         store.door.set(f"welcome/{rank}/{word}", json.dumps(told))

@@ -53,7 +53,6 @@ _ENTRY: Mapping[str, Field] = {
     "lost": lambda value: isinstance(value, list) and all(type(rank) is int and rank > 0 for rank in value),
     "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
 }
-_REFUSED: Mapping[str, Field] = {"refused": str}
 _BACKEND: Mapping[str, Field] = {
     "backend": lambda value: value in ("gloo", "nccl"),
     "shared": lambda value: isinstance(value, list) and all(type(rank) is int for rank in value),
@@ -95,8 +94,7 @@ def read_entry(text: str) -> dict[str, Any]:
         PreflightError: it is not such an answer.
     """
     sender = f"the answer of {name(0)} at the door"
-    found = _mapping(text, sender)
-    return _checked(found, _REFUSED if "refused" in found else _ENTRY, sender)
+    return _checked(_mapping(text, sender), _ENTRY, sender)
 
 
 def read_heartbeat(text: str, rank: int) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Network:
     """May the ranks talk to each other over public addresses?"""
     start_s: float | None = None
     """How long ranks wait for each other at the start; None: as long as a rank may be silent."""
+    why_no_return: str = ""
+    """Why a lost rank cannot come back into the job; empty: it can."""
     who: Mapping[int, str] = field(default_factory=dict)
     """Rank -> whose it is, for messages, where ranks belong to somebody."""
 

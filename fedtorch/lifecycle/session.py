@@ -117,7 +117,7 @@ class Session:
             backend=system.backend,
             device=own,
             secret=self._secret(config),
-            network=Network(system.interface, system.trust_network, system.start_timeout, _who(config)),
+            network=_network(config),
             member=again and again.member,
         )
 
@@ -185,6 +185,12 @@ class Session:
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
         self.stop.last_words = None
         write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
+
+
+def _network(config: Config) -> Network:
+    system = config.system
+    whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
+    return Network(system.interface, system.trust_network, system.start_timeout, whole, _who(config))
 
 
 def _who(config: Config) -> dict[int, str]:

@@ -121,7 +121,7 @@ class RoundContext:
     def broadcast(self) -> None:
         """The server's vectors to all ranks, unless they have them already."""
         with self.timed("broadcast"):
-            self.members.barrier("broadcast", may_reopen=self.progress.is_training)
+            self.members.barrier("broadcast")
             if self.algorithm.exchanged_vectors and not self.is_fresh:
                 self.members.retry_on_loss("broadcast", lambda: self.comm.broadcast(self.received))
                 self.is_fresh = True

@@ -42,21 +42,20 @@ class Membership:
         """client of a lost worker -> the first round that is drawn without it"""
         self._lost_ranks: frozenset[int] = frozenset()
 
-    def barrier(self, phase: str, *, may_stop: bool = True, may_reopen: bool = False) -> None:
+    def barrier(self, phase: str, *, may_stop: bool = True) -> None:
         """Wait for all ranks.
-
-        may_reopen: may lost ranks that are back take part again from here on?
 
         Raises:
             Stopped: on all ranks, if any of them was asked to stop.
-            Returned: on all ranks, if some are back.
+            Returned: on all ranks, before anything of a round was computed, if lost ranks are back.
         """
+        may_reopen = phase == "broadcast" and self.progress.is_training
         wants_stop = may_stop and self.components.stop()
-        stop = self.comm.barrier(phase, round=self.progress.round, stop=wants_stop)
+        stop = self.comm.barrier(phase, round=self.progress.round, stop=wants_stop, may_reopen=may_reopen)
         self.note_losses()
         if stop and may_stop:
             raise Stopped
-        if may_reopen and self.comm.returned:
+        if self.comm.returned:
             raise Returned
 
     def retry_on_loss(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
