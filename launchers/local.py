@@ -52,7 +52,7 @@ PROGRAM = (sys.executable, "-m", "fedtorch.main")
 GRACE_S = 10.0
 """For the others to end by themselves, which tells more, before they are killed."""
 _SETUP = (ConfigError.exit_code, DataError.exit_code, PreflightError.exit_code)
-_FINAL = (
+FINAL = (
     *_SETUP,
     NonFiniteError.exit_code,
     CheckpointError.exit_code,
@@ -109,7 +109,7 @@ class Job:
                     return code and Interrupted.exit_code
                 if is_final:
                     return code
-            raise RestartsError(f"no restart is left of {max_restarts}; the last attempt ended with {_ended(code)}")
+            raise RestartsError(f"no restart is left of {max_restarts}; the last attempt ended with {ended(code)}")
         finally:
             self._kill()
             os.close(lock)
@@ -157,9 +157,9 @@ class Job:
         if not causes:
             return Interrupted.exit_code, True
         server = ended.get(0)
-        code = server if server in (0, QuorumError.exit_code, *_FINAL) else causes[0]
+        code = server if server in (0, QuorumError.exit_code, *FINAL) else causes[0]
         # a quorum that was lost with a worker is there again after a restart
-        is_final = code in (0, *_FINAL) or (code == QuorumError.exit_code and min(ended.values()) >= 0)
+        is_final = code in (0, *FINAL) or (code == QuorumError.exit_code and min(ended.values()) >= 0)
         return code, is_final
 
     def _is_the_end(self, rank: int, code: int, store: dist.Store, *, server_lives: bool) -> bool:
@@ -169,7 +169,7 @@ class Job:
         # one that ends before it has a heartbeat was never there for the others, who would wait for it
         is_over = rank == 0 or not self._goes_on or code in _SETUP or not store.check([f"heartbeat/{rank}"])
         goes_on = server_lives and not is_over
-        _say(f"rank {rank} ended with {_ended(code)}" + ("; the others decide whether to go on" if goes_on else ""))
+        _say(f"rank {rank} ended with {ended(code)}" + ("; the others decide whether to go on" if goes_on else ""))
         return is_over
 
     def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes]:
@@ -255,7 +255,8 @@ def command_of(request: Request, ranks: int, max_restarts: int = MAX_RESTARTS) -
     return shlex.join([*words, *(["--set", *map(mask_assignment, request.overrides)] if request.overrides else [])])
 
 
-def _ended(code: int) -> str:
+def ended(code: int) -> str:
+    """How a process ended, from its exit status."""
     if code == -signal.SIGKILL:  # the launcher itself kills nothing that it then reports
         return "SIGKILL (exit code -9, by hand or, if `dmesg` says so, for want of memory)"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"

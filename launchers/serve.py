@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
         config = request.load()
         host, port = silo.address(args.listen)
         ranks = silo.silos(config)
-        environ = silo.environment(0, len(ranks) + 1, host, port, os.environ)
+        command = silo.command("serve", args, ["--listen", args.listen])
+        environ = silo.environment(0, len(ranks) + 1, host, port, os.environ, command)
     except FedtorchError as error:
         return silo.refused(prog, error)
     told = [
@@ -33,7 +34,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
         "weights, from which text can be inferred (docs/safety.md); no text, no private weights",
         f"here stay: the global model, records and status, in {config.folder}",
     ]
-    return silo.start(request, environ, told, silo.command("serve", args, ["--listen", args.listen]))
+    try:
+        return silo.start(prog, request, config.folder, environ, told, args.max_restarts)
+    except FedtorchError as error:
+        return silo.refused(prog, error)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ Each starts one rank of the job: the server is rank 0, a silo the rank that `sys
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -16,9 +15,9 @@ from fedtorch.comm.signing import VARIABLE
 from fedtorch.config.masking import mask_assignment
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError
-from fedtorch.main import main as train
 
 from . import start_words
+from .keep import MAX_RESTARTS, Kept, say
 from .submit import Request
 
 PORT = 29500
@@ -60,8 +59,10 @@ def address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def environment(rank: int, num_ranks: int, host: str, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells a rank its place, as srun and torchrun do.
+def environment(
+    rank: int, num_ranks: int, host: str, port: int, environ: Mapping[str, str], command: str
+) -> dict[str, str]:
+    """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
 
     Raises:
         PreflightError: the sides have no secret in common.
@@ -78,20 +79,26 @@ def environment(rank: int, num_ranks: int, host: str, port: int, environ: Mappin
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
+        "FEDTORCH_COMMAND": command,  # for status.json
     }
 
 
-def start(request: Request, environ: Mapping[str, str], told: list[str], command: str) -> int:
-    """Say what is about to happen, and be that rank; its exit code."""
+def start(
+    prog: str, request: Request, folder: Path, environ: Mapping[str, str], told: list[str], max_restarts: int
+) -> int:
+    """Say what is about to happen, and be that rank; its exit code.
+
+    Raises:
+        FedtorchError: see `Kept.run`.
+    """
     print("\n".join(told), flush=True)
-    os.environ.update(environ)
-    os.environ["FEDTORCH_COMMAND"] = command  # for status.json
-    return train(request.arguments())
+    return Kept(request.arguments(), environ, folder, say(prog)).run(max_restarts)
 
 
 def command(name: str, args: argparse.Namespace, options: list[str]) -> str:
     """The words that start this side again."""
     words = [*start_words(name), *options, "--config", *map(str, args.config)]
+    words += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
     return shlex.join([*words, *(["--set", *map(mask_assignment, args.set)] if args.set else [])])
 
 
@@ -105,4 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of both sides."""
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="the same on all sides")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    parser.add_argument(
+        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of this side's process (%(default)s)"
+    )
     parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help="see fedtorch.main")

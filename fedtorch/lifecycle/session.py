@@ -89,7 +89,7 @@ class Session:
             if is_pinned(config):
                 check_task(config)
                 comm = joined.enter_context(self._join(config, tuple(config.system.pinned), again))
-                config = exchange_sizes(config, comm, again and again.config)
+                config = exchange_sizes(config, comm, None if again is None else again.config)
             runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
             if comm is None:
                 comm = joined.enter_context(self._join(config, [name for run in runs for name in run.names], again))
@@ -118,7 +118,7 @@ class Session:
             device=own,
             secret=self._secret(config),
             network=_network(config),
-            member=again and again.member,
+            member=None if again is None else again.member,
         )
 
     def _secret(self, config: Config) -> str:

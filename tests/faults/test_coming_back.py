@@ -1,0 +1,106 @@
+"""A rank that was lost comes back into the job that went on without it, with the states of its clients."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import make_runner
+from ranks import Ranks, free_port, start_ranks
+from supervisor import toy_config
+
+from fedtorch.comm import door
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.config.load import load
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import Interrupted
+from fedtorch.rounds.membership import Membership, Stopped
+from fedtorch.rounds.placement import place
+from fedtorch.setup.build import build
+
+SIZE, VICTIM, LOST_IN, BACK_AT = 3, 2, 1, 3
+SETTINGS = ("system.timeout=20", "clients.on_loss=continue", "clients.min=1", "rounds=5")
+
+
+def wait_for_return(round: int, ranks: int = 1) -> None:
+    """The server lets nobody in before so many rounds are done, and then goes on once as many ranks are back."""
+    original = DistributedCommunicator.barrier
+
+    def barrier(self: Any, phase: str, *, may_reopen: bool = False, **about: Any) -> bool:
+        may_reopen &= about["round"] == round
+        while may_reopen and self.is_server and self.lost and len(door.waiting(self._store, self.lost)) < ranks:
+            self.heartbeat(phase="wait", round=round)
+            time.sleep(0.02)
+        return original(self, phase, may_reopen=may_reopen, **about)
+
+    DistributedCommunicator.barrier = barrier  # type: ignore[method-assign]
+
+
+def as_rank(words: list[str]) -> None:
+    from fedtorch.main import main
+
+    wait_for_return(BACK_AT)
+    if code := main(words):
+        sys.exit(code)
+
+
+def start(words: list[str], environ: dict[str, str], faults: str = "") -> Ranks:
+    return start_ranks(as_rank, SIZE, words, environ={**environ, "FEDTORCH_FAULTS": faults})
+
+
+def start_again(rank: int, words: list[str], environ: dict[str, str]) -> Ranks:
+    return start_ranks(as_rank, 1, words, environ={**environ, "RANK": str(rank), "WORLD_SIZE": str(SIZE)})
+
+
+def job() -> dict[str, str]:
+    return {
+        "MASTER_PORT": str(free_port()),
+        "FEDTORCH_JOB_SECRET": "known to all ranks of the test",
+        "FEDTORCH_TESTING": "1",
+    }
+
+
+def in_one_process(config: Config) -> str:
+    """The digest of the run in which the lost rank's clients fail, are not drawn till they are back, and go on."""
+    there = build(config, num_ranks=SIZE, rank=1)
+    homes = place(config, there.task, there.training, there.clients, there.topology).homes
+    gone = [name for name, worker in homes.items() if VICTIM in there.topology.workers[worker]]
+
+    class Losing(Membership):
+        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
+            super().barrier(phase, may_stop=may_stop)
+            if (phase, self.progress.round, self.progress.is_training) == ("gather", LOST_IN, True):
+                self.lose(gone)
+            if (phase, self.progress.round, self.progress.is_training) == ("broadcast", BACK_AT, True):
+                raise Stopped
+
+    runner = make_runner(config)
+    runner.context.members.__class__ = Losing
+    with pytest.raises(Interrupted):
+        runner.run()
+    return make_runner(config).run(BACK_AT).digest
+
+
+def test_a_lost_rank_is_let_in_before_the_next_round_with_its_clients_states(tmp_path: Path) -> None:
+    path = toy_config(tmp_path)
+    words, environ = ["--config", str(path), "--set", *SETTINGS], job()
+    ranks = start(words, environ, f"kill:rank={VICTIM},round={LOST_IN},phase=train")
+    ranks.processes[VICTIM].join(60)
+    again = start_again(VICTIM, words, environ)
+    assert [outcome.exit_code for outcome in ranks.join(90)] == [0, 0, -signal.SIGKILL]
+    assert again.join(20)[0].exit_code == 0
+    log = (tmp_path / "run" / "log.rank0.txt").read_text()
+    assert f"rank {VICTIM} is back; all go on together" in log and f"resuming after round {BACK_AT}" in log
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    (tmp_path / "alone").mkdir()
+    config = load([toy_config(tmp_path / "alone")], [*SETTINGS])
+    assert results["digest"] == in_one_process(config)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["reason"], status["round"]) == ("done", 5)
+    statuses = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sorted({line["round"] for line in statuses if "round" in line}) == [1, 2, 3, 4, 5], "each round once"
