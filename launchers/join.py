@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
     request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
     try:
         config = request.load()
-        host, port = silo.address(args.server)
+        place = silo.address(args.server, "--server", config)
         ranks = silo.silos(config)
         rank = next((rank for rank, names in ranks.items() if args.silo in names), 0)
         if not rank:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
             known = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(config.system.pinned)}"
             raise ConfigError(f"--silo is {args.silo}, which system.pinned does not have; {known}")
         command = silo.command("join", args, ["--server", args.server, "--silo", args.silo])
-        environ = silo.environment(rank, len(ranks) + 1, host, port, os.environ, command)
+        environ = silo.environment(rank, len(ranks) + 1, place, os.environ, command)
     except FedtorchError as error:
         return silo.refused(prog, error)
     told = [

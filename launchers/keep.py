@@ -13,7 +13,7 @@ from types import FrameType
 
 from fedtorch.core.errors import ConfigError, Interrupted, RestartsError
 
-from .local import FINAL, PROGRAM, ended
+from .job import FINAL, PROGRAM, ended
 from .pool import hold
 
 MAX_RESTARTS = 10

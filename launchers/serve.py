@@ -21,10 +21,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
     request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
     try:
         config = request.load()
-        host, port = silo.address(args.listen)
+        place = silo.address(args.listen, "--listen", config)
         ranks = silo.silos(config)
         command = silo.command("serve", args, ["--listen", args.listen])
-        environ = silo.environment(0, len(ranks) + 1, host, port, os.environ, command)
+        environ = silo.environment(0, len(ranks) + 1, place, os.environ, command)
     except FedtorchError as error:
         return silo.refused(prog, error)
     told = [

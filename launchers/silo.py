@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtorch.comm.signing import VARIABLE
+from fedtorch.comm.trust import refuse_public
 from fedtorch.config.masking import mask_assignment
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError
@@ -47,22 +48,29 @@ def silos(config: Config) -> dict[int, list[str]]:
     return found
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, option: str, config: Config) -> tuple[str, int]:
     """HOST:PORT, where an IPv6 address stands in brackets.
+
+    option: that it was given by.
 
     Raises:
         ConfigError: it is something else.
+        PreflightError: it is a public address, and `system.trust_network` is false.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"--server is {text!r}; expected HOST:PORT, such as 192.168.7.1:{PORT}")
+        raise ConfigError(f"{option} is {text!r}; expected HOST:PORT, such as 192.168.7.1:{PORT}")
+    if not config.system.trust_network:
+        refuse_public(host.strip("[]"), option)
     return host.strip("[]"), int(port)
 
 
 def environment(
-    rank: int, num_ranks: int, host: str, port: int, environ: Mapping[str, str], command: str
+    rank: int, num_ranks: int, place: tuple[str, int], environ: Mapping[str, str], command: str
 ) -> dict[str, str]:
     """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
+
+    place: host and port of the server.
 
     Raises:
         PreflightError: the sides have no secret in common.
@@ -77,8 +85,8 @@ def environment(
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
+        "MASTER_ADDR": place[0],
+        "MASTER_PORT": str(place[1]),
         "FEDTORCH_COMMAND": command,  # for status.json
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm import mail
-from fedtorch.comm.addresses import bind
+from fedtorch.comm.addresses import bind, check_master
 from fedtorch.comm.aggregation import Aggregation, Request, Term
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
@@ -101,6 +101,7 @@ class DistributedCommunicator(Communicator):
             PreflightError: incomplete environment, taken port, no store, or hosts that do not reach each other.
         """
         network = network or Network()
+        check_master(os.environ, trusts=network.trusted)
         member = member or join_job(os.environ, timeout_s, secret, network.start_s, network.why_no_return)
         disconnects = None
         if recovers and member.size > 1:
@@ -110,7 +111,9 @@ class DistributedCommunicator(Communicator):
         joined._liveness.labels = network.labels(member.entry.hosts)
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
-            joined.hosts = bind(member.store, joined._rendezvous, network.interface, member.entry.hosts)
+            joined.hosts = bind(
+                member.store, joined._rendezvous, network.interface, member.entry.hosts, trusts=network.trusted
+            )
             left.pop_all()
         joined._liveness.labels = network.labels(joined.hosts)
         return joined

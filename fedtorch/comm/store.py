@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fedtorch.comm.attempt import agree_on_attempt
+from fedtorch.comm.interfaces import is_own
 from fedtorch.comm.signing import UNSIGNED, Signature
 from fedtorch.core.errors import DeadlineError, PreflightError
 
@@ -239,16 +240,18 @@ class Store:
 
 
 def host_store(host: str, port: int, limit: timedelta = timedelta(seconds=300)) -> dist.TCPStore:
-    """A new store; of a job whose ranks are all on this machine only this machine reaches it. port: 0: any free one.
+    """A new store. port: 0: any free one.
 
-    torch's own server listens on every interface, whatever its address is (*measured*, torch 2.13).
+    Where `host` is an address of this machine the store is to be reached there only: of a job whose ranks are all on
+    this machine from nowhere else, of silos by the tunnel alone. torch's own server listens on every interface,
+    whatever its address is (*measured*, torch 2.13), and so does this one where `host` is a name.
 
     Raises:
         OSError: the port is taken.
     """
-    if host not in _LOOPBACK:
+    if host not in _LOOPBACK and not is_own(host):
         return dist.TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
-    family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=1024) as listener:
         port = listener.getsockname()[1]
         descriptor = listener.detach()  # the store closes it
