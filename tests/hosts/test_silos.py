@@ -48,6 +48,14 @@ LORAR = "algorithm: {name: fedavg, weights: lorar}\n"
             "system.pinned names ranks 3; number the silos",
         ),
         (["--silo", "north", "--server", "there"], {}, SECRET, 2, "--server is 'there'; expected HOST:PORT, such as"),
+        (
+            ["--silo", "north", "--server", "198.51.100.1:7"],
+            {},
+            SECRET,
+            4,
+            "--server is 198.51.100.1: a public address",
+        ),
+        (["--silo", "north", "--server", "[2001:db8::1]:7"], {}, SECRET, 4, "join the machines by WireGuard"),
     ],
 )
 def test_what_a_silo_gets_wrong_is_said_before_it_connects(
@@ -110,7 +118,7 @@ def test_two_silos_and_a_server_with_one_command_each(
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data)
     sides = [start(hosts, name, config) for name in SIDES]
-    assert [side.wait(200) for side in sides] == [0, 0, 0]
+    assert [side.wait(400) for side in sides] == [0, 0, 0]
     run = hosts.hosts["hub"].disk / "run"
     assert {path.name for path in (hosts.hosts["other"].disk / "run" / "model").iterdir()} == {"south", "west"}
     assert f"serve --listen {PLACE} --config {config}" in json.loads((run / "status.json").read_text())["command"]
@@ -133,7 +141,7 @@ def test_the_others_wait_for_a_side_whose_machine_was_killed(
     sides[name].wait(10)
     hosts.boot(name)
     sides[name] = start(hosts, name, config, "rounds=3")
-    assert [side.wait(300) for side in sides.values()] == [0, 0, 0]
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
     assert digest(run) == of_one_process(tmp_path, tiny_data, "rounds=3")
     if name == "north":
         assert "rank 1 (north, host `north`) was started anew and waits to be let in" in hosts.log("hub", 0)
@@ -155,7 +163,7 @@ def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
     wait_for(run / "checkpoints" / "round_000003" / "manifest.json")
     hosts.boot("north")
     sides["north"] = start(hosts, "north", config, *settings)
-    assert [side.wait(300) for side in sides.values()] == [0, 0, 0]
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
     log = hosts.log("hub", 0)
     assert "going on without rank 1: rank 1 (north, host `north`) gave no sign of life" in log
     assert "rank 1 is back; all go on together" in log and "are not where the clients live" not in log
