@@ -112,6 +112,7 @@ def wait_for(path: Path, limit_s: float = 120.0) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_silos_and_a_server_with_one_command_each(
     network: Callable[..., Network], tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_two_silos_and_a_server_with_one_command_each(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["north", "hub"])
 def test_the_others_wait_for_a_side_whose_machine_was_killed(
     name: str, network: Callable[..., Network], tiny_data: Path, tmp_path: Path
@@ -148,6 +150,7 @@ def test_the_others_wait_for_a_side_whose_machine_was_killed(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
     network: Callable[..., Network], tiny_data: Path
 ) -> None:
