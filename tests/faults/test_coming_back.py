@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,12 @@ def as_rank(words: list[str]) -> None:
         sys.exit(code)
 
 
-def start(words: list[str], environ: dict[str, str], faults: str = "") -> Ranks:
-    return start_ranks(as_rank, SIZE, words, environ={**environ, "FEDTORCH_FAULTS": faults})
+def start(words: list[str], environ: dict[str, str], faults: str = "", size: int = SIZE) -> Ranks:
+    return start_ranks(as_rank, size, words, environ={**environ, "FEDTORCH_FAULTS": faults})
 
 
-def start_again(rank: int, words: list[str], environ: dict[str, str]) -> Ranks:
-    return start_ranks(as_rank, 1, words, environ={**environ, "RANK": str(rank), "WORLD_SIZE": str(SIZE)})
+def start_again(rank: int, words: list[str], environ: dict[str, str], size: int = SIZE) -> Ranks:
+    return start_ranks(as_rank, 1, words, environ={**environ, "RANK": str(rank), "WORLD_SIZE": str(size)})
 
 
 def job() -> dict[str, str]:
@@ -65,11 +66,18 @@ def job() -> dict[str, str]:
     }
 
 
-def in_one_process(config: Config) -> str:
-    """The digest of the run in which the lost rank's clients fail, are not drawn till they are back, and go on."""
-    there = build(config, num_ranks=SIZE, rank=1)
+def at_home_on(config: Config, ranks: Sequence[int], size: int) -> list[str]:
+    there = build(config, num_ranks=size, rank=1)
     homes = place(config, there.task, there.training, there.clients, there.topology).homes
-    gone = [name for name, worker in homes.items() if VICTIM in there.topology.workers[worker]]
+    return [name for name, worker in homes.items() if set(ranks) & set(there.topology.workers[worker])]
+
+
+def in_one_process(config: Config, lost: Sequence[int] = (VICTIM,), away: Sequence[int] = (), size: int = SIZE) -> str:
+    """The digest of the run in which the lost ranks' clients fail, are not drawn till they are back, and go on.
+
+    away: ranks that do not come back.
+    """
+    gone = at_home_on(config, lost, size)
 
     class Losing(Membership):
         def barrier(self, phase: str, *, may_stop: bool = True) -> None:
@@ -83,7 +91,15 @@ def in_one_process(config: Config) -> str:
     runner.context.members.__class__ = Losing
     with pytest.raises(Interrupted):
         runner.run()
-    return make_runner(config).run(BACK_AT).digest
+    runner = make_runner(config)
+    runner.context.progress.round = BACK_AT
+    runner.context.members.lose(at_home_on(config, away, size))
+    return runner.run(BACK_AT).digest
+
+
+def digest_of(folder: Path) -> str:
+    found: str = json.loads((folder / "run" / "results.json").read_text())["digest"]
+    return found
 
 
 def test_a_lost_rank_is_let_in_before_the_next_round_with_its_clients_states(tmp_path: Path) -> None:
@@ -96,11 +112,26 @@ def test_a_lost_rank_is_let_in_before_the_next_round_with_its_clients_states(tmp
     assert again.join(20)[0].exit_code == 0
     log = (tmp_path / "run" / "log.rank0.txt").read_text()
     assert f"rank {VICTIM} is back; all go on together" in log and f"resuming after round {BACK_AT}" in log
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    (tmp_path / "alone").mkdir()
-    config = load([toy_config(tmp_path / "alone")], [*SETTINGS])
-    assert results["digest"] == in_one_process(config)
+    assert digest_of(tmp_path) == in_one_process(load([toy_config(tmp_path / "alone")], [*SETTINGS]))
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["reason"], status["round"]) == ("done", 5)
-    statuses = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert sorted({line["round"] for line in statuses if "round" in line}) == [1, 2, 3, 4, 5], "each round once"
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line["round"] for line in records if "clients_ok" in line]
+    assert not rounds or rounds == [1, 2, 3, 4, 5], "each round once"
+
+
+def test_of_two_lost_ranks_one_is_let_in_and_the_other_stays_away(tmp_path: Path) -> None:
+    path = toy_config(tmp_path)
+    words, environ = ["--config", str(path), "--set", *SETTINGS], job()
+    faults = ";".join(f"kill:rank={rank},round={LOST_IN},phase=train" for rank in (2, 3))
+    ranks = start(words, environ, faults, size=4)
+    ranks.processes[2].join(60)
+    again = start_again(2, words, environ, size=4)
+    killed = -signal.SIGKILL
+    assert [outcome.exit_code for outcome in ranks.join(90)] == [0, 0, killed, killed]
+    assert again.join(20)[0].exit_code == 0
+    config = load([toy_config(tmp_path / "alone")], [*SETTINGS])
+    assert digest_of(tmp_path) == in_one_process(config, (2, 3), (3,), size=4)
+    away = at_home_on(config, (3,), 4)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert away and status["reason"] == f"done without {len(away)} lost clients: {', '.join(away)}"
