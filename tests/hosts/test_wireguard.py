@@ -49,7 +49,8 @@ def machine(hosts: Network, name: str) -> None:
     """As it comes out of the box, with a public address, a disk at /srv/fl and the vocabulary of the model."""
     hosts.command(
         name,
-        f"ip addr add {PUBLIC[name]}/24 dev eth0; for at in /etc/wireguard /run /srv; do mount -t tmpfs none $at; done; "
+        f"ip addr add {PUBLIC[name]}/24 dev eth0; "
+        "for at in /etc/wireguard /run /srv; do mount -t tmpfs none $at; done; "
         f"mkdir /run/wireguard /srv/fl; mount --bind {hosts.disk} /srv/fl",
     )
     train_subwords([row["text"] for row in ROWS], hosts.hosts[name].disk / "words", size=270)
@@ -77,8 +78,8 @@ def run_page(hosts: Network) -> list[subprocess.Popen[str]]:
                 hosts.command(name, f"cat > {about} <<'END'\n{text}END")
             elif about != "once":
                 hosts.command(name, text)
-                if (secret := disk / "secret").exists():
-                    shutil.copy(secret, hosts.hosts["south"].disk)
+                if "secret" in text:
+                    shutil.copy(disk / "secret", hosts.hosts["south"].disk)
         if about.endswith("rows.jsonl"):
             for name, host in hosts.hosts.items():
                 write_rows(host.disk / "rows.jsonl", [row for row in ROWS if row["home"] == name])
