@@ -76,7 +76,7 @@ class Runner:
             FedtorchError: see `errors`.
         """
         context, config = self.context, self.components.config
-        self.saved = resume or 0
+        self.saved = context.progress.round = resume or 0
         self._share_initial_weights()
         if resume is not None:
             restore(context, resume)

@@ -89,7 +89,7 @@ def run_page(hosts: Network) -> list[subprocess.Popen[str]]:
 def addresses(hosts: Network, name: str, options: str) -> set[str]:
     """The local addresses of TCP sockets on a host."""
     lines = hosts.command(name, f"ss -tnH{options}").splitlines()
-    return {line.split()[3].rpartition(":")[0] for line in lines}
+    return {line.split()[3].rpartition(":")[0].removeprefix("[::ffff:").removesuffix("]") for line in lines}
 
 
 @pytest.mark.slow
