@@ -41,7 +41,9 @@ def test_two_machines_under_torchrun(rendezvous: list[str], network: Callable[..
     assert digest(run) == alone
     told = json.loads((run / "status.json").read_text())["command"]
     options = [word.format(number=0, is_host=1) for word in rendezvous]
-    assert told.startswith(shlex.join(["torchrun", "--nnodes=2", "--nproc_per_node=2", *options, "-m", "fedtorch.main"]))
+    assert told.startswith(
+        shlex.join(["torchrun", "--nnodes=2", "--nproc_per_node=2", *options, "-m", "fedtorch.main"])
+    )
 
 
 @pytest.mark.slow
