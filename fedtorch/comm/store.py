@@ -214,6 +214,7 @@ class Store:
         self.inner = dist.PrefixStore(f"again{number}", self.door.inner)
         self.signature = replace(self.door.signature, scope=f"{self.door.signature.scope}/{number}")
         self._waiter = self._awaited = None
+        self.start_s = self.timeout_s  # all were there a moment ago
 
     def delete(self, keys: Sequence[str]) -> None:
         """Forget the keys."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,3 +137,36 @@ def test_of_two_lost_ranks_one_is_let_in_and_the_other_stays_away(tmp_path: Path
     away = at_home_on(config, (3,), 4)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert away and status["reason"] == f"done without {len(away)} lost clients: {', '.join(away)}"
+
+
+def stay_at_the_door(seconds: float, kills: bool) -> None:
+    """A rank that knocks, and goes away while it waits."""
+    with DistributedCommunicator.join(["a"], timeout_s=20, recovers=True) as comm:
+        comm.preflight({})
+        comm.enable_loss_recovery()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not comm.lost:
+            comm.barrier("train", round=0)
+        while not door.is_waiting(comm._store, 1):
+            time.sleep(0.02)
+        time.sleep(seconds)
+        comm.barrier("broadcast", round=1, may_reopen=True)
+        assert comm.returned == (frozenset() if kills else {1})
+
+
+def knock(seconds: float) -> None:
+    threading.Timer(seconds, lambda: os._exit(3)).start()
+    DistributedCommunicator.join(["a"], timeout_s=20, recovers=True)
+
+
+@pytest.mark.parametrize("kills", [True, False])
+def test_a_rank_that_left_the_door_again_is_not_waited_for(kills: bool) -> None:
+    environ = job()
+    ranks = start_ranks(stay_at_the_door, 2, 1.5, kills, environ=environ)
+    ranks.processes[1].join(30)
+    limit_s = 0.7 if kills else 15.0
+    again = start_ranks(knock, 1, limit_s, environ={**environ, "RANK": "1", "WORLD_SIZE": "2"})
+    outcome, _ = ranks.join(40)
+    assert not outcome.error and outcome.exit_code == 0, outcome.error
+    assert again.join(20)[0].exit_code == 3
