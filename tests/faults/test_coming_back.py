@@ -165,7 +165,7 @@ def test_a_rank_that_left_the_door_again_is_not_waited_for(kills: bool) -> None:
     environ = job()
     ranks = start_ranks(stay_at_the_door, 2, 1.5, kills, environ=environ)
     ranks.processes[1].join(30)
-    limit_s = 0.7 if kills else 15.0
+    limit_s = 0.7 if kills else 10.0
     again = start_ranks(knock, 1, limit_s, environ={**environ, "RANK": "1", "WORLD_SIZE": "2"})
     outcome, _ = ranks.join(40)
     assert not outcome.error and outcome.exit_code == 0, outcome.error

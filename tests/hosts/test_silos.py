@@ -122,6 +122,10 @@ def test_two_silos_and_a_server_with_one_command_each(
     assert [side.wait(400) for side in sides] == [0, 0, 0]
     run = hosts.hosts["hub"].disk / "run"
     assert {path.name for path in (hosts.hosts["other"].disk / "run" / "model").iterdir()} == {"south", "west"}
+    there = {name: {path.name for path in (host.disk / "run").iterdir()} for name, host in hosts.hosts.items()}
+    assert {name for name in there["hub"] if "log." in name} == {"log.rank0.txt"}
+    assert not list((run / "checkpoints").glob("clients/*")) and "model" not in there["hub"]
+    assert not {"metrics.jsonl", "results.json", "status.json", "tensorboard"} & (there["north"] | there["other"])
     assert f"serve --listen {PLACE} --config {config}" in json.loads((run / "status.json").read_text())["command"]
     assert digest(run) == of_one_process(tmp_path, tiny_data)
 
