@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import make_runner
+from patient import BACK_AT, wait_for_return
 from ranks import Ranks, free_port, start_ranks
 from supervisor import toy_config
 
@@ -26,28 +26,14 @@ from fedtorch.rounds.membership import Membership, Stopped
 from fedtorch.rounds.placement import place
 from fedtorch.setup.build import build
 
-SIZE, VICTIM, LOST_IN, BACK_AT = 3, 2, 1, 3
+SIZE, VICTIM, LOST_IN = 3, 2, 1
 SETTINGS = ("system.timeout=20", "clients.on_loss=continue", "clients.min=1", "rounds=5")
-
-
-def wait_for_return(round: int, ranks: int = 1) -> None:
-    """The server lets nobody in before so many rounds are done, and then goes on once as many ranks are back."""
-    original = DistributedCommunicator.barrier
-
-    def barrier(self: Any, phase: str, *, may_reopen: bool = False, **about: Any) -> bool:
-        may_reopen &= about["round"] == round and not self._member.entry.number
-        while may_reopen and self.is_server and self.lost and len(door.waiting(self._store, self.lost)) < ranks:
-            self.heartbeat(phase="wait", round=round)
-            time.sleep(0.02)
-        return original(self, phase, may_reopen=may_reopen, **about)
-
-    DistributedCommunicator.barrier = barrier  # type: ignore[method-assign]
 
 
 def as_rank(words: list[str]) -> None:
     from fedtorch.main import main
 
-    wait_for_return(BACK_AT)
+    wait_for_return()
     if code := main(words):
         sys.exit(code)
 

@@ -116,8 +116,11 @@ def test_a_rank_that_is_killed_comes_back_while_the_others_go_on(
 ) -> None:
     monkeypatch.setenv("RETURNS", "1")
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
-    monkeypatch.setenv("FEDTORCH_FAULTS", "kill:rank=1,phase=train,round=1;sleep:rank=2,phase=train,seconds=4")
-    number, run = submit("batch file", config, 10, "clients.on_loss=continue", ranks=3), real_slurm / "run"
+    monkeypatch.setenv("FEDTORCH_FAULTS", "kill:rank=1,phase=train,round=1")
+    patient = "import os\nif os.environ.get('RANK') == '0':\n    import patient; patient.wait_for_return()\n"
+    (real_slurm / "sitecustomize.py").write_text(patient)
+    monkeypatch.setenv("PYTHONPATH", f"{real_slurm}:{os.environ['PYTHONPATH']}")
+    number, run = submit("batch file", config, 5, "clients.on_loss=continue", ranks=3), real_slurm / "run"
     wait_for(run, "done", "failed")
     until(lambda: not queued(number), "the job does not end")
     assert status(run)["reason"] == "done" and shown(number)["Restarts"] == "0"
