@@ -83,15 +83,17 @@ PLACE = "10.83.0.1:29500"
 
 
 def prepare(hosts: Network, data: Path, **system: object) -> str:
-    for name, clients in {"hub": [], "north": ["north"], "other": ["west", "south"]}.items():
-        keep_only(data, hosts.hosts[name].disk / "data", clients)
+    at = {"hub": [], "north": ["north"], "other": ["west", "south"], "south": ["south"], "west": ["west"]}
+    for name, host in hosts.hosts.items():
+        keep_only(data, host.disk / "data", at[name])
     return write_config(hosts.root, hosts.disk / "run", hosts.disk / "data", **system)
 
 
 def start(hosts: Network, name: str, config: str, *settings: str, faults: str = "") -> subprocess.Popen[str]:
     """The command of one side."""
     environ = {**os.environ, **SECRET, "PYTHONPATH": str(ROOT), "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults}
-    place = ["join", "--server", PLACE, "--silo", SIDES[name]] if SIDES[name] else ["serve", "--listen", PLACE]
+    silo = SIDES.get(name, name)
+    place = ["join", "--server", PLACE, "--silo", silo] if silo else ["serve", "--listen", PLACE]
     words = [sys.executable, "-m", "fedtorch.cli", *place, "--config", config]
     return hosts.popen(name, [*words, *(["--set", *settings] if settings else [])], env=environ)
 
@@ -176,6 +178,32 @@ def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
     assert "rank 1 is back; all go on together" in log and "are not where the clients live" not in log
     status = json.loads((run / "status.json").read_text())
     assert (status["reason"], status["round"]) == ("done", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Network], tiny_data: Path) -> None:
+    """What the one that is away has told before is not asked for again."""
+    hosts = network(names=("hub", "north", "south", "west"))
+    pinned = {"north": 1, "south": 2, "west": 3}
+    config = prepare(hosts, tiny_data, timeout=30.0, start_timeout=90.0, pinned=pinned)
+    settings = ["clients.on_loss=continue", "clients.min=1", "rounds=10"]
+    faults = "sleep:rank=1,phase=train,seconds=2"
+    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in hosts.hosts}
+    run = hosts.hosts["hub"].disk / "run"
+    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    for name in ("south", "west"):
+        hosts.kill(name)
+        sides.pop(name).wait(10)
+    wait_for(run / "checkpoints" / "round_000003" / "manifest.json")
+    hosts.boot("south")
+    sides["south"] = start(hosts, "south", config, *settings)
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
+    assert "rank 2 is back; all go on together" in hosts.log("hub", 0)
+    manifests = sorted((run / "checkpoints").glob("round_*/manifest.json"))
+    homes = json.loads(manifests[-1].read_text())["manifest"]["homes"]
+    assert homes == {"north": "north", "south": "south", "west": "west"}, "where the states are, of the one away too"
+    assert json.loads((run / "status.json").read_text())["reason"] == "done without 1 lost clients: west"
 
 
 def test_both_sides_say_what_the_other_will_see(
