@@ -9,7 +9,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError, RestartsError
+from fedtorch.lifecycle.status import write_status
 
 from . import silo
 from .submit import Request
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
     try:
         return silo.start(prog, request, config.folder, environ, told, args.max_restarts)
     except FedtorchError as error:
+        if isinstance(error, RestartsError):
+            write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
         return silo.refused(prog, error)
 
 

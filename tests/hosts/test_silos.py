@@ -15,6 +15,7 @@ from hosts import Network
 
 from fedtorch.main import main
 from launchers import join, serve, silo
+from launchers.keep import Kept
 from tests.setup.test_pinned import digest, keep_only
 from tests.test_main import TINY
 
@@ -204,6 +205,17 @@ def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Networ
     homes = json.loads(manifests[-1].read_text())["manifest"]["homes"]
     assert homes == {"north": "north", "south": "south", "west": "west"}, "where the states are, of the one away too"
     assert json.loads((run / "status.json").read_text())["reason"] == "done without 1 lost clients: west"
+
+
+def test_a_server_whose_restarts_are_used_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTORCH_JOB_SECRET", SECRET["FEDTORCH_JOB_SECRET"])
+    monkeypatch.setattr(silo, "Kept", lambda *about: Kept(*about, rank=lambda arguments: 7))
+    config = write_config(tmp_path, tmp_path / "run", tmp_path / "data")
+    words = ["--listen", "10.83.0.1:7", "--config", config, "--max-restarts", "0"]
+    assert serve.main(words, prog="fedtorch serve") == 9
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["code"] == 9 and "no restart is left of 0" in status["reason"]
+    assert status["command"].endswith("--max-restarts 0 --config " + config)
 
 
 def test_both_sides_say_what_the_other_will_see(
