@@ -108,6 +108,7 @@ def test_a_lost_rank_is_let_in_before_the_next_round_with_its_clients_states(tmp
     assert len(trained) == len(set(trained)) and {round for round, _ in trained} == {1, 2, 3, 4, 5}, "each round once"
 
 
+@pytest.mark.slow
 def test_of_two_lost_ranks_one_is_let_in_and_the_other_stays_away(tmp_path: Path) -> None:
     path = toy_config(tmp_path)
     words, environ = ["--config", str(path), "--set", *SETTINGS], job()
@@ -146,7 +147,7 @@ def knock(seconds: float) -> None:
     DistributedCommunicator.join(["a"], timeout_s=20, recovers=True)
 
 
-@pytest.mark.parametrize("kills", [True, False])
+@pytest.mark.parametrize("kills", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_rank_that_left_the_door_again_is_not_waited_for(kills: bool) -> None:
     environ = job()
     ranks = start_ranks(stay_at_the_door, 2, 1.5, kills, environ=environ)
