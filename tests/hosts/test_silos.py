@@ -215,7 +215,7 @@ def test_a_server_whose_restarts_are_used_up_says_so(tmp_path: Path, monkeypatch
     assert serve.main(words, prog="fedtorch serve") == 9
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["code"] == 9 and "no restart is left of 0" in status["reason"]
-    assert status["command"].endswith("--max-restarts 0 --config " + config)
+    assert status["command"].endswith(f"--config {config} --max-restarts 0")
 
 
 def test_both_sides_say_what_the_other_will_see(
