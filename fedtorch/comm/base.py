@@ -17,6 +17,7 @@ from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.peers import Peers
 from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.store import JobMember
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError, RefusedUpdatesError
@@ -138,6 +139,8 @@ class Communicator(ABC):
     """The name of every rank's host; none where all ranks are on one."""
     lost: frozenset[int] = frozenset()
     """Ranks that the others go on without; see `enable_loss_recovery`."""
+    returned: frozenset[int] = frozenset()
+    """Those of them that are back, and wait for the others to join again; as the last `barrier` has found."""
     names: tuple[str, ...]
     """The clients in manifest order; messages carry a client's place in it."""
     meter: Meter
@@ -168,10 +171,11 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
         """Wait until every rank is there, for hours if need be; True on all ranks if any of them said `stop`.
 
-        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`).
+        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`). may_reopen: let all know
+        which lost ranks are back (`returned`).
 
         Raises:
             DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it
@@ -253,6 +257,10 @@ class Communicator(ABC):
         communicator.
         """
         return None
+
+    def reopen(self) -> JobMember:
+        """Leave in good order, to join again together with the ranks in `returned`: what the next `join` takes."""
+        raise NotImplementedError("a job of one rank has nobody to let in")
 
     @abstractmethod
     def close(self) -> None:

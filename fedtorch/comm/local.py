@@ -50,7 +50,7 @@ class LocalCommunicator(Communicator):
     def preflight(self, facts: Mapping[str, str]) -> None:
         """Nothing to compare with."""
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
         """`stop`."""
         return stop
 

@@ -47,6 +47,8 @@ NO_EFFECT = (
     "system.server_works",  # results do not depend on which rank trains a client,
     "system.backend",
     "system.interface",
+    "system.start_timeout",
+    "system.trust_network",
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",
@@ -67,6 +69,8 @@ ADDED: dict[str, Any] = {
     "task.stride": None,
     "task.pack": False,
     "system.interface": None,
+    "system.start_timeout": None,
+    "system.trust_network": False,
     "checkpoint.missing_clients": "refuse",
     "task.em_strings": False,
     "algorithm.second_selection": True,

@@ -22,7 +22,7 @@ from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
-from fedtorch.rounds.membership import Stopped
+from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.report_checks import check_complete, of_cohort
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
@@ -72,10 +72,11 @@ class Runner:
 
         Raises:
             Interrupted: a signal came; the last complete round is saved.
+            Returned: lost ranks are back; the same.
             FedtorchError: see `errors`.
         """
         context, config = self.context, self.components.config
-        self.saved = resume or 0
+        self.saved = context.progress.round = resume or 0
         self._share_initial_weights()
         if resume is not None:
             restore(context, resume)
@@ -89,10 +90,12 @@ class Runner:
             while context.round < config.rounds and not self.evaluation.best.has_stopped:
                 self._one_round()
             return self._finish()
-        except Stopped:
+        except (Stopped, Returned) as cut:
             if context.round > self.saved:
                 save(context, is_last=True)
                 self.saved = context.round
+            if isinstance(cut, Returned):
+                raise
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
             ) from None
