@@ -14,5 +14,6 @@ ALGORITHMS = {
     "metaweighting": "fedtorch.algorithms.metaweighting:MetaWeighting",
     "fedassistant": "fedtorch.algorithms.fedassistant:FedAssistant",
     "local": "fedtorch.algorithms.local:Local",
+    "rolora": "fedtorch.algorithms.adapters.rolora:RoLoRA",
     "fedparsing": "fedtorch.algorithms.fedparsing:FedParsing",
 }

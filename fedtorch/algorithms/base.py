@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -126,6 +126,10 @@ class Algorithm:
     def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
         """Combine the updates into one flat vector; by default their weighted sum."""
         return updates.weighted_sum(weights)
+
+    def measure(self, server: ServerState, updates: Updates, weights: Sequence[float]) -> Mapping[str, float]:
+        """Numbers of a round's combination for its record, by name; before the server's step, nothing by default."""
+        return {}
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """Change `server` in place by the combined pseudo-gradient; by default one step of the server optimiser."""

@@ -64,6 +64,7 @@ class RoundContext:
             optimizer=ServerOptimizer(self.config.server),
             num_rounds=self.config.rounds,
             layout=layout,
+            private=components.engine.private,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
         self._indices = {name: index for index, name in enumerate(self.comm.names)}

@@ -64,6 +64,8 @@ class Runner:
         self.server_training = ServerTraining(self.context)
         self.weights: dict[str, float] = {}
         """of the round's clients in the combination"""
+        self.figures: dict[str, float] = {}
+        """what the algorithm measured of it"""
         self.saved = 0
         """rounds in the last checkpoint"""
 
@@ -120,7 +122,7 @@ class Runner:
 
     def _one_round(self) -> None:
         context, config = self.context, self.components.config
-        self.weights = {}
+        self.weights, self.figures = {}, {}
         context.progress.is_training = True
         reports = self._clients_round() if context.algorithm.trains_clients else []
         context.progress.is_training = False
@@ -210,7 +212,7 @@ class Runner:
             context.server.accepted = list(decision.accepted)
             context.algorithm.server_update(context.server, decision.combined)
         context.is_fresh = context.has_messages  # every rank has taken the step itself
-        self.weights = decision.weights
+        self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)
 
     def _finish(self) -> Result:
@@ -245,7 +247,7 @@ class Runner:
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
             if report.is_ok:
                 traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
-        tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic)
+        tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic, self.figures)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
         config = self.components.config.eval

@@ -189,6 +189,14 @@ class Task:
         nothing is written.
         """
 
+    def save_merged(self, model: nn.Module, folder: Path) -> bool:
+        """The same with what was added to the model (an adapter) become part of its weights; False: nothing was."""
+        return False
+
+    def usage_merged(self) -> Mapping[str, str]:
+        """`usage` of what `save_merged` writes."""
+        return self.usage()
+
     def usage(self) -> Mapping[str, str]:
         """What a model card says of the saved model; by default nothing, and then no card is written.
 

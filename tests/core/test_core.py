@@ -82,7 +82,6 @@ def test_what_is_not_trained_is_in_no_part() -> None:
         Partition(private=("base.*",)).split(names, ["base.w", "base.head"])
 
 
-
 def test_the_digest_changes_with_one_bit_a_name_or_a_shape() -> None:
     base = {"a": torch.tensor([1.0, 2.0])}
     flipped = {"a": (base["a"].view(torch.int32) ^ torch.tensor([1, 0], dtype=torch.int32)).view(torch.float32)}

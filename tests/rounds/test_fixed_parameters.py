@@ -46,7 +46,8 @@ def test_a_base_that_is_not_trained_does_not_travel_and_is_in_no_state(tmp_path:
         runner = make_runner(make_config(folder, task, partition=partition, checkpoint=saved))
         digest = runner.run().digest
         states = {name: runner.context.store.get(name).num_bytes for name in TWO}
-        sent = {k: v for k, v in runner.context.comm.meter.totals().items() if k.startswith(("broadcast/", "aggregate/"))}
+        totals = runner.context.comm.meter.totals()
+        sent = {key: value for key, value in totals.items() if key.startswith(("broadcast/", "aggregate/"))}
         found.append((digest, sent, states, files_of(folder)))
     assert found[0] == found[1]  # the base changes nothing
 
