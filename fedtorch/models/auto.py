@@ -154,15 +154,19 @@ class AnyModel:
             )
         if drawn:
             log.info("%s has no %s; it is drawn from run.seed", self.path, " and ".join(drawn[:4]))
-        if self.adapter is not None and len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            raise ConfigError(
-                f"task.model.adapter is set but the tokenizer has {len(tokenizer)} tokens, for which {self.path} has "
-                "too few embeddings, and new ones would be no part of the adapter; enlarge the base and save it first"
-            )
         if self.adapter is not None:
-            map_base(model, Path(place))
+            self._map_base(model, place, len(tokenizer))
         fit_vocabulary(model, len(tokenizer))
         return model, drawn
+
+    def _map_base(self, model: Any, place: str, tokens: int) -> None:
+        """The base in the memory of its files; it has an embedding for every token."""
+        if tokens > model.get_input_embeddings().num_embeddings:
+            raise ConfigError(
+                f"task.model.adapter is set but the tokenizer has {tokens} tokens, for which {self.path} has "
+                "too few embeddings, and new ones would be no part of the adapter; enlarge the base and save it first"
+            )
+        map_base(model, Path(place))
 
     def _refuse_code(self, place: str) -> None:
         if self.allow_code:

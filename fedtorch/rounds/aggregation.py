@@ -139,9 +139,12 @@ def _impossible(
 ) -> dict[str, str]:
     """Client -> why its report cannot be true."""
     clients = {client.name: client for client, _ in cohort}
-    size = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
+    whole = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
+    sizes = {name: whole if context.has_messages else context.updates.length(name) for name in clients}
     most = context.components.training.largest_size
-    problems = {r.client: impossible(r, clients[r.client], size, most(r.examples)) for r in reports if r.is_ok}
+    problems = {
+        r.client: impossible(r, clients[r.client], sizes[r.client], most(r.examples)) for r in reports if r.is_ok
+    }
     return {name: problem for name, problem in problems.items() if problem}
 
 

@@ -175,7 +175,7 @@ class Runner:
                     pass  # all ranks must come to the same meeting, which then stops them together
             context.members.barrier("server_train")
         context.server.numbers[SERVER_TRAINED] = context.round
-        context.is_fresh = False
+        context.is_fresh = context.only_stepped = False
 
     def _evaluate_if_due(self) -> None:
         """Evaluate the present weights if the schedule asks for it and it was not done yet."""
@@ -211,6 +211,7 @@ class Runner:
             assert decision.combined is not None
             context.server.accepted = list(decision.accepted)
             context.algorithm.server_update(context.server, decision.combined)
+        context.only_stepped = context.is_fresh
         context.is_fresh = context.has_messages  # every rank has taken the step itself
         self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)

@@ -6,7 +6,7 @@ import inspect
 
 from fedtorch.setup import checks
 
-LAST = (checks.something_is_trained, checks.something_is_shared)
+LAST = (checks.something_is_trained, checks.something_is_shared, checks.what_travels_is_there)
 CALLED = {*checks.RULES, *checks.MODULE_RULES, *LAST, checks.check, checks.check_module}
 
 

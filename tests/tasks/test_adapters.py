@@ -182,9 +182,9 @@ eval: {{every: 0}}
     assert "PeftModel.from_pretrained" in (run / "model" / "README.md").read_text()
     assert report(["adapters", str(run)]) == 0
     row = capsys.readouterr().out.splitlines()[-1].split(" | ")
-    # r (d_in + d_out) of one layer and some text; rows of train; one round whose error is between nothing and all
+    # rows of train and rounds; bytes of r (d_in + d_out) of one layer and some text; the error is there, and small
     assert row[1:5] == ["fedavg", "2", "18", "1"] and 4 * 2 * 64 * 3 / 1e6 <= float(row[5]) < 0.01
-    assert 0 < float(row[7]) < 10 and row[9].endswith("log_likelihood |")
+    assert 0 <= float(row[7]) < 1 and row[9].endswith("log_likelihood |")
     export(run, merge=True, out=tmp_path / "whole")
     whole, adapted = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval(), load_saved(run / "model")[0]
     ids = torch.tensor([[5, 6, 7, 8]])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from fedtorch.algorithms.adapters.factors import norm_of_product, pairs_of, stacked
@@ -59,7 +60,9 @@ def _layer(
     """
     a, b = a.double(), b.double()
     steps = [(da.double(), db.double()) for da, db in moved]
-    mean_a, mean_b = (sum(p * step[place] for p, step in zip(shares, steps, strict=True)) for place in (0, 1))
+    mean_a, mean_b = torch.zeros_like(a), torch.zeros_like(b)
+    for p, (da, db) in zip(shares, steps, strict=True):
+        mean_a, mean_b = mean_a + p * da, mean_b + p * db
     lost = stacked(
         [p * (db - mean_b) for p, (_, db) in zip(shares, steps, strict=True)], [da - mean_a for da, _ in steps]
     )

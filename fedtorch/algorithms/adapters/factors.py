@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedtorch.core.places import Places
 from fedtorch.core.weights import Layout
 
 A, B = ".lora_A.", ".lora_B."
@@ -47,3 +49,23 @@ def norm_of_product(left: Tensor, right: Tensor) -> float:
 def stacked(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(d_out, Σ k_i) and (Σ k_i, d_in), whose product is Σ left_i · right_i."""
     return torch.cat([each.double() for each in left], 1), torch.cat([each.double() for each in right], 0)
+
+
+@lru_cache(maxsize=64)
+def rank_places(layout: Layout, rank: int) -> Places:
+    """The first `rank` rows of every A and columns of every B, and all of what is no factor."""
+    parts = []
+    for name, shape, start, size in zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True):
+        indices = torch.arange(start, start + size).view(shape)
+        if A in name:
+            indices = indices[:rank]
+        elif B in name:
+            indices = indices[:, :rank]
+        parts.append(indices.reshape(-1))
+    return Places(torch.cat(parts), layout.size)
+
+
+@lru_cache(maxsize=4)
+def places_without(layout: Layout, kind: str) -> Places:
+    """All but the factors `A` or `B`."""
+    return Places.of_names(layout, [name for name in layout.names if kind not in name])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,16 @@ def has_adapter(model: nn.Module) -> bool:
     return any(hasattr(module, "lora_A") for module in model.modules())
 
 
+def scale_factors(model: nn.Module, rank: int | None) -> float:
+    """Set s of every layer to that of factors of `rank`; None: of those that are there. Returns the last layer's."""
+    scale = 1.0
+    for layer in lora_layers(model).values():
+        r = rank or layer.r[NAME]
+        alpha = layer.lora_alpha[NAME]
+        layer.scaling[NAME] = scale = alpha / math.sqrt(r) if layer.use_rslora[NAME] else alpha / r
+    return scale
+
+
 def lora_layers(model: nn.Module) -> dict[str, Any]:
     """Name -> layer with factors beside its weight."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
@@ -174,7 +185,7 @@ def _summed(module: Any) -> nn.Module | None:
     copied.__dict__ = {**base.__dict__, "_parameters": dict(base._parameters)}
     weight = base.weight.float() + module.get_delta_weight(NAME).float()
     copied._parameters["weight"] = nn.Parameter(weight.to(base.weight.dtype), requires_grad=False)
-    return copied  # type: ignore[no-any-return]
+    return copied
 
 
 def _config(model: Any, adapter: Adapter, heads: Sequence[str]) -> Any:
@@ -190,7 +201,7 @@ def _config(model: Any, adapter: Adapter, heads: Sequence[str]) -> Any:
     ]  # fmt: skip
     return LoraConfig(
         r=adapter.r,
-        lora_alpha=adapter.alpha,
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft divides it, whatever it is
         lora_dropout=adapter.dropout,
         use_rslora=adapter.rslora,
         target_modules=targets,
