@@ -191,14 +191,14 @@ class DistributedCommunicator(Communicator):
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
         self.faults(phase, round=round, client=client, step=step)
 
-    def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
+    def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """See the base class."""
         self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
         self._group.broadcast(flat)
-        copies = len(self.names) if clients is None else clients
+        copies = (len(self.names) if clients is None else clients) if self.is_server else 0
         sent = flat.nbytes * (self._group.size - 1 if self.is_server else 1)
-        copies = copies if self.is_server else 0
-        self.meter.count("down", "broadcast", logical=flat.nbytes * copies, messages=copies, physical=sent)
+        logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
+        self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)
 
     def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""

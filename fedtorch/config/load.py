@@ -74,6 +74,7 @@ ADDED: dict[str, Any] = {
     "checkpoint.missing_clients": "refuse",
     "task.em_strings": False,
     "algorithm.second_selection": True,
+    "task.model.adapter": None,
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

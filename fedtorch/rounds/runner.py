@@ -64,6 +64,8 @@ class Runner:
         self.server_training = ServerTraining(self.context)
         self.weights: dict[str, float] = {}
         """of the round's clients in the combination"""
+        self.figures: dict[str, float] = {}
+        """what the algorithm measured of it"""
         self.saved = 0
         """rounds in the last checkpoint"""
 
@@ -123,7 +125,7 @@ class Runner:
 
     def _one_round(self) -> None:
         context, config = self.context, self.components.config
-        self.weights = {}
+        self.weights, self.figures = {}, {}
         context.progress.is_training = True
         reports = self._clients_round() if context.algorithm.trains_clients else []
         context.progress.is_training = False
@@ -176,7 +178,7 @@ class Runner:
                     pass  # all ranks must come to the same meeting, which then stops them together
             context.members.barrier("server_train")
         context.server.numbers[SERVER_TRAINED] = context.round
-        context.is_fresh = False
+        context.is_fresh = context.only_stepped = False
 
     def _evaluate_if_due(self) -> None:
         """Evaluate the present weights if the schedule asks for it and it was not done yet."""
@@ -212,8 +214,9 @@ class Runner:
             assert decision.combined is not None
             context.server.accepted = list(decision.accepted)
             context.algorithm.server_update(context.server, decision.combined)
+        context.only_stepped = context.is_fresh
         context.is_fresh = context.has_messages  # every rank has taken the step itself
-        self.weights = decision.weights
+        self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)
 
     def _finish(self) -> Result:
@@ -248,7 +251,7 @@ class Runner:
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
             if report.is_ok:
                 traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
-        tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic)
+        tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic, self.figures)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
         config = self.components.config.eval

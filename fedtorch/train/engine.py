@@ -26,9 +26,8 @@ GradientHook = Callable[["Engine"], "Tensor | None"]
 class Engine:
     """Trains and evaluates one module for any client of this worker.
 
-    The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Loading a client
-    is two copies; taking its update is one subtraction. Nothing is built or deep-copied per client or per round.
-    `load` sets *every* parameter and floating-point buffer, so nothing of the previous client is left.
+    Parameters that are not `fixed` are views of three flat vectors on `device`: shared, private, frozen. Loading a
+    client is two copies, taking its update a subtraction. `load` sets all that can change, buffers too.
     """
 
     module: nn.Module
@@ -41,6 +40,8 @@ class Engine:
     """Of those that are never trained."""
     flat_frozen: Tensor
     """The frozen weights, flat."""
+    fixed: tuple[str, ...]
+    """Parameters that came with `requires_grad` False (an adapter's base): neither loaded nor sent nor kept."""
     trained_names: list[str]
     """The trained parameters, shared before private ones."""
     trained: list[nn.Parameter]
@@ -69,7 +70,8 @@ class Engine:
         self.module, self.device = module.to(device), device
         self._precision = Precision(precision, device, scale_power)
         parameters = dict(module.named_parameters())
-        shared, private, frozen = partition.split(parameters)
+        self.fixed = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
+        shared, private, frozen = partition.split(parameters, self.fixed)
         self.shared = Layout.of({name: parameters[name] for name in shared})
         self.private = Layout.of({name: parameters[name] for name in private})
         self._flat, self._flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
@@ -77,7 +79,7 @@ class Engine:
         self.flat_frozen = self._bind(self.frozen, parameters)
         for name in frozen:
             parameters[name].requires_grad_(False)
-        self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
+        self.trained_names = [*shared, *private]
         self.trained = [parameters[name] for name in self.trained_names]
         self.initial_shared = self._flat.detach().cpu().clone()
         self.initial_private = self._flat_private.detach().cpu().clone()
