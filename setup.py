@@ -15,6 +15,7 @@ EXTRAS = {
     "fedmatch": ["bm25s>=0.3.16,<0.4", "scikit-learn>=1.7", "scipy>=1.15"],  # its data, cover queries, the t-test
     "fewfedweight": ["rouge-score>=0.1.2", "scikit-learn>=1.7", "scipy>=1.15"],  # CrossFit's metrics
     "own": ["datasets>=5.2,<6", "sacrebleu>=2.6", "rouge-score>=0.1.2"],  # sources but text files; generated texts
+    "adapters": ["peft>=0.21.2,<0.22"],  # task.model.adapter
     "notebook": ["pandas>=2.2"],  # the records of a run as a frame
     "slurm": ["submitit>=1.5.3,<2"],
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],  # a source archive, built without torch, compiler or nvcc

@@ -22,14 +22,15 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
     request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
     try:
         config = request.load()
-        host, port = silo.address(args.server)
+        place = silo.address(args.server, "--server", config)
         ranks = silo.silos(config)
         rank = next((rank for rank, names in ranks.items() if args.silo in names), 0)
         if not rank:
             near = get_close_matches(args.silo, config.system.pinned, 1)
             known = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(config.system.pinned)}"
             raise ConfigError(f"--silo is {args.silo}, which system.pinned does not have; {known}")
-        environ = silo.environment(rank, len(ranks) + 1, host, port, os.environ)
+        command = silo.command("join", args, ["--server", args.server, "--silo", args.silo])
+        environ = silo.environment(rank, len(ranks) + 1, place, os.environ, command)
     except FedtorchError as error:
         return silo.refused(prog, error)
     told = [
@@ -39,8 +40,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
         f"here stay: the data; private weights and what else clients keep, their own models and this log, in "
         f"{config.folder} (on a disk of this machine, if that is one)",
     ]
-    options = ["--server", args.server, "--silo", args.silo]
-    return silo.start(request, environ, told, silo.command("join", args, options))
+    try:
+        return silo.start(prog, request, config.folder, environ, told, args.max_restarts)
+    except FedtorchError as error:
+        return silo.refused(prog, error)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -11,201 +11,21 @@ resume after the last checkpoint. Every rank but the first writes what it prints
 from __future__ import annotations
 
 import argparse
-import os
-import secrets
 import shlex
-import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
-import torch.distributed as dist
-
-from fedtorch.comm.signing import VARIABLE
-from fedtorch.comm.store import host_store
 from fedtorch.config.masking import mask_assignment
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    FedtorchError,
-    Interrupted,
-    NonFiniteError,
-    PreflightError,
-    QuorumError,
-    RestartsError,
-)
+from fedtorch.core.errors import ConfigError, FedtorchError, RestartsError
 from fedtorch.lifecycle.status import write_status
 
 from . import start_words
-from .pool import SAVE_S, hold
+from .job import PROGRAM, Job, say
 from .submit import Request
 
 MAX_RESTARTS = 3
-PROGRAM = (sys.executable, "-m", "fedtorch.main")
-"""What every rank is."""
-GRACE_S = 10.0
-"""For the others to end by themselves, which tells more, before they are killed."""
-_SETUP = (ConfigError.exit_code, DataError.exit_code, PreflightError.exit_code)
-_FINAL = (
-    *_SETUP,
-    NonFiniteError.exit_code,
-    CheckpointError.exit_code,
-    RestartsError.exit_code,
-    Interrupted.exit_code,
-)
-"""What a restart would only repeat."""
-
-
-class Job:
-    """The ranks of one run, started as often as it takes. On another thread than the main one it gets no signals.
-
-    1. The launcher hosts the store, on a free port, so it outlives every rank.
-    2. The attempt is over when the server has ended, or when a rank has ended that the others cannot do without; those
-       that are still there after GRACE_S are killed.
-    3. The first signal is passed on to all ranks, once: they save and end with 75. A second one kills them.
-    4. Nothing that was killed leaves anything half-written: see `Checkpoints`.
-    """
-
-    def __init__(
-        self, words: Sequence[str], folder: Path, ranks: int, *, goes_on: bool = False, command: str = ""
-    ) -> None:
-        """words: what a rank is. goes_on: may the loss of a worker not be the end? command: that starts it again."""
-        self._words, self._folder, self._size, self._goes_on = tuple(words), folder, ranks, goes_on
-        self._command = command
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._signals: list[int] = []
-
-    @property
-    def stopped_by(self) -> int | None:
-        """The first signal that this process got meanwhile."""
-        return next(iter(self._signals), None)
-
-    def run(self, max_restarts: int) -> int:
-        """The exit code of the run; also in its status.json.
-
-        Raises:
-            ConfigError: another process holds this run folder.
-            RestartsError: every attempt ended in a way that another one might mend.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = hold(self._folder)
-        if lock is None:
-            raise ConfigError(f"another process runs {self._folder}; wait for it, or set run.name")
-        is_main = threading.current_thread() is threading.main_thread()  # only there may a handler be installed
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) if is_main else ()
-        previous = {number: signal.signal(number, self._received) for number in numbers}
-        try:
-            for attempt in range(max_restarts + 1):
-                if attempt:
-                    _say(f"restart {attempt} of {max_restarts}")
-                code, is_final = self._attempt(attempt, max_restarts, lock)
-                if self._signals:
-                    return code and Interrupted.exit_code
-                if is_final:
-                    return code
-            raise RestartsError(f"no restart is left of {max_restarts}; the last attempt ended with {_ended(code)}")
-        finally:
-            self._kill()
-            os.close(lock)
-            for number, handler in previous.items():
-                if handler is not None:  # None: one that Python has not installed and cannot put back
-                    signal.signal(number, handler)
-
-    def _attempt(self, attempt: int, max_restarts: int, lock: int) -> tuple[int, bool]:
-        store = host_store("127.0.0.1", 0)
-        shared = {
-            "WORLD_SIZE": str(self._size),
-            "LOCAL_WORLD_SIZE": str(self._size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-            "TORCHELASTIC_RUN_ID": "local",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            "FEDTORCH_COMMAND": self._command,  # for status.json
-            VARIABLE: secrets.token_hex(32),
-        }
-        self._processes = [self._start(rank, shared, lock) for rank in range(self._size)]
-        for number in self._signals:  # it came between two attempts
-            self._pass_on(number)
-        try:
-            return self._supervise(dist.PrefixStore(f"fedtorch/local/attempt{attempt}", store))
-        finally:
-            self._kill()
-
-    def _supervise(self, store: dist.Store) -> tuple[int, bool]:
-        """Wait for the end of an attempt; the exit code that says why it ended, and whether another one is useless."""
-        ended: dict[int, int] = {}
-        causes: list[int] = []
-        kill_at = float("inf")
-        while len(ended) < self._size and time.monotonic() < kill_at and len(self._signals) < 2:
-            time.sleep(0.05)
-            for rank, process in enumerate(self._processes):
-                if rank not in ended and (code := process.poll()) is not None:
-                    ended[rank] = code
-                    if self._is_the_end(rank, code, store, server_lives=0 not in ended):
-                        causes.append(code)
-            if causes or self._signals:
-                kill_at = min(kill_at, time.monotonic() + (GRACE_S if causes else SAVE_S))
-        if not causes:
-            return Interrupted.exit_code, True
-        server = ended.get(0)
-        code = server if server in (0, QuorumError.exit_code, *_FINAL) else causes[0]
-        # a quorum that was lost with a worker is there again after a restart
-        is_final = code in (0, *_FINAL) or (code == QuorumError.exit_code and min(ended.values()) >= 0)
-        return code, is_final
-
-    def _is_the_end(self, rank: int, code: int, store: dist.Store, *, server_lives: bool) -> bool:
-        """Is the attempt over because this rank has ended? Says so if the rank had no good reason."""
-        if code in (0, Interrupted.exit_code):
-            return rank == 0
-        # one that ends before it has a heartbeat was never there for the others, who would wait for it
-        is_over = rank == 0 or not self._goes_on or code in _SETUP or not store.check([f"heartbeat/{rank}"])
-        goes_on = server_lives and not is_over
-        _say(f"rank {rank} ended with {_ended(code)}" + ("; the others decide whether to go on" if goes_on else ""))
-        return is_over
-
-    def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes]:
-        """In a session of its own, so that the terminal's Ctrl-C reaches only the launcher."""
-        output = None if rank == 0 else (self._folder / f"output.rank{rank}.txt").open("ab")
-        try:
-            return subprocess.Popen(
-                self._words,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                start_new_session=True,
-                pass_fds=(lock,),
-            )
-        finally:
-            if output is not None:
-                output.close()
-
-    def _received(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-        if len(self._signals) == 1:
-            self._pass_on(number)
-
-    def _pass_on(self, number: int) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local") -> int:
@@ -220,26 +40,38 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local
         print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
     try:
-        return run_request(request, config, args.ranks, max_restarts=args.max_restarts)[0]
+        limits = {"max_restarts": args.max_restarts, "max_returns": args.max_returns}
+        return run_request(request, config, args.ranks, **limits)[0]
     except FedtorchError as error:
-        _say(str(error))
+        say(str(error))
         return error.exit_code
 
 
 def run_request(
-    request: Request, config: Config, ranks: int, *, command: str = "", max_restarts: int = MAX_RESTARTS
+    request: Request,
+    config: Config,
+    ranks: int,
+    *,
+    command: str = "",
+    max_restarts: int = MAX_RESTARTS,
+    max_returns: int = 0,
 ) -> tuple[int, int | None]:
     """Run a request on so many ranks; (the run's exit code, the signal that this process got meanwhile).
 
     config: what the request loads. command: the one that continues the run; by default this launcher's.
 
     Raises:
-        ConfigError: another process holds this run folder.
+        ConfigError: another process holds this run folder, or no rank of this run can return.
         RestartsError: every attempt ended in a way that another one might mend; status.json says so too.
     """
-    command = command or command_of(request, ranks, max_restarts)
-    words = [*PROGRAM, *request.arguments()]
-    job = Job(words, config.folder, ranks, goes_on=config.clients.on_loss == "continue", command=command)
+    command = command or command_of(request, ranks, max_restarts, max_returns)
+    words, goes_on = [*PROGRAM, *request.arguments()], config.clients.on_loss == "continue"
+    if max_returns and (not goes_on or config.system.ranks_per_worker != 1):
+        raise ConfigError(
+            "--max-returns is for runs that go on without a lost rank: set clients.on_loss to continue, and "
+            "system.ranks_per_worker to 1"
+        )
+    job = Job(words, config.folder, ranks, goes_on=goes_on, command=command, max_returns=max_returns)
     try:
         return job.run(max_restarts), job.stopped_by
     except RestartsError as error:
@@ -247,22 +79,13 @@ def run_request(
         raise
 
 
-def command_of(request: Request, ranks: int, max_restarts: int = MAX_RESTARTS) -> str:
+def command_of(request: Request, ranks: int, max_restarts: int = MAX_RESTARTS, max_returns: int = 0) -> str:
     """What starts this launcher with it once more, from a shell."""
     words = [*start_words("local"), *(["--config", *map(str, request.configs)] if request.configs else [])]
     words += ["--ranks", str(ranks)]
     words += ["--max-restarts", str(max_restarts)] if max_restarts != MAX_RESTARTS else []
+    words += ["--max-returns", str(max_returns)] if max_returns else []
     return shlex.join([*words, *(["--set", *map(mask_assignment, request.overrides)] if request.overrides else [])])
-
-
-def _ended(code: int) -> str:
-    if code == -signal.SIGKILL:  # the launcher itself kills nothing that it then reports
-        return "SIGKILL (exit code -9, by hand or, if `dmesg` says so, for want of memory)"
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def _say(text: str) -> None:
-    print(f"launchers.local: {text}", file=sys.stderr, flush=True)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -274,6 +97,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="the server and N - 1 workers")
     parser.add_argument(
         "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of all ranks (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-returns",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of single ranks, into a run that goes on without them (%(default)s)",
     )
     # not `never`, nor a path: every restart would begin there again
     parser.add_argument("--resume", choices=("auto", "force"), default="auto", help="see fedtorch.main")

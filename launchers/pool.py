@@ -111,9 +111,9 @@ class Pool:
         self._signals += 1
 
 
-def hold(folder: Path) -> int | None:
+def hold(folder: Path, name: str = LOCK) -> int | None:
     """Take a run folder's lock: its file descriptor, for this process and those that inherit it; None if it is held."""
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
     if _take(lock, tries=5):  # whoever asks for the status holds it for an instant
         return lock
     os.close(lock)

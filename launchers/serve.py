@@ -9,7 +9,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError, RestartsError
+from fedtorch.lifecycle.status import write_status
 
 from . import silo
 from .submit import Request
@@ -21,9 +22,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
     request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
     try:
         config = request.load()
-        host, port = silo.address(args.listen)
+        place = silo.address(args.listen, "--listen", config)
         ranks = silo.silos(config)
-        environ = silo.environment(0, len(ranks) + 1, host, port, os.environ)
+        command = silo.command("serve", args, ["--listen", args.listen])
+        environ = silo.environment(0, len(ranks) + 1, place, os.environ, command)
     except FedtorchError as error:
         return silo.refused(prog, error)
     told = [
@@ -33,7 +35,12 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
         "weights, from which text can be inferred (docs/safety.md); no text, no private weights",
         f"here stay: the global model, records and status, in {config.folder}",
     ]
-    return silo.start(request, environ, told, silo.command("serve", args, ["--listen", args.listen]))
+    try:
+        return silo.start(prog, request, config.folder, environ, told, args.max_restarts)
+    except FedtorchError as error:
+        if isinstance(error, RestartsError):
+            write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
+        return silo.refused(prog, error)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

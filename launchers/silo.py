@@ -6,19 +6,19 @@ Each starts one rank of the job: the server is rank 0, a silo the rank that `sys
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedtorch.comm.signing import VARIABLE
+from fedtorch.comm.trust import refuse_public
 from fedtorch.config.masking import mask_assignment
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError
-from fedtorch.main import main as train
 
 from . import start_words
+from .keep import MAX_RESTARTS, Kept, say
 from .submit import Request
 
 PORT = 29500
@@ -48,20 +48,29 @@ def silos(config: Config) -> dict[int, list[str]]:
     return found
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, option: str, config: Config) -> tuple[str, int]:
     """HOST:PORT, where an IPv6 address stands in brackets.
+
+    option: that it was given by.
 
     Raises:
         ConfigError: it is something else.
+        PreflightError: it is a public address, and `system.trust_network` is false.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"--server is {text!r}; expected HOST:PORT, such as 192.168.7.1:{PORT}")
+        raise ConfigError(f"{option} is {text!r}; expected HOST:PORT, such as 192.168.7.1:{PORT}")
+    if not config.system.trust_network:
+        refuse_public(host.strip("[]"), option)
     return host.strip("[]"), int(port)
 
 
-def environment(rank: int, num_ranks: int, host: str, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells a rank its place, as srun and torchrun do.
+def environment(
+    rank: int, num_ranks: int, place: tuple[str, int], environ: Mapping[str, str], command: str
+) -> dict[str, str]:
+    """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
+
+    place: host and port of the server.
 
     Raises:
         PreflightError: the sides have no secret in common.
@@ -76,22 +85,28 @@ def environment(rank: int, num_ranks: int, host: str, port: int, environ: Mappin
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
+        "MASTER_ADDR": place[0],
+        "MASTER_PORT": str(place[1]),
+        "FEDTORCH_COMMAND": command,  # for status.json
     }
 
 
-def start(request: Request, environ: Mapping[str, str], told: list[str], command: str) -> int:
-    """Say what is about to happen, and be that rank; its exit code."""
+def start(
+    prog: str, request: Request, folder: Path, environ: Mapping[str, str], told: list[str], max_restarts: int
+) -> int:
+    """Say what is about to happen, and be that rank; its exit code.
+
+    Raises:
+        FedtorchError: see `Kept.run`.
+    """
     print("\n".join(told), flush=True)
-    os.environ.update(environ)
-    os.environ["FEDTORCH_COMMAND"] = command  # for status.json
-    return train(request.arguments())
+    return Kept(request.arguments(), environ, folder, say(prog)).run(max_restarts)
 
 
 def command(name: str, args: argparse.Namespace, options: list[str]) -> str:
     """The words that start this side again."""
     words = [*start_words(name), *options, "--config", *map(str, args.config)]
+    words += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
     return shlex.join([*words, *(["--set", *map(mask_assignment, args.set)] if args.set else [])])
 
 
@@ -105,4 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of both sides."""
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="the same on all sides")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    parser.add_argument(
+        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of this side's process (%(default)s)"
+    )
     parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help="see fedtorch.main")

@@ -14,5 +14,8 @@ ALGORITHMS = {
     "metaweighting": "fedtorch.algorithms.metaweighting:MetaWeighting",
     "fedassistant": "fedtorch.algorithms.fedassistant:FedAssistant",
     "local": "fedtorch.algorithms.local:Local",
+    "rolora": "fedtorch.algorithms.adapters.rolora:RoLoRA",
+    "hetlora": "fedtorch.algorithms.adapters.ranks:HetLoRA",
+    "flexlora": "fedtorch.algorithms.adapters.ranks:FlexLoRA",
     "fedparsing": "fedtorch.algorithms.fedparsing:FedParsing",
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from fedtorch.core.client import ClientState
+from fedtorch.core.places import Places
 from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
@@ -24,6 +25,11 @@ class Updates(Protocol):
     @property
     def reports(self) -> Sequence[Report]:
         """The accepted reports, in client order."""
+        ...
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of each vector in an update; None: they are messages."""
         ...
 
     def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
@@ -132,6 +138,31 @@ class Algorithm:
     def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
         """Combine the updates into one flat vector; by default their weighted sum."""
         return updates.weighted_sum(weights)
+
+    def sent_places(self, layout: Layout, client: str, round: int) -> Places | None:
+        """Which numbers of what a client sends travel in a round (from 0); the rest of it is 0. None: all.
+
+        In the exchanged vectors laid end to end. A function of its arguments and fields, asked for on all ranks.
+        """
+        return None
+
+    def received_places(self, layout: Layout, client: str, round: int) -> Places | None:
+        """Which numbers of the server's vectors a client gets in a round (from 0); None: all. For the count of bytes.
+
+        A rank gets what any of its clients may need.
+        """
+        return None
+
+    def broadcast_places(self, layout: Layout, round: int) -> Places | None:
+        """Which numbers of what the server sends can differ after its step of that round; only they travel. None: all.
+
+        All do at the start of a run, after a resume, and for an evaluation of the best model.
+        """
+        return None
+
+    def measure(self, server: ServerState, updates: Updates, weights: Sequence[float]) -> Mapping[str, float]:
+        """Numbers of a round's combination for its record, by name; before the server's step, nothing by default."""
+        return {}
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """Change `server` in place by the combined pseudo-gradient; by default one step of the server optimiser."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.adapters.error import figures
+from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
@@ -50,6 +52,12 @@ class FedAvg(Algorithm):
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """See `weighting.normalised`."""
         return normalised(self.weights, reports, self.loss_reduction.cap)
+
+    def measure(self, server: ServerState, updates: Updates, weights: Sequence[float]) -> Mapping[str, float]:
+        """Of adapters what is lost by averaging A and B one by one, see `adapters.error`; takes every update once."""
+        if server.layout is None:
+            return {}
+        return figures(server.layout, server.private, server.weights, updates, weights)
 
     def report(self, job: ClientJob, curve: LossCurve, **extra: float) -> Report:
         """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later."""

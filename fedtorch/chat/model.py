@@ -18,6 +18,8 @@ from fedtorch.core.client import folder_name
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.core.state_keys import BEST_IS_RECEIVED, BEST_PRIVATE, BEST_WEIGHTS, PRIVATE
 from fedtorch.core.weights import Layout, Partition
+from fedtorch.models.adapters.saved import is_adapter
+from fedtorch.models.saved import load_model
 from fedtorch.models.side import Passing
 from fedtorch.tracking.run_folder import Run, read_run
 from fedtorch.train.precision import autocast, has_fp16
@@ -68,6 +70,9 @@ def load_side(run: Run, client: str, side: SideName) -> GPT2LMHeadModel:
     folder = models / side
     logging.disable_progress_bar()  # of loading weights
     try:
+        if is_adapter(folder):
+            adapted: GPT2LMHeadModel = load_model(folder)
+            return adapted
         model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{folder} holds no GPT-2 ({type(error).__name__}); run the training again") from error

@@ -36,6 +36,7 @@ COMMANDS = {
     "join": Command("launchers.join", "be a silo of such a server, with the data of this machine"),
     "init": Command("fedtorch.data.own.init", "look at a data file and write a config for it"),
     "data": Command("fedtorch.data.prepare", "prepare data sets"),
+    "data prepare own": Command("fedtorch.setup.data_prepare", "prepare data of your own before any run"),
     "data check": Command("fedtorch.setup.data_check", "sizes, labels, lengths and leaks of data of your own"),
     "data partition": Command("fedtorch.setup.data_partition", "write which client has which rows of them"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
@@ -51,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0
-    name, *rest = words
-    if rest and f"{name} {rest[0]}" in COMMANDS:
-        name, rest = f"{name} {rest[0]}", rest[1:]
+    name, rest = words[0], words[1:]
+    for size in (2, 3):
+        if " ".join(words[:size]) in COMMANDS:
+            name, rest = " ".join(words[:size]), words[size:]
     if name == "--version":
         print(f"fedtorch {fedtorch.__version__}")
         return 0
@@ -80,7 +82,7 @@ def _has_launchers() -> bool:
 
 
 def _help() -> str:
-    lines = [f"  {name:16}{command.about}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:18}{command.about}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: fedtorch [--help] [--version] COMMAND ...",

@@ -9,12 +9,14 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from fedtorch.comm.interfaces import Interface, find, interfaces, network_name, towards
+from fedtorch.comm.trust import problem_of, refuse_public
 
 log = logging.getLogger(__name__)
 
@@ -68,28 +70,41 @@ def may_span_hosts(environ: Mapping[str, str]) -> bool:
     return environ["MASTER_ADDR"] not in _LOOPBACK
 
 
-def bind(store: Store, meeting: Meeting, wanted: str | None) -> tuple[str, ...]:
+def check_master(environ: Mapping[str, str], *, trusts: bool) -> None:
+    """Before a rank listens or connects there.
+
+    Raises:
+        PreflightError: on a job of several hosts rank 0 is at a public address, and the rank does not trust those.
+    """
+    if not trusts and environ.get("MASTER_ADDR") and may_span_hosts(environ):
+        refuse_public(environ["MASTER_ADDR"], "MASTER_ADDR")
+
+
+def bind(
+    store: Store, meeting: Meeting, wanted: str | None, before: Sequence[str] = (), *, trusts: bool = False
+) -> tuple[str, ...]:
     """Set where this rank's groups listen, see `agree`; the name of every rank's host, none on a job of one host.
 
-    What libraries make listens on the same interface, unless the user has said where.
+    What libraries make listens on the same interface, unless the user has said where. before: what it was when more
+    ranks were there than now, for those that are away. trusts: may it be a public address?
     """
-    binding = agree(meeting, wanted, os.environ) if may_span_hosts(os.environ) else None
+    binding = agree(meeting, wanted, os.environ, trusts=trusts) if may_span_hosts(os.environ) else None
+    store.spans_hosts = binding is not None or bool(before)
     if binding is None:
-        return ()
+        return tuple(before)
     log.debug("this rank is reached at %s", binding.interface)
     binding.tell_libraries()
-    store.spans_hosts = True
     store.address = "" if binding.is_users else binding.interface.address
-    return binding.hosts
+    return tuple(now or then for now, then in zip_longest(binding.hosts, before, fillvalue=""))
 
 
-def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str]) -> Binding | None:
+def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str], *, trusts: bool = False) -> Binding | None:
     """Where this rank's groups are to listen; None on a job of one host: wherever they like. All ranks call it alike.
 
     1. Every rank tells the address by which it reaches MASTER_ADDR, or the one that `wanted` or GLOO_SOCKET_IFNAME
        asks for. On the host that MASTER_ADDR names that may be a loopback address.
     2. A rank with such an address takes the one by which it reaches another host. All tell what they have now; a
-       loopback address is refused.
+       loopback address is refused, and a public one unless the rank `trusts` it.
     3. The first rank of every host connects to every other host, and those that cannot are named.
 
     wanted: `system.interface`.
@@ -107,7 +122,8 @@ def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str]) -> B
     if found is not None and found.is_loopback and not (users or wanted):
         others = [place for other, place in places.items() if other != network and place]
         found = next((way for place in others if (way := towards(place.split()[0])) and not way.is_loopback), found)
-    listener = _listen(found)
+    told["problem"] = problem or ("" if trusts else problem_of(_address(found)))
+    listener = None if told["problem"] else _listen(found)
     try:
         port = str(listener.getsockname()[1]) if listener else ""
         places, _ = meeting.addresses({**told, "address": _shown(found), "port": port, "phase": "chosen"})
@@ -127,7 +143,8 @@ def decide(notes: Notes) -> dict[str, Any]:
     A network is that of a host, or of a container that has one to itself.
     """
     places: dict[str, str] = {}
-    verdict = {"places": places, "hosts": [notes[rank]["host"] for rank in sorted(notes)]}
+    names = [notes[rank]["host"] if rank in notes else "" for rank in range(max(notes) + 1)]  # one may be away
+    verdict = {"places": places, "hosts": names}
     for rank in sorted(notes):
         note = notes[rank]
         address = note["address"].partition(" ")[0]

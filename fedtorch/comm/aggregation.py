@@ -29,6 +29,9 @@ comes next.
        has refused updates: requests REFUSED, raises    raises RefusedUpdatesError
        `combine` has raised: requests ABORT, raises     raises FedtorchError
 
+All updates of one operation have the same length, which step 4 compares; where clients send other places of their
+updates (`core.places`) the server makes a request for each kind.
+
 If a rank is lost on the way, operations raise on the others (`Group`); what was received until then counts nowhere.
 An `all_gather_updates` is steps 3 and 4 and one all-gather (`messages`).
 """
@@ -120,6 +123,18 @@ class Aggregation:
         terms = [Term(*term) for term in zip(table[0].tolist(), table[1].tolist(), weights, strict=True)]
         return Request(Op(op), terms, SumScale(exponent))
 
+    def length(self, terms: Sequence[Term]) -> int:
+        """Numbers in each vector of an operation about these updates, which have the same places.
+
+        Raises:
+            PreflightError: they have not.
+        """
+        lengths = {self.local.length(self.names[term.client]) for term in terms if 0 <= term.client < len(self.names)}
+        if len(lengths) > 1:
+            self.group.drop()
+            raise PreflightError(f"an operation is about updates of {sorted(lengths)} numbers; expected one length")
+        return lengths.pop() if lengths else self.local.size
+
     def agree(self, op: Op, terms: Sequence[Term]) -> list[tuple[Tensor, float]]:
         """This rank's updates among `terms` with their weights, once all ranks have found theirs.
 
@@ -127,10 +142,10 @@ class Aggregation:
             PreflightError: on all ranks, if one of them has not an update that it should have.
         """
         own: list[tuple[Tensor, float]] = []
-        problem = 0
+        problem, length = 0, self.length(terms)
         for term in terms:
             if term.rank == self.group.rank and not problem:
-                found = self._find(term.client)
+                found = self._find(term.client, length)
                 if isinstance(found, Tensor):
                     own.append((found, term.weight))
                 else:
@@ -138,33 +153,33 @@ class Aggregation:
         self.group.agree(
             op,
             round=self.round,
-            length=self.local.size,
+            length=length,
             dtype=self.local.dtype,
             problem=problem,
-            num_bytes=self._bytes_of(op, [grad.nbytes for grad, _ in own]) if not problem else 0,
-            expected=self._expected(op, terms) if self.group.rank == 0 else None,
+            num_bytes=self._bytes_of(op, [grad.nbytes for grad, _ in own], length) if not problem else 0,
+            expected=self._expected(op, terms, length) if self.group.rank == 0 else None,
         )
         self.faults("payload", round=self.round)
         return own
 
-    def _bytes_of(self, op: Op, updates: Sequence[int]) -> int:
+    def _bytes_of(self, op: Op, updates: Sequence[int], length: int) -> int:
         """What a rank sends that has these updates, given by their bytes."""
         if op is Op.REDUCE or (op is Op.SEND_SUMS and updates):
-            return self.local.size * SUM_DTYPE.itemsize
+            return length * SUM_DTYPE.itemsize
         return sum(updates) if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0
 
-    def _expected(self, op: Op, terms: Sequence[Term]) -> list[int]:
+    def _expected(self, op: Op, terms: Sequence[Term], length: int) -> list[int]:
         """What every member has to send."""
-        each = self.local.size * self.local.dtype.itemsize
+        each = length * self.local.dtype.itemsize
         held = Counter(term.rank for term in terms)
-        return [self._bytes_of(op, [each] * held[rank]) for rank in self.group.members]
+        return [self._bytes_of(op, [each] * held[rank], length) for rank in self.group.members]
 
-    def _find(self, client: int) -> Tensor | Problem:
+    def _find(self, client: int, length: int) -> Tensor | Problem:
         if not 0 <= client < len(self.names) or self.names[client] not in self.local:
             return Problem.MISSING
         try:
             grad = self.local.get(self.names[client])
         except (OSError, RuntimeError):
             return Problem.UNREADABLE
-        fits = grad.shape == (self.local.size,) and grad.dtype == self.local.dtype and grad.device.type == "cpu"
+        fits = grad.shape == (length,) and grad.dtype == self.local.dtype and grad.device.type == "cpu"
         return grad.contiguous() if fits else Problem.MISFIT

@@ -25,7 +25,7 @@ _PAUSE_S = 0.05
 class _Store(Protocol):
     """What is needed of `comm.store.Store`, which uses this module."""
 
-    timeout_s: float
+    start_s: float
     where: str
     inner: dist.Store
     signature: Signature
@@ -41,7 +41,7 @@ def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
     """A name that all ranks of this attempt have and no other attempt had; blocks on the server alone.
 
     Raises:
-        PreflightError: the server did not answer within the store's timeout.
+        PreflightError: the server did not answer within the store's `start_s`.
     """
     word = uuid.uuid4().hex
     if rank == 0:
@@ -50,7 +50,7 @@ def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
         threading.Thread(target=_welcome, args=arguments, name="fedtorch-welcome", daemon=True).start()
         return word
     store.set(f"hello/{rank}", word)
-    give_up_at = time.monotonic() + store.timeout_s
+    give_up_at = time.monotonic() + store.start_s
     while time.monotonic() < give_up_at:
         if store.has([f"welcome/{rank}"]):
             answered, _, attempt = store.get(f"welcome/{rank}").partition(" ")
@@ -59,8 +59,8 @@ def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
                 return attempt
         time.sleep(_PAUSE_S)
     raise PreflightError(
-        f"rank 0 (the server) did not answer rank {rank} within {store.timeout_s:g} s over the store at {store.where}; "
-        "was it started, and on the same store?"
+        f"rank 0 (the server) did not answer rank {rank} within {store.start_s:g} s (system.start_timeout) over the "
+        f"store at {store.where}; was it started, and on the same store?"
     )
 
 

@@ -5,117 +5,23 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from fedtorch.comm.checks import SumCheck, claim_problem
+from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.peers import Peers
-from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.store import JobMember
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.core.errors import PreflightError, RefusedUpdatesError
+from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
-
-
-class AcceptedUpdates(ABC):
-    """The accepted clients' updates, as the server sees them while it combines them; they stay where they are.
-
-    What an algorithm's `aggregate` gets as its `Updates`. Valid only during `Communicator.aggregate`; may be summed and
-    iterated any number of times.
-    """
-
-    reports: tuple[Report, ...]
-    """Of the accepted clients, in the order given to `Communicator.aggregate`."""
-    size: int
-    """Elements of every update."""
-    dtype: torch.dtype
-    """Of every update; uint8 where they are compressed messages."""
-
-    def __init__(self, reports: Sequence[Report], size: int, dtype: torch.dtype) -> None:
-        self.reports, self.size, self.dtype = tuple(reports), size, dtype
-
-    def __len__(self) -> int:
-        return len(self.reports)
-
-    def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
-        """Σ weights_i Δ_i as a new CPU vector, shape (size,): the same bits for any packing of clients onto ranks.
-
-        weights: one finite number per report, of any sign and sum. Clients of weight 0 are not asked for.
-        max_norm: of the sum, where a bound is known that does not rest on the reports; None: Σ |weights_i| norm_i.
-        The `max_abs` in the reports fix the scale of the integer sum.
-        A sum that the reports cannot explain is not returned: the updates are then taken one by one, each is compared
-        with its report, and if all are true the sum is made of them again.
-
-        Raises:
-            RefusedUpdatesError: an update is not what its client reported, or not even the second sum fits.
-            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite; or the updates are
-                compressed messages, whose bytes have no sum (see `comm.messages.sum_of_messages`).
-        """
-        if not self.dtype.is_floating_point:
-            raise ValueError(
-                f"the updates are compressed messages ({self.dtype}), not vectors, and cannot be summed as they are; "
-                "use comm.messages.sum_of_messages, which decodes them, or algorithm.exchange: dense"
-            )
-        if len(weights) != len(self.reports):
-            raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
-        weights = [float(weight) for weight in weights]
-        scale = SumScale.of(weights, [report.max_abs for report in self.reports])
-        terms = [(r, w) for r, w in zip(self.reports, weights, strict=True) if w != 0]
-        check = SumCheck(terms, scale, self.size, max_norm)
-        total = self._sum(scale, terms, check)
-        if not check.problems:
-            return total
-        log.warning("%s; the updates are taken one by one", "; ".join(check.problems))
-        if refused := self._refused():
-            raise RefusedUpdatesError(refused)
-        check = SumCheck(terms, scale, self.size, max_norm)
-        total = self._sum(scale, terms, check, singly=True)
-        if check.problems:
-            everyone = dict.fromkeys((report.client for report, _ in terms), "; ".join(check.problems))
-            raise RefusedUpdatesError(check.blamed or everyone)
-        return total
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Each update in report order, shape (size,), on the CPU.
-
-        The tensor may be reused: it is valid until the next one is asked for, and is not to be changed.
-
-        Raises:
-            RefusedUpdatesError: an update is not what its client reported; messages are not looked into.
-        """
-        for report, (update, problem) in zip(self.reports, self._each(), strict=True):
-            if problem := problem or claim_problem(report, update):
-                raise RefusedUpdatesError({report.client: problem})
-            yield update
-
-    def _refused(self) -> dict[str, str]:
-        """Every client whose update is not what it reported, with the reason."""
-        problems = [
-            problem or claim_problem(report, update)
-            for report, (update, problem) in zip(self.reports, self._each(), strict=True)
-        ]
-        return {report.client: problem for report, problem in zip(self.reports, problems, strict=True) if problem}
-
-    @abstractmethod
-    def _each(self) -> Iterator[tuple[Tensor, str]]:
-        """Each update in report order, and what went wrong with it on its way."""
-
-    @abstractmethod
-    def _sum(
-        self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
-    ) -> Tensor:
-        """The sum of weight · update at `scale`, over the clients with a weight other than 0; `check` sees it.
-
-        singly: every update comes by itself.
-        """
 
 
 Combine = Callable[[AcceptedUpdates], Tensor]
@@ -138,6 +44,8 @@ class Communicator(ABC):
     """The name of every rank's host; none where all ranks are on one."""
     lost: frozenset[int] = frozenset()
     """Ranks that the others go on without; see `enable_loss_recovery`."""
+    returned: frozenset[int] = frozenset()
+    """Those of them that are back, and wait for the others to join again; as the last `barrier` has found."""
     names: tuple[str, ...]
     """The clients in manifest order; messages carry a client's place in it."""
     meter: Meter
@@ -168,10 +76,11 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
         """Wait until every rank is there, for hours if need be; True on all ranks if any of them said `stop`.
 
-        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`).
+        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`). may_reopen: let all know
+        which lost ranks are back (`returned`).
 
         Raises:
             DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it
@@ -199,10 +108,11 @@ class Communicator(ABC):
         """A sign of life, for this rank alone: to be called in every step of anything long. Cheap: mostly a clock."""
 
     @abstractmethod
-    def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
+    def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """Copy the server's `flat` into every other rank's `flat`, which must have its length and dtype.
 
-        clients: how many clients this is for, for the meter's logical bytes; all of them by default.
+        clients: how many clients this is for, for the meter's logical bytes; all of them by default. numbers: how many
+        all of them together get of it, if not all get all.
         """
 
     @abstractmethod
@@ -254,6 +164,10 @@ class Communicator(ABC):
         """
         return None
 
+    def reopen(self) -> JobMember:
+        """Leave in good order, to join again together with the ranks in `returned`: what the next `join` takes."""
+        raise NotImplementedError("a job of one rank has nobody to let in")
+
     @abstractmethod
     def close(self) -> None:
         """Leave in good order, together with the other ranks; does nothing the second time."""
@@ -286,5 +200,5 @@ class Communicator(ABC):
         return sorted(messages, key=lambda message: message.client)
 
     def _count_updates(self, local: UpdateBuffer, accepted: Sequence[Report]) -> None:
-        size_bytes = local.size * local.dtype.itemsize
-        self.meter.count("up", "aggregate", logical=size_bytes * len(accepted), messages=len(accepted))
+        numbers = sum(local.length(report.client) for report in accepted)
+        self.meter.count("up", "aggregate", logical=numbers * local.dtype.itemsize, messages=len(accepted))

@@ -10,6 +10,7 @@ import threading
 
 from typing_extensions import Self
 
+from fedtorch.comm.interfaces import is_own
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import PreflightError
 
@@ -48,14 +49,15 @@ class DisconnectMonitor:
             PreflightError: the server cannot be reached there.
         """
         if rank == 0:
-            local = host in ("127.0.0.1", "localhost")
-            listener = socket.create_server(("127.0.0.1" if local else "", 0), backlog=1024)
+            where = "127.0.0.1" if host == "localhost" else host if is_own(host) else ""
+            family = socket.AF_INET6 if ":" in where else socket.AF_INET
+            listener = socket.create_server((where, 0), family=family, backlog=1024)
             token = secrets.token_bytes(_TOKEN_BYTES)
             store.set("lifeline", f"{listener.getsockname()[1]} {token.hex()}")
             return cls({}, listener, token)
-        store.wait(["lifeline"], store.timeout_s)
+        store.wait(["lifeline"], store.start_s)
         if not store.has(["lifeline"]):
-            raise PreflightError(f"rank 0 (the server) did not come within {store.timeout_s:g} s")
+            raise PreflightError(f"rank 0 (the server) did not come within {store.start_s:g} s (system.start_timeout)")
         told = _TOLD.fullmatch(store.get("lifeline"))
         if told is None:
             raise PreflightError("what rank 0 (the server) left under `lifeline` is no port and token")

@@ -13,24 +13,26 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from fedtorch.comm.addresses import bind
+from fedtorch.comm import mail
+from fedtorch.comm.addresses import bind, check_master
 from fedtorch.comm.aggregation import Aggregation, Request, Term
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.disconnect import DisconnectMonitor
+from fedtorch.comm.door import enter, join_job, let_in, waiting
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.local_updates import answer_requests
 from fedtorch.comm.messages import all_gather_updates, count_replicated
-from fedtorch.comm.options import Options
+from fedtorch.comm.options import Network, Options
 from fedtorch.comm.peers import GroupPeers
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.server_updates import DistributedUpdates, Exchange
 from fedtorch.comm.shutdown import Shutdown
-from fedtorch.comm.store import JobMember, Store
+from fedtorch.comm.store import Entry, JobMember
 from fedtorch.comm.transport import Staging
-from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
+from fedtorch.comm.wire import Message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
@@ -55,17 +57,19 @@ class DistributedCommunicator(Communicator):
         super().__init__(names)
         store, self.rank, self.size = member.store, member.rank, member.size
         self._store, self._options = store, options
-        self.staging = None
+        self.staging, self._groups = None, 0
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
+        self._member, self.lost = member, member.entry.lost
+        self._liveness.forget(self.lost)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._shutdown = Shutdown(
             store, self._liveness, self._rendezvous, member.hosts_store, options.grace_s, self._drop
         )
-        self._group = Group(store, self._liveness, self._raise_lost)
+        self._group = self._make_group()
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
-        self._is_closed, self._recovers, self._groups, self._failures = False, False, 1, 0
+        self._is_closed, self._recovers, self._failures = False, False, 0
         self._liveness.beat()
         self.faults("init")
 
@@ -82,7 +86,8 @@ class DistributedCommunicator(Communicator):
         device: torch.device | None = None,
         secret: str = "",
         grace_s: float = Options.grace_s,
-        interface: str | None = None,
+        network: Network | None = None,
+        member: JobMember | None = None,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
@@ -90,22 +95,36 @@ class DistributedCommunicator(Communicator):
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU. secret: of the job, see `signing.job_secret`.
-        grace_s: see Options. interface: on jobs of several hosts, its name or a network, see `comm.addresses`.
+        grace_s: see Options. member: how this rank joins again, see `reopen`.
 
         Raises:
             PreflightError: incomplete environment, taken port, no store, or hosts that do not reach each other.
         """
-        member = Store.join(os.environ, timeout_s, secret)
+        network = network or Network()
+        check_master(os.environ, trusts=network.trusted)
+        member = member or join_job(os.environ, timeout_s, secret, network.start_s, network.why_no_return)
         disconnects = None
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
         joined = cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
+        joined._liveness.labels = network.labels(member.entry.hosts)
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
-            joined.hosts = bind(member.store, joined._rendezvous, interface)
+            joined.hosts = bind(
+                member.store, joined._rendezvous, network.interface, member.entry.hosts, trusts=network.trusted
+            )
             left.pop_all()
+        joined._liveness.labels = network.labels(joined.hosts)
         return joined
+
+    def reopen(self) -> JobMember:
+        """See the base class."""
+        self._is_closed = True
+        self._shutdown.leave_together(is_broken=self._group.is_broken, comes_again=True)
+        entry = Entry(self._member.entry.number + 1, self.lost - self.returned, self.hosts)
+        let_in(self._store, self._words, entry)
+        return enter(self._member, entry)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store, before any process group exists.
@@ -125,10 +144,12 @@ class DistributedCommunicator(Communicator):
         self.staging = staging
         self._group.stage(staging)
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
         """See the base class; through the store, no collective is under way meanwhile."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
-        verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers)
+        words = waiting(self._store, self.lost) if self.is_server and may_reopen else {}
+        verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers, returned=list(words))
+        self._words, self.returned = words, frozenset(verdict["returned"])
         self._regroup(verdict["lost"])
         return bool(verdict["stop"])
 
@@ -156,57 +177,39 @@ class DistributedCommunicator(Communicator):
             self._liveness.forget(lost)
             self.lost |= lost.keys()
             self._group.drop()
-            members = sorted([self.rank, *self._liveness.others])
-            self._group = Group(self._store, self._liveness, self._raise_lost, members=members, generation=self._groups)
-            self._group.stage(self.staging)
             self._groups += 1
+            self._group = self._make_group()
+
+    def _make_group(self) -> Group:
+        members = sorted([self.rank, *self._liveness.others])
+        group = Group(self._store, self._liveness, self._raise_lost, members=members, generation=self._groups)
+        group.stage(self.staging)
+        return group
 
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
         """See the base class; at most one write a second while phase and client stay the same."""
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
         self.faults(phase, round=round, client=client, step=step)
 
-    def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
+    def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """See the base class."""
         self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
         self._group.broadcast(flat)
-        copies = len(self.names) if clients is None else clients
+        copies = (len(self.names) if clients is None else clients) if self.is_server else 0
         sent = flat.nbytes * (self._group.size - 1 if self.is_server else 1)
-        copies = copies if self.is_server else 0
-        self.meter.count("down", "broadcast", logical=flat.nbytes * copies, messages=copies, physical=sent)
+        logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
+        self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)
 
     def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""
-        data = self._encode(messages, round)
-        sizes = self._group.agree(Op.GATHER, round=round, num_bytes=len(data))
-        sizes = [bounded(size, rank) for rank, size in zip(self._group.members, sizes, strict=False)]
-        buffers = dict(zip(self._group.members, self._group.gather_bytes(to_tensor(data), sizes), strict=False))
-        if not self.is_server:
-            self.meter.count("up", "gather", physical=len(data))
-            return []
-        found = [(rank, message) for rank, buffer in buffers.items() for message in self._decode(buffer, round)]
+        found = mail.gather(self._group, self.meter, messages, round=round, num_clients=len(self.names))
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
-        num_bytes = sum(map(len, buffers.values()))
-        self.meter.count("up", "gather", logical=num_bytes, physical=num_bytes - len(data), messages=len(found))
         return self._sorted([message for _, message in found])
 
     def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """See the base class."""
-        data = self._encode(messages if self.is_server else (), round)
-        servers = self._group.agree(Op.BROADCAST_MESSAGES, round=round, num_bytes=len(data))
-        num_bytes = bounded(servers[0], 0)
-        buffer = to_tensor(data) if self.is_server else torch.zeros(num_bytes, dtype=torch.uint8)
-        if num_bytes:
-            self._group.broadcast_numbers(buffer)
-        self.meter.count(
-            "down",
-            "share",
-            logical=num_bytes if self.is_server else 0,
-            messages=len(messages) if self.is_server else 0,
-            physical=num_bytes * (self._group.size - 1 if self.is_server else 1),
-        )
-        return self._decode(buffer, round)
+        return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int
@@ -275,14 +278,6 @@ class DistributedCommunicator(Communicator):
             return
         self._is_closed = True
         self._shutdown.leave_with_error(kind.__name__)
-
-    def _encode(self, messages: Sequence[Message], round: int) -> bytes:
-        sequence = self._group.sequence + 1  # agree() counts before it compares
-        return b"".join(encode(message, round=round, sequence=sequence) for message in messages)
-
-    def _decode(self, buffer: Tensor, round: int) -> list[Message]:
-        sequence, count = self._group.sequence, len(self.names)
-        return decode_all(buffer.numpy().tobytes(), round=round, sequence=sequence, num_clients=count)
 
     def _aggregation(self, local: UpdateBuffer, round: int) -> Aggregation:
         return Aggregation(self._group, local, self.names, self.meter, self.faults, round)

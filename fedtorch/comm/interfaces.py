@@ -60,6 +60,11 @@ def interfaces() -> list[Interface]:
         return []
 
 
+def is_own(address: str) -> bool:
+    """Is it an address, and no name, that an interface of this machine has?"""
+    return any(found.address == address for found in interfaces())
+
+
 def towards(host: str) -> Interface | None:
     """The interface by which this machine reaches `host`, a name or an address; None if it knows no way."""
     with suppress(OSError, UnicodeError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from fedtorch.comm.disconnect import DisconnectMonitor
+from fedtorch.comm.door import is_waiting
 from fedtorch.comm.notes import name, read_heartbeat
 from fedtorch.comm.process import process_state, this_process
 from fedtorch.comm.store import Store
@@ -46,6 +47,8 @@ class Liveness:
     """How long a rank may be silent."""
     disconnects: DisconnectMonitor | None
     """Connections between the ranks, if there are any."""
+    labels: dict[int, str]
+    """What messages add to a rank's number: who and where it is."""
 
     def __init__(
         self,
@@ -58,7 +61,8 @@ class Liveness:
     ) -> None:
         """stacks: an open file for the stacks of this rank's threads when it is about to be taken for dead."""
         self.rank, self.size, self.timeout_s, self.disconnects = rank, size, timeout_s, disconnects
-        self._stacks = stacks
+        self._stacks, self.labels = stacks, {}
+        self._back: set[int] = set()  # ranks that have come back, so that what was known of them is over
         if stacks is not None:
             faulthandler.enable(stacks)
         self._store = store
@@ -101,12 +105,12 @@ class Liveness:
         """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
         self.read_all()
         now = time.monotonic()
-        gone = [r for r in awaited if self._seen[r].beat.get("left") or self._process_state(r) == "gone"]
-        return gone or [r for r in awaited if now - self._seen[r].since > self.timeout_s]
+        gone = [r for r in awaited if self._seen[r].beat.get("left") or self._is_gone(r)]
+        return gone or [r for r in awaited if now - self._seen[r].since > self._patience(r)]
 
     def dead(self, ranks: Collection[int]) -> list[int]:
         """Those of the ranks whose process is known to be gone."""
-        return [rank for rank in ranks if self._process_state(rank) == "gone"]
+        return [rank for rank in ranks if self._is_gone(rank)]
 
     @property
     def others(self) -> list[int]:
@@ -141,9 +145,9 @@ class Liveness:
         """One line on the rank: for how long it is silent and what it was doing then."""
         seen = self._seen[other]
         beat, silence = seen.beat, time.monotonic() - seen.since
-        role = name(other)
+        role = name(other) + self.labels.get(other, "")
         if not beat:
-            return f"{role} was never there in {silence:.0f} s; look for its log or its machine"
+            return f"{role} was never there in {silence:.0f} s (system.start_timeout); look for its log or its machine"
         doing = f"round {beat['round']}, phase {beat['phase']}, step {beat['step']}"
         if beat["client"]:
             doing = f"client `{beat['client']}`, {doing}"
@@ -152,8 +156,19 @@ class Liveness:
         state = self._process_state(other)
         if state == "gone":
             return f"the process of {role} is gone, killed or out of memory: {doing}"
+        if other in self._back:
+            return f"{role} was started anew and waits to be let in: {doing}"
         stopped = " (its process is stopped)" if state == "stopped" else ""
         return f"{role} gave no sign of life for {silence:.0f} s{stopped}: {doing}"
+
+    def _patience(self, other: int) -> float:
+        """How long the rank may be silent."""
+        return self.timeout_s if self._seen[other].beat else self._store.start_s
+
+    def _is_gone(self, other: int) -> bool:
+        if is_waiting(self._store, other):
+            self._back.add(other)
+        return other in self._back or self._process_state(other) == "gone"
 
     def _process_state(self, other: int) -> str:
         if self.disconnects is not None and other in self.disconnects.ended:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import AcceptedUpdates, Combine, Communicator
+from fedtorch.comm.accepted import AcceptedUpdates
+from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.checks import SumCheck
 from fedtorch.comm.messages import count_replicated
 from fedtorch.comm.peers import Alone
@@ -20,7 +21,7 @@ class LocalUpdates(AcceptedUpdates):
     """The updates in this process's buffer."""
 
     def __init__(self, reports: Sequence[Report], local: UpdateBuffer) -> None:
-        super().__init__(reports, local.size, local.dtype)
+        super().__init__(reports, local)
         self._local = local
 
     def _each(self) -> Iterator[tuple[Tensor, str]]:
@@ -30,10 +31,10 @@ class LocalUpdates(AcceptedUpdates):
     def _sum(
         self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
     ) -> Tensor:
-        out = torch.empty(self.size, dtype=self.dtype)
         grads = [(self._local.get(report.client), weight) for report, weight in terms]
-        accumulator = Accumulator(min(self.size, WINDOW), self.dtype)
-        for start, stop in windows(self.size):
+        out = torch.empty(len(grads[0][0]) if grads else self.size, dtype=self.sum_dtype)
+        accumulator = Accumulator(min(len(out), WINDOW), self.dtype)
+        for start, stop in windows(len(out)):
             accumulator.reset(scale)
             for grad, weight in grads:
                 accumulator.add(grad[start:stop], weight)
@@ -50,7 +51,7 @@ class LocalCommunicator(Communicator):
     def preflight(self, facts: Mapping[str, str]) -> None:
         """Nothing to compare with."""
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False) -> bool:
+    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
         """`stop`."""
         return stop
 
@@ -61,10 +62,11 @@ class LocalCommunicator(Communicator):
         """Nobody watches."""
         self.faults(phase, round=round, client=client, step=step)
 
-    def broadcast(self, flat: Tensor, *, clients: int | None = None) -> None:
+    def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """`flat` stays as it is."""
         clients = len(self.names) if clients is None else clients
-        self.meter.count("down", "broadcast", logical=flat.nbytes * clients, messages=clients)
+        logical = flat.nbytes * clients if numbers is None else numbers * flat.itemsize
+        self.meter.count("down", "broadcast", logical=logical, messages=clients)
 
     def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
         """The messages by client index, encoded and decoded, so that what cannot travel fails here too."""

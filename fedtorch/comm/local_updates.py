@@ -35,28 +35,29 @@ def answer_requests(aggregation: Aggregation) -> None:
             raise RefusedUpdatesError({})
         if op is Op.ABORT:
             raise FedtorchError(f"combining the updates of round {aggregation.round} failed on the server; see its log")
-        own = aggregation.agree(op, terms)
+        own, size = aggregation.agree(op, terms), aggregation.length(terms)
         if op is Op.REDUCE:
-            reduce_sum(aggregation, own, scale)
+            reduce_sum(aggregation, own, scale, size)
         elif op is Op.SEND_SUMS:
-            _send_sum(aggregation, own, scale)
+            _send_sum(aggregation, own, scale, size)
         else:
-            _send([grad for grad, _ in own], aggregation, in_windows=op is Op.SEND_UPDATES)
+            _send([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES)
 
 
 def reduce_sum(
     aggregation: Aggregation,
     own: Sequence[tuple[Tensor, float]],
     scale: SumScale,
+    size: int,
     into: tuple[Tensor, SumCheck] | None = None,
 ) -> None:
     """Add up this rank's updates and, by one group reduce per window, all ranks'.
 
-    into: on the server, where the sum is written, and what it is compared with.
+    size: of each. into: on the server, where the sum is written, and what it is compared with.
     Three windows are on the way, so that reducing overlaps adding.
     """
     group, local = aggregation.group, aggregation.local
-    accumulators = [Accumulator(min(local.size, WINDOW), local.dtype) for _ in range(3)]
+    accumulators = [Accumulator(min(size, WINDOW), local.dtype) for _ in range(3)]
     idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
     sent: list[float] = []
@@ -70,7 +71,7 @@ def reduce_sum(
             accumulator.result(into[0][start:stop])
         idle.append(accumulator)
 
-    for start, stop in windows(local.size):
+    for start, stop in windows(size):
         if not idle:
             finish()
         accumulator = idle.pop()
@@ -86,24 +87,23 @@ def reduce_sum(
         group.send_numbers(as_integers(sent))
     else:
         into[1].see_sum(sum(accumulator.squares for accumulator in accumulators), into[0])
-        _compare_projections(aggregation, sent, came, into[1])
-    senders = group.size - 1 if into is not None else 1
-    aggregation.meter.count("up", "aggregate", physical=8 * local.size * senders)
+        _compare_projections(aggregation, sent, came, into[1], size)
+    aggregation.meter.count("up", "aggregate", physical=8 * size * (group.size - 1 if into is not None else 1))
 
 
 def _compare_projections(
-    aggregation: Aggregation, own: Sequence[float], came: Sequence[float], check: SumCheck
+    aggregation: Aggregation, own: Sequence[float], came: Sequence[float], check: SumCheck, size: int
 ) -> None:
     """On the server: what all ranks say their windows are, and what came of them together."""
     group = aggregation.group
     others = [as_numbers(group.receive_numbers(len(came), rank)) for rank in group.members[1:]]
-    check.see_projections(list(map(sum, zip(own, *others, strict=True))), came, min(aggregation.local.size, WINDOW))
+    check.see_projections(list(map(sum, zip(own, *others, strict=True))), came, min(size, WINDOW))
 
 
-def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale) -> None:
+def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
     group, local = aggregation.group, aggregation.local
-    idle = [Accumulator(min(local.size, WINDOW), local.dtype) for _ in range(IN_FLIGHT if own else 0)]
+    idle = [Accumulator(min(size, WINDOW), local.dtype) for _ in range(IN_FLIGHT if own else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
     digests: list[int] = []
 
@@ -112,7 +112,7 @@ def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], sca
         group.wait(transfer)
         idle.append(accumulator)
 
-    for start, stop in windows(local.size) if own else ():
+    for start, stop in windows(size) if own else ():
         if not idle:
             finish()
         accumulator = idle.pop()
@@ -128,8 +128,8 @@ def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], sca
     group.send_numbers(digests)
 
 
-def _send(grads: Sequence[Tensor], aggregation: Aggregation, *, in_windows: bool) -> None:
-    group, size = aggregation.group, aggregation.local.size
+def _send(grads: Sequence[Tensor], aggregation: Aggregation, size: int, *, in_windows: bool) -> None:
+    group = aggregation.group
     sending: deque[Transfer] = deque()
     digests: list[int] = []
     for start, stop in windows(size) if in_windows else [(0, size)]:

@@ -45,6 +45,14 @@ _PLACES: Mapping[str, Field] = {
     "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
 }
 _AGREED: Mapping[str, Field] = {"stop": bool, "ok": bool}
+_RETURNED: Mapping[str, Field] = {
+    "returned": lambda value: isinstance(value, list) and all(type(rank) is int for rank in value)
+}
+_ENTRY: Mapping[str, Field] = {
+    "number": lambda value: type(value) is int and 0 < value < 1 << 31,
+    "lost": lambda value: isinstance(value, list) and all(type(rank) is int and rank > 0 for rank in value),
+    "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
+}
 _BACKEND: Mapping[str, Field] = {
     "backend": lambda value: value in ("gloo", "nccl"),
     "shared": lambda value: isinstance(value, list) and all(type(rank) is int for rank in value),
@@ -72,9 +80,21 @@ def read_verdict(text: str) -> dict[str, Any]:
     verdict = _mapping(text, sender)
     if "lost" in verdict:
         _checked(verdict, _LOST, sender)
+    if "returned" in verdict:
+        _checked(verdict, _RETURNED, sender)
     kinds = {"error": _ERROR, "backend": _BACKEND, "places": _PLACES}
     fields = next((fields for key, fields in kinds.items() if key in verdict), _AGREED)
     return _checked(verdict, fields, sender)
+
+
+def read_entry(text: str) -> dict[str, Any]:
+    """The server's answer to a rank that has come back.
+
+    Raises:
+        PreflightError: it is not such an answer.
+    """
+    sender = f"the answer of {name(0)} at the door"
+    return _checked(_mapping(text, sender), _ENTRY, sender)
 
 
 def read_heartbeat(text: str, rank: int) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import IO
 
 import torch
@@ -10,6 +11,31 @@ import torch
 from fedtorch.comm.backend import Choice
 from fedtorch.comm.disconnect import DisconnectMonitor
 from fedtorch.comm.server_updates import Exchange
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a rank knows of the others and of the way to them."""
+
+    interface: str | None = None
+    """On jobs of several hosts, its name or a network, see `comm.addresses`."""
+    trusted: bool = False
+    """May the ranks talk to each other over public addresses?"""
+    start_s: float | None = None
+    """How long ranks wait for each other at the start; None: as long as a rank may be silent."""
+    why_no_return: str = ""
+    """Why a lost rank cannot come back into the job; empty: it can."""
+    who: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> whose it is, for messages, where ranks belong to somebody."""
+
+    def labels(self, hosts: tuple[str, ...]) -> dict[int, str]:
+        """What messages add to a rank's number. hosts: by rank, or none."""
+        found = {}
+        for rank in {*self.who, *range(len(hosts))}:
+            host = f"host `{hosts[rank]}`" if rank < len(hosts) and hosts[rank] else ""
+            words = ", ".join(filter(None, (self.who.get(rank, ""), host)))
+            found[rank] = f" ({words})" if words else ""
+        return found
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedtorch.comm import addresses
@@ -61,14 +61,23 @@ class Rendezvous:
         return self._meet({"facts": dict(facts), **gpu}, decide)
 
     def barrier(
-        self, phase: str, round: int, *, stop: bool = False, ok: bool = True, allow_loss: bool = False
+        self,
+        phase: str,
+        round: int,
+        *,
+        stop: bool = False,
+        ok: bool = True,
+        allow_loss: bool = False,
+        returned: Sequence[int] = (),
     ) -> dict[str, Any]:
         """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `allow_loss` only.
 
         allow_loss: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
+        returned: on the server, lost ranks that are back; on all ranks in the verdict.
         """
         note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
-        return self._meet(note, _agree, allow_loss=allow_loss)
+        verdict = self._meet(note, lambda notes: {**_agree(notes), "returned": list(returned)}, allow_loss=allow_loss)
+        return {"returned": [], **verdict}
 
     def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
         """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation, Request, Term
-from fedtorch.comm.base import AcceptedUpdates
 from fedtorch.comm.checks import DAMAGED, SumCheck
 from fedtorch.comm.digests import Passing, window_digest
 from fedtorch.comm.group import Transfer
@@ -36,7 +36,7 @@ class DistributedUpdates(AcceptedUpdates):
         exchange: Exchange,
     ) -> None:
         """places: client -> (index in the manifest, rank that has its update)."""
-        super().__init__(reports, aggregation.local.size, aggregation.local.dtype)
+        super().__init__(reports, aggregation.local)
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange = places, exchange
         self._receiving: tuple[Transfer, Tensor, int] | None = None
@@ -48,7 +48,8 @@ class DistributedUpdates(AcceptedUpdates):
 
     def _each(self) -> Iterator[tuple[Tensor, str]]:
         # Two buffers: while the caller works on one update the next one is received in the other.
-        buffers = (torch.empty(self.size, dtype=self.dtype), torch.empty(self.size, dtype=self.dtype))
+        longest = max((self.lengths[report.client] for report in self.reports), default=0)
+        buffers = (torch.empty(longest, dtype=self.dtype), torch.empty(longest, dtype=self.dtype))
         following = self._start_receiving(0, buffers[0]) if self.reports else None
         for place in range(len(self.reports)):
             problem = self._finish_receiving()
@@ -65,6 +66,7 @@ class DistributedUpdates(AcceptedUpdates):
         self._aggregation.broadcast_request(Request(Op.SEND_ONE, terms))
         for own, _ in self._aggregation.agree(Op.SEND_ONE, terms):
             return own
+        buffer = buffer[: self.lengths[self.reports[place].client]]
         self._receiving = self._group.start_receive(buffer, terms[0].rank), buffer, terms[0].rank
         self._aggregation.meter.count("up", "aggregate", physical=buffer.nbytes)
         return buffer
@@ -92,9 +94,9 @@ class DistributedUpdates(AcceptedUpdates):
         op = Op.SEND_UPDATES if singly else self._transport(terms)
         self._aggregation.broadcast_request(Request(op, terms, scale))
         own = self._aggregation.agree(op, terms)
-        out = torch.empty(self.size, dtype=self.dtype)
+        out = torch.empty(self._aggregation.length(terms), dtype=self.sum_dtype)
         if op is Op.REDUCE:
-            reduce_sum(self._aggregation, own, scale, (out, check))
+            reduce_sum(self._aggregation, own, scale, len(out), (out, check))
             return out
         remote = [
             Incoming(term.rank, (report.client,), term.weight)
@@ -129,11 +131,11 @@ class DistributedUpdates(AcceptedUpdates):
         """Add this rank's own updates and what the other ranks send, in this order. into: see `reduce_sum`."""
         out, check = into
         dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
-        arriving = self._arriving(remote, dtype)
-        accumulator = Accumulator(min(self.size, WINDOW), self.dtype)
+        arriving = self._arriving(remote, dtype, len(out))
+        accumulator = Accumulator(min(len(out), WINDOW), self.dtype)
         squares = [0.0] * len(remote)
         digests: list[int] = []
-        for start, stop in windows(self.size):
+        for start, stop in windows(len(out)):
             accumulator.reset(scale)
             for grad, weight in own:
                 accumulator.add(grad[start:stop], weight)
@@ -151,11 +153,11 @@ class DistributedUpdates(AcceptedUpdates):
         check.see_sum(accumulator.squares, out)
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
 
-    def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype) -> Iterator[Tensor]:
+    def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype, size: int) -> Iterator[Tensor]:
         """What the others send, window by window and in this order within it; valid until the next one is asked for."""
-        width = min(self.size, WINDOW)
+        width = min(size, WINDOW)
         idle = [torch.empty(width, dtype=dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
-        expected = [(each.rank, stop - start) for start, stop in windows(self.size) for each in remote]
+        expected = [(each.rank, stop - start) for start, stop in windows(size) for each in remote]
         following = iter(expected)
         receiving: deque[tuple[Transfer, Tensor, Tensor]] = deque()
         for _ in expected:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
+from fedtorch.comm.door import OVER
 from fedtorch.comm.interfaces import named
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.rendezvous import Rendezvous
@@ -31,8 +32,11 @@ class Shutdown:
         self._store, self._liveness, self._rendezvous = store, liveness, rendezvous
         self._rank, self._hosts_store, self._grace_s, self._drop = liveness.rank, hosts_store, grace_s, drop
 
-    def leave_together(self, *, is_broken: bool) -> None:
-        """Leave in good order; waits at most 10 s for the others before the sockets close."""
+    def leave_together(self, *, is_broken: bool, comes_again: bool = False) -> None:
+        """Leave in good order; waits at most 10 s for the others before the sockets close.
+
+        comes_again: all are about to join again; the store stays where it is.
+        """
         self._liveness.stop()
         everyone = {rank: f"bye/{rank}" for rank in (self._rank, *self._liveness.others)}
         try:
@@ -40,6 +44,11 @@ class Shutdown:
             if not is_broken:
                 self._rendezvous.wait(everyone, limit_s=_CLOSE_WAIT_S)
             self._drop()
+            if comes_again:
+                self._close_connections()
+                return
+            if self._rank == 0:
+                self._store.door.set(OVER, "")
             # The host of the store leaves last: it is needed until everyone has read that the others leave.
             gone = {rank: f"gone/{rank}" for rank in self._liveness.others if rank}
             if self._rank:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
 
 from fedtorch.comm.attempt import agree_on_attempt
+from fedtorch.comm.interfaces import is_own
 from fedtorch.comm.signing import UNSIGNED, Signature
 from fedtorch.core.errors import DeadlineError, PreflightError
 
@@ -54,6 +57,20 @@ class JobMember:
     """Ranks of the job."""
     hosts_store: bool
     """Whether the store ends with this process."""
+    entry: Entry = field(default_factory=lambda: Entry())
+    """How this rank came in."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Into which part of an attempt of a job a rank comes, see `comm.door`."""
+
+    number: int = 0
+    """How often the ranks have joined again in this attempt, with one that has come back."""
+    lost: frozenset[int] = frozenset()
+    """Ranks that are still away."""
+    hosts: tuple[str, ...] = ()
+    """As `Communicator.hosts` was before."""
 
 
 class Store:
@@ -67,6 +84,8 @@ class Store:
 
     timeout_s: float
     """The longest that a call takes."""
+    start_s: float
+    """How long ranks wait for each other at the start."""
     where: str
     """Host and port, for messages."""
     inner: dist.Store
@@ -79,20 +98,34 @@ class Store:
     """Of every value, so that nobody but the job's ranks can write one; not of what torch itself keeps here."""
 
     def __init__(
-        self, connect: Callable[[], dist.Store], timeout_s: float, where: str, signature: Signature = UNSIGNED
+        self,
+        connect: Callable[[], dist.Store],
+        timeout_s: float,
+        where: str,
+        signature: Signature = UNSIGNED,
+        start_s: float | None = None,
     ) -> None:
         self.timeout_s, self.where, self.signature = timeout_s, where, signature
+        self.start_s = start_s or timeout_s
         self._is_dead = False
         self._calls = _CallThread("fedtorch-store")
         self._waiter: tuple[_CallThread, dist.Store] | None = None
         self._awaited: tuple[tuple[str, ...], queue.SimpleQueue[_Answer]] | None = None
-        self.inner = self._call(connect)
+        self.inner = self._call(connect, self.start_s)
+
+    @cached_property
+    def door(self) -> Store:
+        """The same store as it is when the attempt begins, whatever is entered later; not to wait in."""
+        return copy.copy(self)
 
     @classmethod
-    def join(cls, environ: Mapping[str, str], timeout_s: float, secret: str = "") -> JobMember:
+    def join(
+        cls, environ: Mapping[str, str], timeout_s: float, secret: str = "", start_s: float | None = None
+    ) -> JobMember:
         """Find or host the store that the environment of torchrun or srun describes.
 
-        secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write.
+        secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write. start_s: how long the
+        store may be late; None: timeout_s.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
@@ -107,22 +140,24 @@ class Store:
             raise PreflightError(f"MASTER_ADDR={host!r} RANK={rank} WORLD_SIZE={size}; start with torchrun or srun")
         hosts = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         job = environ.get("TORCHELASTIC_RUN_ID", "none")
-        limit = timedelta(seconds=timeout_s)
+        limit, start_s = timedelta(seconds=timeout_s), start_s or timeout_s
 
         def connect() -> dist.Store:
             if hosts:
                 store = host_store(host, port, limit)
             else:
-                store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)
+                store = dist.TCPStore(host, port, timeout=timedelta(seconds=start_s), wait_for_workers=False)
+                store.set_timeout(limit)
             return dist.PrefixStore(f"fedtorch/{job}", store)
 
         try:
-            store = cls(connect, timeout_s, f"{host}:{port}", Signature(secret, job))
+            store = cls(connect, timeout_s, f"{host}:{port}", Signature(secret, job), start_s)
             attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             if int(environ.get("GROUP_WORLD_SIZE", 1)) > 1:
                 attempt = agree_on_attempt(store, rank, size)
             store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
             store.signature = replace(store.signature, scope=f"{job}/{attempt}")
+            store.door  # noqa: B018  # from here on it is what it is
             return JobMember(store, rank, size, hosts)
         except DeadlineError as error:
             text = str(error)
@@ -132,8 +167,8 @@ class Store:
                 f"free one"
             )
         raise PreflightError(
-            f"rank {rank} found no store at MASTER_ADDR={host} MASTER_PORT={port} within {timeout_s:g} s; is rank 0 "
-            f"running, and is the port its own? ({text})"
+            f"rank {rank} found no store at MASTER_ADDR={host} MASTER_PORT={port} within {start_s:g} s "
+            f"(system.start_timeout); is rank 0 running, and is the port its own? ({text})"
         )
 
     def set(self, key: str, value: str) -> None:
@@ -174,20 +209,27 @@ class Store:
         self._check(problem)
         return True
 
+    def enter(self, number: int) -> None:
+        """From now on under the keys of the ranks' next joining, see `Entry`."""
+        self.inner = dist.PrefixStore(f"again{number}", self.door.inner)
+        self.signature = replace(self.door.signature, scope=f"{self.door.signature.scope}/{number}")
+        self._waiter = self._awaited = None
+        self.start_s = self.timeout_s  # all were there a moment ago
+
     def delete(self, keys: Sequence[str]) -> None:
         """Forget the keys."""
         self._call(lambda: [self.inner.delete_key(key) for key in keys])
 
-    def _call(self, job: Callable[[], Any]) -> Any:
+    def _call(self, job: Callable[[], Any], limit_s: float | None = None) -> Any:
         if self._is_dead:
             raise DeadlineError(f"the store at {self.where} is gone, and rank 0 or the launcher with it")
         try:
-            value, problem = self._calls.start(job).get(timeout=self.timeout_s)
+            value, problem = self._calls.start(job).get(timeout=limit_s or self.timeout_s)
         except queue.Empty:
             self._is_dead = True
             raise DeadlineError(
-                f"the store at {self.where} gave no answer for {self.timeout_s:g} s; its host (rank 0 or the "
-                f"launcher) is stopped or unreachable"
+                f"the store at {self.where} gave no answer for {limit_s or self.timeout_s:g} s; its host (rank 0 or "
+                "the launcher) is stopped or unreachable"
             ) from None
         self._check(problem)
         return value
@@ -199,16 +241,18 @@ class Store:
 
 
 def host_store(host: str, port: int, limit: timedelta = timedelta(seconds=300)) -> dist.TCPStore:
-    """A new store; of a job whose ranks are all on this machine only this machine reaches it. port: 0: any free one.
+    """A new store. port: 0: any free one.
 
-    torch's own server listens on every interface, whatever its address is (*measured*, torch 2.13).
+    Where `host` is an address of this machine the store is to be reached there only: of a job whose ranks are all on
+    this machine from nowhere else, of silos by the tunnel alone. torch's own server listens on every interface,
+    whatever its address is (*measured*, torch 2.13), and so does this one where `host` is a name.
 
     Raises:
         OSError: the port is taken.
     """
-    if host not in _LOOPBACK:
+    if host not in _LOOPBACK and not is_own(host):
         return dist.TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
-    family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=1024) as listener:
         port = listener.getsockname()[1]
         descriptor = listener.detach()  # the store closes it

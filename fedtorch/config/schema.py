@@ -79,7 +79,10 @@ class ClientsConfig:
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """`partition`: which parameters do not travel, by shell patterns over their names (`encoder.block.0.*`)."""
+    """`partition`: which parameters do not travel, by shell patterns over their names (`encoder.block.0.*`).
+
+    `!` before a pattern takes out what it matches; a list that begins so begins with all (`["!*lora_*"]`).
+    """
 
     private: tuple[str, ...] = ()
     """Trained by each client for itself and never sent."""

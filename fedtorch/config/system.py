@@ -84,10 +84,16 @@ class SystemConfig:
     """On jobs of several hosts: the network interface (`eth1`), or the network that has its address (`10.0.0.0/8`), by
     which the hosts reach each other; null: the one by which a host reaches MASTER_ADDR, and that one the others.
     GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME come first where they are set."""
+    trust_network: bool = False
+    """On jobs of several hosts: may ranks talk to each other over public addresses? What travels is not encrypted, so
+    without it they refuse (docs/silos.md: WireGuard)."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads per rank; set by the program, so that torchrun and plain python agree."""
     timeout: Annotated[float, Field(gt=0, le=1e7)] = 600.0
     """Seconds without a sign of life from a rank before the run ends with its name."""
+    start_timeout: Annotated[float, Field(gt=0, le=1e7)] | None = None
+    """Seconds that ranks wait for each other at the start: for one that is late, or that is started again on another
+    machine; null: as long as `timeout`."""
     shutdown_grace: Annotated[float, Field(gt=0, lt=30)] | None = 20.0
     """Seconds after a signal in which the state must be saved. Then a rank leaves at once, with the last checkpoint as
     it is; below the 30 after which torchrun and SLURM kill. null: as long as it takes."""

@@ -35,6 +35,8 @@ class ServerState:
     """Of the whole run."""
     layout: Layout | None = None
     """Of each shared vector."""
+    private: Layout | None = None
+    """Of what every client keeps for itself."""
 
     @property
     def weights(self) -> Tensor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from fedtorch.core.places import Places
+from fedtorch.core.weights import Layout
 
 SIZE = "size"
 """The name in `Report.extra` of what a client weighs by in place of its examples, such as tokens."""
@@ -79,6 +82,10 @@ class Update:
     """its numbers of the round"""
 
 
+def _everywhere(client: str) -> None:
+    return None
+
+
 class UpdateBuffer:
     """The updates of this rank's clients, kept until the server has decided on their weights.
 
@@ -86,11 +93,16 @@ class UpdateBuffer:
     are written to files under `folder` and read back one at a time, so that a rank's memory does not grow with the
     clients it hosts.
     `clear` removes the files and keeps the memory for the next round. If writing fails (disk full),
-    the OSError is the client's failure, not the round's.
+    the OSError is the client's failure, not the round's. Where only some places of a client's update travel
+    (`places`), only these are kept.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, folder: Path, memory_bytes: int) -> None:
         self.size, self.dtype, self.folder = size, dtype, folder
+        self.places: Callable[[str], Places | None] = _everywhere
+        """what travels of a client's update in this round, the same on all ranks; None: all of it"""
+        self.layout: Layout | None = None
+        """of each vector in an update, where they are such; for the algorithm"""
         self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
         self._free: list[Tensor] = []
         self._blank: Tensor | None = None
@@ -102,8 +114,13 @@ class UpdateBuffer:
             self._blank = self._free.pop() if self._free else torch.zeros(self.size, dtype=self.dtype)
         return self._blank
 
+    def length(self, client: str) -> int:
+        """How many numbers of a client's update travel."""
+        places = self.places(client)
+        return self.size if places is None else len(places)
+
     def put(self, client: str, grad: Tensor) -> None:
-        """Keep `grad`, shape (size,): a copy of it, or itself if it is the vector that `blank` gave.
+        """Keep `grad`, shape (size,): a copy of it, or itself if it is the vector that `blank` gave; or what travels.
 
         Raises:
             ValueError: an update of this client is held already.
@@ -112,7 +129,10 @@ class UpdateBuffer:
         if client in self._held:
             raise ValueError(f"an update of client `{client}` is held already; a client trains once in a round")
         in_memory = sum(isinstance(held, Tensor) for held in self._held.values())
-        if in_memory < self.capacity:
+        if (places := self.places(client)) is not None:
+            part = places.take(grad)
+            self._held[client] = part if in_memory < self.capacity else self._write(part)
+        elif in_memory < self.capacity:
             slot = self.blank()
             self._held[client] = slot if grad is slot else slot.copy_(grad)
             self._blank = None
@@ -120,11 +140,11 @@ class UpdateBuffer:
             self._held[client] = self._write(grad)
 
     def get(self, client: str) -> Tensor:
-        """The update of `client`, shape (size,); valid until the next `clear`, not to be changed."""
+        """What travels of the update of `client`; valid until the next `clear`, not to be changed."""
         held = self._held[client]
         if isinstance(held, Tensor):
             return held
-        return torch.from_file(str(held), shared=False, size=self.size, dtype=self.dtype)
+        return torch.from_file(str(held), shared=False, size=self.length(client), dtype=self.dtype)
 
     def __contains__(self, client: str) -> bool:
         return client in self._held
@@ -145,6 +165,6 @@ class UpdateBuffer:
         for held in self._held.values():
             if isinstance(held, Path):
                 held.unlink(missing_ok=True)
-            else:
+            elif len(held) == self.size:
                 self._free.append(held)
         self._held.clear()

@@ -6,7 +6,7 @@ What travels is `named_parameters()` (a tied tensor once), never `state_dict()`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
@@ -97,7 +97,9 @@ class Layout:
 class Partition:
     """Which parameters stay with the client, by shell patterns over parameter names (`encoder.block.0.*`).
 
-    A name that matches both is frozen. Everything else is shared.
+    A pattern that begins with `!` takes out of its list what it matches; the last pattern that matches a name decides,
+    and a list that begins with one of these begins with all names: `["!*lora_*"]` is everything but these.
+    A name that is in both lists is frozen. Everything else is shared, but what is not trained anyhow (`fixed`).
     """
 
     private: tuple[str, ...] = ()
@@ -105,24 +107,46 @@ class Partition:
     frozen: tuple[str, ...] = ()
     """Never trained, never sent; every rank builds the same from the seed or the pretrained file."""
 
-    def split(self, names: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
-        """(shared, private, frozen) names, each in the given order.
+    def split(self, names: Iterable[str], fixed: Collection[str] = ()) -> tuple[list[str], list[str], list[str]]:
+        """(shared, private, frozen) names, each in the given order; none of those in `fixed`, which are not trained.
 
         Raises:
-            ValueError: a pattern matches no name (a misspelt pattern would silently share everything).
+            ValueError: a pattern matches no name (a misspelt pattern would silently share everything), or one of
+                `private` only such as are not trained.
         """
-        names = list(names)
+        names, untrained = list(names), set(fixed)
         for kind, patterns in (("private", self.private), ("frozen", self.frozen)):
             for pattern in patterns:
-                if not any(fnmatchcase(name, pattern) for name in names):
+                found = [name for name in names if fnmatchcase(name, pattern.removeprefix(EXCEPT))]
+                if not found:
                     raise ValueError(
                         f"`partition.{kind}` pattern {pattern!r} matches none of the {len(names)} parameters, "
                         f"such as {names[0] if names else '(none)'!r}; correct the pattern or remove it"
                     )
-        frozen = [n for n in names if any(fnmatchcase(n, p) for p in self.frozen)]
-        private = [n for n in names if n not in set(frozen) and any(fnmatchcase(n, p) for p in self.private)]
-        taken = {*frozen, *private}
-        return [n for n in names if n not in taken], private, frozen
+                if kind == "private" and untrained.issuperset(found):
+                    raise ValueError(
+                        f"`partition.{kind}` pattern {pattern!r} matches {len(found)} parameters, none of which is "
+                        f"trained, such as {found[0]!r}; correct the pattern or remove it"
+                    )
+        names = [name for name in names if name not in untrained]
+        frozen = [name for name in names if _matches(name, self.frozen)]
+        taken = set(frozen)
+        private = [name for name in names if name not in taken and _matches(name, self.private)]
+        taken.update(private)
+        return [name for name in names if name not in taken], private, frozen
+
+
+EXCEPT = "!"
+"""How a pattern begins that takes names out."""
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Does the last pattern that matches, or a first one that takes out, keep the name?"""
+    keeps = bool(patterns) and patterns[0].startswith(EXCEPT)
+    for pattern in patterns:
+        if fnmatchcase(name, pattern.removeprefix(EXCEPT)):
+            keeps = not pattern.startswith(EXCEPT)
+    return keeps
 
 
 def bind(layout: Layout, parameters: Mapping[str, Tensor], device: torch.device) -> Tensor:

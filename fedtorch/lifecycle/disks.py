@@ -20,7 +20,7 @@ _BITS = 48  # exact as a number of any kind
 
 
 def find_disks(comm: Communicator, folder: Path) -> tuple[int, ...]:
-    """For every rank the lowest one that has the same `folder`; all ranks call it alike.
+    """For every rank the lowest one that has the same `folder`, for one that is away itself; all ranks call it alike.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -35,7 +35,7 @@ def find_disks(comm: Communicator, folder: Path) -> tuple[int, ...]:
         mine = Message(NO_CLIENT, "numbers", numbers={"rank": comm.rank, "word": word})
         told = comm.broadcast_messages(comm.gather([mine], round=0), round=0)
         words = {int(message.numbers["rank"]): int(message.numbers["word"]) for message in told}
-        disk = next(rank for rank in range(comm.size) if _sees(folder, rank, words))
+        disk = next(rank for rank in sorted(words) if _sees(folder, rank, words))
         comm.barrier("disks are known", round=0)
     except OSError as error:
         raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
@@ -44,7 +44,7 @@ def find_disks(comm: Communicator, folder: Path) -> tuple[int, ...]:
     mine = Message(NO_CLIENT, "numbers", numbers={"rank": comm.rank, "disk": disk})
     told = comm.broadcast_messages(comm.gather([mine], round=0), round=0)
     disks = {int(message.numbers["rank"]): int(message.numbers["disk"]) for message in told}
-    return tuple(disks[rank] for rank in range(comm.size))
+    return tuple(disks.get(rank, rank) for rank in range(comm.size))
 
 
 def keep_apart(comm: Communicator, disks: Sequence[int], placement: Placement, topology: Topology) -> Apart | None:
@@ -56,7 +56,7 @@ def keep_apart(comm: Communicator, disks: Sequence[int], placement: Placement, t
     if not any(disks):
         return None
     for number, ranks in enumerate(topology.workers):
-        if len({disks[rank] for rank in ranks}) > 1:
+        if len({disks[rank] for rank in ranks}) > 1 and not comm.lost & set(ranks):
             raise PreflightError(
                 f"worker {number} has ranks {', '.join(map(str, ranks))}, which do not see the same run folder; give "
                 "them one on a file system that they share, or start a worker's ranks on one host"

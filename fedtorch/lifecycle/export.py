@@ -1,6 +1,6 @@
 """Write the models of a run, or of one of its clients, from its last checkpoint: those that clients are judged with.
 
-    python -m fedtorch.lifecycle.export RUN [--client NAME] [--out FOLDER]
+    python -m fedtorch.lifecycle.export RUN [--client NAME] [--merge] [--out FOLDER]
 
 One process, finished and interrupted runs alike; the run's config, data and model files must be where they were.
 """
@@ -41,10 +41,13 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.lifecy
     """Write what was asked for; returns the exit code (0 done, 2 an option or the run is wrong, 8 its checkpoint)."""
     args = _parser(prog).parse_args(arguments)
     try:
-        for line in export(args.run, args.client, args.out, is_global=args.is_global, settings=args.set):
+        for line in export(
+            args.run, args.client, args.out, is_global=args.is_global, merge=args.merge, settings=args.set
+        ):
             print(line)
         if not args.is_global:  # scores of the run are not that model's where clients have models of their own
-            write_cards(_config(args.run, args.set), args.run, args.out or args.run / MODEL, args.client or "")
+            folder, config = args.out or args.run / MODEL, _config(args.run, args.set)
+            write_cards(config, args.run, folder, args.client or "", merged=args.merge)
         return 0
     except FedtorchError as error:
         print(f"fedtorch: {error}", file=sys.stderr)
@@ -57,12 +60,14 @@ def export(
     out: Path | None = None,
     *,
     is_global: bool = False,
+    merge: bool = False,
     settings: Sequence[str] = (),
 ) -> list[str]:
     """Write the model of `client`, or without one all that the end of the run would write; a line on each.
 
     out: in place of `model` in the run's folder. is_global: the server's model, also where nobody is judged with it.
-    settings: keys of the run's config that differ here, as `task.data=DIR`.
+    merge: with adapters added to the weights of their base. settings: keys of the run's config that differ here, as
+    `task.data=DIR`.
 
     Raises:
         ConfigError: no such run or client; `out` is taken.
@@ -71,7 +76,8 @@ def export(
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out is {out}, which is there already; name a folder that is new or empty")
     with _opened(run, client, settings) as (evaluation, done):
-        writer = ModelWriter(evaluation.context, evaluation.scorer, out or run / MODEL, f".{os.getpid()}.partial")
+        folder, suffix = out or run / MODEL, f".{os.getpid()}.partial"
+        writer = ModelWriter(evaluation.context, evaluation.scorer, folder, suffix, merge=merge)
         try:
             if is_global:
                 _check_global(writer, out)
@@ -204,6 +210,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         dest="is_global",
         help="write the server's model, also where clients are judged with models of their own",
     )
+    parser.add_argument("--merge", action="store_true", help="add an adapter to the weights of its base: a whole model")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="new folder for it; without: in RUN/model")
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="where the run's files are now"

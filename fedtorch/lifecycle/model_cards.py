@@ -22,15 +22,16 @@ from fedtorch.tracking.card import CardFacts, write_card
 log = logging.getLogger(__name__)
 
 
-def write_cards(config: Config, run: Path, models: Path, client: str = "") -> None:
+def write_cards(config: Config, run: Path, models: Path, client: str = "", *, merged: bool = False) -> None:
     """Write a card beside each model in `models`: the server's in itself, or clients' in folders in it.
 
     run: the folder with `results.json`. client: whose model was asked for, where it may lie in `models` itself.
+    merged: are adapters part of their models' weights?
 
     Nothing is written for tasks that do not say how their models load (`Task.usage`). A card that cannot be written
     is a warning: the model is worth more.
     """
-    usage = config.task.usage()
+    usage = config.task.usage_merged() if merged else config.task.usage()
     try:
         if usage and (run / "results.json").is_file():
             results = json.loads((run / "results.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from fedtorch.comm.backend import log_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.options import Network
 from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
+from fedtorch.comm.store import JobMember
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
@@ -28,6 +31,7 @@ from fedtorch.lifecycle.run_files import open_run, set_aside
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
 from fedtorch.lifecycle.status import write_status
+from fedtorch.rounds.membership import Returned
 from fedtorch.rounds.runner import Result, Runner
 from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import device, share_engine
@@ -35,6 +39,15 @@ from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pin
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """With what a rank takes part once more."""
+
+    member: JobMember
+    config: Config
+    """Where clients' data are pinned to ranks, with the sizes of all clients."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,8 @@ class Session:
        build, to tell each other the sizes; an error in building then ends all of them at once.
     3. They train one run after the other. An error on any rank leaves through the communicator, which tells the
        others; what was saved so far stays.
+    4. Where they have gone on without a rank and it is back, they save and do all of this once more together with it,
+       from what was saved.
     """
 
     rank: int
@@ -62,18 +77,31 @@ class Session:
 
     def train(self, config: Config) -> None:
         """All runs that `config` describes, from the first check to the last table."""
+        again = self._take_part(config, None)
+        while again is not None:
+            gc.collect()  # before the model is built once more
+            again = self._take_part(config, again)
+
+    def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
+        """The same, until lost ranks are back: then what is needed to go on together with them."""
         with ExitStack() as joined:
             comm: Communicator | None = None
             if is_pinned(config):
                 check_task(config)
-                comm = joined.enter_context(self._join(config, tuple(config.system.pinned)))
-                config = exchange_sizes(config, comm)
+                comm = joined.enter_context(self._join(config, tuple(config.system.pinned), again))
+                config = exchange_sizes(config, comm, None if again is None else again.config)
             runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
             if comm is None:
-                comm = joined.enter_context(self._join(config, [name for run in runs for name in run.names]))
-            self._run_all(runs, comm)
+                comm = joined.enter_context(self._join(config, [name for run in runs for name in run.names], again))
+            try:
+                self._run_all(runs, comm, "auto" if again else self.resume)
+            except Returned:
+                if comm.is_server:
+                    log.info("rank %s is back; all go on together", ", ".join(map(str, sorted(comm.returned))))
+                return _Again(comm.reopen(), config)
+        return None
 
-    def _join(self, config: Config, names: Sequence[str]) -> Communicator:
+    def _join(self, config: Config, names: Sequence[str], again: _Again | None) -> Communicator:
         names = tuple(dict.fromkeys(names))
         if self.num_ranks == 1:
             return LocalCommunicator(names)
@@ -89,7 +117,8 @@ class Session:
             backend=system.backend,
             device=own,
             secret=self._secret(config),
-            interface=system.interface,
+            network=_network(config),
+            member=None if again is None else again.member,
         )
 
     def _secret(self, config: Config) -> str:
@@ -104,26 +133,26 @@ class Session:
             )
         return secret
 
-    def _run_all(self, runs: Sequence[BuiltRun], comm: Communicator) -> None:
+    def _run_all(self, runs: Sequence[BuiltRun], comm: Communicator, resume: str) -> None:
         """One run after the other; the table of the first, with the others beside it, comes last."""
         for built in runs:
             comm.preflight(built.facts())
         if comm.is_server:
             forget_secret(runs[0].config.folder)  # every rank has it
         first, *others = runs
-        tracker, result = self._run(first, comm, first)
+        tracker, result = self._run(first, comm, first, resume)
         for built in others:
-            if (beside := self._run(built, comm, first))[0] is not None:
+            # a checkpoint given by path is the first run's
+            mode = resume if resume in RESUME_MODES else "auto"
+            if (beside := self._run(built, comm, first, mode))[0] is not None:
                 self._say_done(built, beside[1])
         if tracker is not None:
             show_beside(first.config)
             self._say_done(first, result)  # not before: a job that dies at a companion is to be started again
             tracker.show()
 
-    def _run(self, built: BuiltRun, comm: Communicator, first: BuiltRun) -> tuple[Tracker | None, Result]:
+    def _run(self, built: BuiltRun, comm: Communicator, first: BuiltRun, resume: str) -> tuple[Tracker | None, Result]:
         """Train one run; its tracker, closed, on the server, and what it came to."""
-        # a checkpoint given by path is the first run's
-        resume = self.resume if built is first or self.resume in RESUME_MODES else "auto"
         config = built.config
         checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
         disks = find_disks(comm, config.folder)
@@ -156,6 +185,20 @@ class Session:
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
         self.stop.last_words = None
         write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
+
+
+def _network(config: Config) -> Network:
+    system = config.system
+    whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
+    return Network(system.interface, system.trust_network, system.start_timeout, whole, _who(config))
+
+
+def _who(config: Config) -> dict[int, str]:
+    """Rank -> the clients whose data are with it alone."""
+    system, found = config.system, dict[int, list[str]]()
+    for name, rank in (system.pinned if system.pinned_to == "rank" else {}).items():
+        found.setdefault(rank, []).append(name)
+    return {rank: " and ".join(names[:3]) + (" and others" if names[3:] else "") for rank, names in found.items()}
 
 
 def build_all(config: Config, *, num_ranks: int, rank: int) -> list[BuiltRun]:

@@ -11,7 +11,7 @@ from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config.load import record_difference, to_dict
 from fedtorch.core.weights import digest_of
 from fedtorch.lifecycle.states import agree_on_states
-from fedtorch.setup.build import BuiltRun
+from fedtorch.setup.build import UNTRAINED, BuiltRun
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ def _decision(found: Manifest | None, is_apart: bool) -> dict[str, int | float]:
 def lasting_facts(built: BuiltRun) -> dict[str, str]:
     """The facts that a checkpoint must agree with; other library versions or code may change bits but are allowed."""
     facts = built.facts()
-    kept = {key: facts[key] for key in ("shared parameters", "private parameters", "data") if key in facts}
+    lasting = ("shared parameters", "private parameters", UNTRAINED, "data")
+    kept = {key: facts[key] for key in lasting if key in facts}
     return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(built.engine.initial())})[:16]}
 
 

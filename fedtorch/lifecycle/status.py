@@ -68,11 +68,30 @@ def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> 
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     start = ["python"] if ranks == 1 else ["torchrun", f"--nproc_per_node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}"]
     if (nodes := int(os.environ.get("GROUP_WORLD_SIZE", 1))) > 1:
-        start[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
+        unknown = ["torchrun", f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT", *start[1:]]
+        start = agent_words(_words_of(os.getppid())) or unknown
     words = [*start, "-m", "fedtorch.main"]
     words += ["--config", *map(str, configs)] if configs else []
     words += ["--set", *map(mask_assignment, overrides)] if overrides else []
     return shlex.join(words)
+
+
+def agent_words(words: Sequence[str]) -> list[str]:
+    """torchrun with the options of this machine, from the words of the process that it is; none if it is another.
+
+    The other machines' differ in what says who hosts the store: `--rdzv-conf is_host`, or `--node-rank`.
+    """
+    names = [Path(word).name for word in words]
+    begin = next((place for place, name in enumerate(names) if name in ("torchrun", "torch.distributed.run")), None)
+    end = next((place for place, name in enumerate(names) if name == "fedtorch.main"), 0) - 1  # before its -m
+    return [] if begin is None or end < begin else ["torchrun", *words[begin + 1 : end]]
+
+
+def _words_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _state(code: int | None) -> str:

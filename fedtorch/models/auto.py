@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,11 +16,14 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.models.adapters.lora import add_adapter, kept_path
+from fedtorch.models.adapters.mapped import map_base
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.pretrained import fit_vocabulary
 from fedtorch.text.pretrained import first_line, located
 
 Head = Literal["SequenceClassification", "TokenClassification", "Seq2SeqLM", "CausalLM"]
-PATH, RANDOM, ALLOW_CODE = "path", "random", "allow_code"
+PATH, RANDOM, ALLOW_CODE, ADAPTER = "path", "random", "allow_code", "adapter"
 NEW_HEADS: tuple[Head, ...] = ("SequenceClassification", "TokenClassification")
 """Heads that a pretrained model need not have: they are drawn from the run's seed."""
 
@@ -38,6 +42,8 @@ class AnyModel:
     """run Python files of the folder, where its architecture is not one of transformers'"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """fields of that configuration that are not as by default; of a pretrained model too (dropout rates, say)"""
+    adapter: Adapter | None = None
+    """what is added to the model and trained in its place"""
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> AnyModel:
@@ -46,7 +52,7 @@ class AnyModel:
         Raises:
             ConfigError: neither or both of `path` and `random`, a kind that does not exist, or a field it lacks.
         """
-        options = {key: value for key, value in keys.items() if key not in (PATH, RANDOM, ALLOW_CODE)}
+        options = {key: value for key, value in keys.items() if key not in (PATH, RANDOM, ALLOW_CODE, ADAPTER)}
         given = [key for key in (PATH, RANDOM) if keys.get(key)]
         if len(given) != 1:
             raise ConfigError(
@@ -58,7 +64,8 @@ class AnyModel:
             raise ConfigError(f"task.model.{given[0]} is {value!r} but should be a string")
         if not isinstance(keys.get(ALLOW_CODE, False), bool):
             raise ConfigError(f"task.model.allow_code is {keys[ALLOW_CODE]!r} but should be true or false")
-        model = cls(keys.get(PATH), keys.get(RANDOM), keys.get(ALLOW_CODE, False), options)
+        adapter = Adapter.of(keys[ADAPTER]) if keys.get(ADAPTER) is not None else None
+        model = cls(keys.get(PATH), keys.get(RANDOM), keys.get(ALLOW_CODE, False), options, adapter)
         model._check_options()
         return model
 
@@ -80,16 +87,20 @@ class AnyModel:
         verbosity = hf_logging.get_verbosity()
         hf_logging.set_verbosity_error()  # its table of what is new and what is missing; we say what counts
         torch.manual_seed(seed)
+        drawn: list[str] = []
         try:
             if self.random:
                 model = self._random(loader, tokenizer, settings)
             else:
-                model = self._pretrained(loader, head, tokenizer, settings)
+                model, drawn = self._pretrained(loader, head, tokenizer, settings)
         finally:
             hf_logging.set_verbosity(verbosity)
         if model.config.pad_token_id is None:
             model.config.pad_token_id = tokenizer.pad_token_id
         built: nn.Module = model.float()
+        if self.adapter is not None:
+            base = kept_path(self.path) if self.path else None
+            add_adapter(built, self.adapter, seed, heads=_new_heads(built, head, drawn), base=base)
         return built
 
     def _random(self, loader: Any, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> Any:
@@ -112,7 +123,8 @@ class AnyModel:
 
     def _pretrained(
         self, loader: Any, head: Head, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]
-    ) -> Any:
+    ) -> tuple[Any, list[str]]:
+        """The model, and the names of the tensors that were drawn."""
         assert self.path is not None
         place = located(self.path, key="task.model.path")
         self._refuse_code(place)
@@ -142,8 +154,19 @@ class AnyModel:
             )
         if drawn:
             log.info("%s has no %s; it is drawn from run.seed", self.path, " and ".join(drawn[:4]))
+        if self.adapter is not None:
+            self._map_base(model, place, len(tokenizer))
         fit_vocabulary(model, len(tokenizer))
-        return model
+        return model, drawn
+
+    def _map_base(self, model: Any, place: str, tokens: int) -> None:
+        """The base in the memory of its files; it has an embedding for every token."""
+        if tokens > model.get_input_embeddings().num_embeddings:
+            raise ConfigError(
+                f"task.model.adapter is set but the tokenizer has {tokens} tokens, for which {self.path} has "
+                "too few embeddings, and new ones would be no part of the adapter; enlarge the base and save it first"
+            )
+        map_base(model, Path(place))
 
     def _refuse_code(self, place: str) -> None:
         if self.allow_code:
@@ -175,6 +198,16 @@ class AnyModel:
                 raise ConfigError(f"task.model.{key}: the configuration of {self.random} has no such field{hint}")
             if isinstance(value, int) and abs(value) > 10**7:
                 raise ConfigError(f"task.model.{key} is {value}, which is beyond any model")
+
+
+def _new_heads(model: Any, head: Head, drawn: Sequence[str]) -> list[str]:
+    """What an adapter has whole: modules beside the base, and a pooler that the base's file lacks."""
+    if head not in NEW_HEADS:
+        return []
+    beside = [(name, child) for name, child in model.named_children() if name != model.base_model_prefix]
+    names = [name for name, child in beside if any(True for _ in child.parameters())]
+    lacks_pooler = any(name.startswith(f"{model.base_model_prefix}.pooler.") for name in drawn)
+    return [*names, "pooler"] if lacks_pooler else names
 
 
 def longest_input(model: Any) -> int | None:

@@ -15,6 +15,8 @@ from transformers import (
 )
 
 from fedtorch.core.ranges import BelowOne, Count, Layers
+from fedtorch.models.adapters.lora import with_adapter
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.pretrained import fit_vocabulary, load_config, load_pretrained
 from fedtorch.models.t5 import RANDOM as T5_RANDOM
 from fedtorch.models.t5 import T5Model
@@ -44,6 +46,8 @@ class EncoderDecoder:
     """dropout rate; null: the pretrained model's own, 0.1 for random ones"""
     init: Literal["own", "copying"] = "own"
     """of t5-random: weights as T5 draws them, or with a bias towards copying (`models.t5.favour_copying`)"""
+    adapter: Adapter | None = None
+    """what is added to the model and trained in its place"""
 
     def __post_init__(self) -> None:
         if self.init == "copying" and self.name != T5_RANDOM:
@@ -58,7 +62,9 @@ class EncoderDecoder:
         if self.name == T5_RANDOM:
             return self._t5().build(seed, tokenizer)
         torch.manual_seed(seed)
-        return self._bart(tokenizer) if self.name == BART_RANDOM else self._load(tokenizer)
+        if self.name == BART_RANDOM:
+            return with_adapter(self._bart(tokenizer), self.adapter, seed, None)
+        return with_adapter(self._load(tokenizer), self.adapter, seed, self.name)
 
     def _t5(self) -> T5Model:
         return T5Model(
@@ -69,6 +75,7 @@ class EncoderDecoder:
             num_layers=self.num_layers,
             dropout=0.1 if self.dropout is None else self.dropout,
             init="copying" if self.init == "copying" else "t5",
+            adapter=self.adapter,
         )
 
     def _bart(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:

@@ -10,6 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Layers
+from fedtorch.models.adapters.lora import with_adapter
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
 RANDOM = "gpt2-random"
@@ -32,6 +34,8 @@ class GPT2Model:
     """tokens of the longest dialog"""
     dropout: BelowOne = 0.1
     """dropout rate, 0.1 in GPT-2"""
+    adapter: Adapter | None = None
+    """what is added to the model and trained in its place"""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -48,11 +52,11 @@ class GPT2Model:
         """
         if self.name == RANDOM:
             torch.manual_seed(seed)
-            return GPT2LMHeadModel(self._config(tokenizer))
+            return with_adapter(GPT2LMHeadModel(self._config(tokenizer)), self.adapter, seed, None)
         rates: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
         model, _ = load_pretrained("GPT-2", GPT2LMHeadModel, self.name, key="task.model.name", instead=RANDOM, **rates)
         fit_vocabulary(model, len(tokenizer))
-        return model
+        return with_adapter(model, self.adapter, seed, self.name)
 
     def _config(self, tokenizer: PreTrainedTokenizerBase) -> GPT2Config:
         return GPT2Config(

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.core.model_folder import SIDES, has_sides
 from fedtorch.models import networks
+from fedtorch.models.adapters.lora import add_adapter
+from fedtorch.models.adapters.saved import base_of, is_adapter
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.text.pretrained import first_line
 from fedtorch.text.words import FILE as WORDS
 from fedtorch.text.words import read_words
@@ -31,13 +34,13 @@ def load_saved(folder: Path) -> tuple[Any, Any]:
     """
     try:
         if has_sides(folder):
-            sides = {side: _of_transformers(folder / side) for side in SIDES}
+            sides = {side: load_model(folder / side) for side in SIDES}
             return sides, AutoTokenizer.from_pretrained(folder / SIDES[0])
         if any((folder / name).is_file() for name in _NETWORKS):
             model = networks.load(folder)
             has_words = (folder / WORDS).is_file()
             return model, read_words(folder) if has_words else AutoTokenizer.from_pretrained(folder)
-        return _of_transformers(folder), AutoTokenizer.from_pretrained(folder)
+        return load_model(folder), AutoTokenizer.from_pretrained(folder)
     except FedtorchError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -46,8 +49,8 @@ def load_saved(folder: Path) -> tuple[Any, Any]:
         ) from error
 
 
-def _of_transformers(folder: Path) -> Any:
-    """The model of the class that `save_pretrained` has noted."""
+def load_model(folder: Path) -> Any:
+    """The model of the class that `save_pretrained` has noted, in fp32 and eval mode; also of an adapter's folder."""
     names = json.loads((folder / "config.json").read_text()).get("architectures") or ["a model without a class"]
     kind = getattr(transformers, names[0], None)
     if kind is None:
@@ -55,6 +58,12 @@ def _of_transformers(folder: Path) -> Any:
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
+        if is_adapter(folder):
+            config = AutoConfig.from_pretrained(folder)
+            options = {"config": config, "use_safetensors": True, "ignore_mismatched_sizes": True}
+            model = kind.from_pretrained(base_of(folder), dtype=torch.float32, **options)
+            add_adapter(model, Adapter(path=str(folder)), seed=0)
+            return model.eval()
         return kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
     finally:
         if shown:

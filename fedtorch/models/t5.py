@@ -12,6 +12,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from fedtorch.core.ranges import BelowOne, Count, Layers
+from fedtorch.models.adapters.lora import has_adapter, with_adapter
+from fedtorch.models.adapters.saved import save_adapted
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.padding import by_length, pad
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, save_model, save_tokenizer
 
@@ -47,6 +50,8 @@ class T5Model:
     """buckets of relative positions"""
     init: Literal["t5", "copying"] = "t5"
     """random weights as T5 draws them, or with a bias towards copying: see `favour_copying`"""
+    adapter: Adapter | None = None
+    """what is added to the model and trained in its place"""
 
     def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
         """The model in fp32, its embedding as large as the tokenizer.
@@ -55,8 +60,10 @@ class T5Model:
             ConfigError: the folder is missing or holds no T5.
         """
         torch.manual_seed(seed)
-        if self.name != RANDOM:
-            return self._load(tokenizer)
+        model = self._random(tokenizer) if self.name == RANDOM else self._load(tokenizer)
+        return with_adapter(model, self.adapter, seed, None if self.name == RANDOM else self.name)
+
+    def _random(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
         config = T5Config(
             vocab_size=len(tokenizer),
             d_model=self.d_model,
@@ -109,8 +116,11 @@ def favour_copying(model: Any) -> None:
 
 
 def save_pretrained(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write model and tokenizer for `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer`."""
-    save_model(model, folder)
+    """Write model and tokenizer for `AutoModelForSeq2SeqLM.from_pretrained(folder)` and `AutoTokenizer`.
+
+    Of a model with an adapter that alone, see `save_adapted`.
+    """
+    (save_adapted if has_adapter(model) else save_model)(model, folder)
     save_tokenizer(tokenizer, folder)
 
 

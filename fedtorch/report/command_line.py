@@ -18,6 +18,8 @@ from fedtorch.core.errors import FedtorchError
 from fedtorch.core.files import replace_file
 from fedtorch.report import apir as apir_report
 from fedtorch.report import significance as paired
+from fedtorch.report import sweep as sweep_report
+from fedtorch.report.adapters import adapters_markdown
 from fedtorch.report.compared import read_all, say_left_out, say_written, show_page
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.groups import make_groups
@@ -112,13 +114,31 @@ def make_perplexity(args: argparse.Namespace) -> None:
     say_written([show_page(text, (args.out or args.runs[0] / "report") / "perplexity.md")])
 
 
+def add_adapters_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `adapters`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run with task.model.adapter")
+    parser.add_argument("--out", type=Path, help="folder for adapters.md; default: RUN/report")
+
+
+def make_adapters(args: argparse.Namespace) -> None:
+    """Print and write the table of adapters.
+
+    Raises:
+        ConfigError: a folder is no run with an adapter.
+    """
+    text = adapters_markdown(read_all(args.runs))
+    say_written([show_page(text, (args.out or args.runs[0] / "report") / "adapters.md")])
+
+
 COMMANDS = {
     "table": Command("scores of every client, beside the published ones", add_table_arguments, make_table),
+    "sweep": Command("score over a swept key, a line for each client", sweep_report.add_arguments, sweep_report.make),
     "apir": Command("few-shot tasks against a base run (FewFedWeight)", apir_report.add_arguments, apir_report.make),
     "ttest": Command("paired t-test between two runs, over single examples", paired.add_arguments, paired.make),
     "measures": Command(
         "WikiSQL's measures, beside those of the FedParsing paper", add_measures_arguments, make_measures
     ),
+    "adapters": Command("bytes, errors of averaging and scores of adapters", add_adapters_arguments, make_adapters),
     "perplexity": Command(
         "perplexities and bytes of dialog runs, beside those of the FedAssistant paper",
         add_perplexity_arguments,

@@ -60,6 +60,16 @@ class Group:
         """Mean loss of a round's clients."""
         return _band([[(r["round"], r["loss"]) for r in run.of_kind("round")] for run in self.runs])
 
+    def client_losses(self, client: str) -> Band:
+        """Mean loss of a round of one client."""
+        return _band(
+            [
+                [(r["round"], r.get("loss_mean")) for r in run.of_kind("client")
+                 if r["client"] == client and r["status"] == "ok"]
+                for run in self.runs
+            ]
+        )  # fmt: skip
+
     def scores(self, split: str, metric: str) -> Band:
         """Of all examples together, during training."""
         return _band(

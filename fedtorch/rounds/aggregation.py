@@ -17,6 +17,7 @@ from fedtorch.comm.messages import Received
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
 from fedtorch.core.norms import is_finite
+from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas, slices
@@ -52,6 +53,8 @@ class Decision:
     """client -> weight"""
     combined: Tensor | None = None
     """the pseudo-gradient, on the server"""
+    figures: dict[str, float] = field(default_factory=dict)
+    """what the algorithm measured of the combination, on the server"""
     messages: list[Received] = field(default_factory=list)
     """where clients send messages: the accepted ones, on the ranks that combine them"""
     reduced: Reduced | None = None
@@ -64,8 +67,12 @@ class Combination:
 
     algorithm: Algorithm
     """weighs and combines"""
+    server: ServerState
+    """before the step"""
     weights: dict[str, float] = field(default_factory=dict)
     """after the call: client -> weight"""
+    figures: dict[str, float] = field(default_factory=dict)
+    """after the call: what the algorithm measured"""
 
     def __call__(self, updates: Updates) -> Tensor:
         """What the updates come to.
@@ -84,6 +91,7 @@ class Combination:
         if not is_finite(combined):
             why = "it is one of those that came to NaN or infinity together"
             raise RefusedUpdatesError({report.client: why for report in updates.reports})
+        self.figures = dict(self.algorithm.measure(self.server, updates, weights))
         return combined
 
 
@@ -121,9 +129,9 @@ def _combine(context: RoundContext, decision: Decision) -> None:
     if context.has_messages:
         decision.messages = replicas.collect(context, decision.accepted)
         return
-    combine = Combination(context.algorithm)
+    combine = Combination(context.algorithm, context.server)
     decision.combined = context.comm.aggregate(context.updates, decision.accepted, combine, round=context.round)
-    decision.weights = combine.weights
+    decision.weights, decision.figures = combine.weights, combine.figures
 
 
 def _impossible(
@@ -131,9 +139,12 @@ def _impossible(
 ) -> dict[str, str]:
     """Client -> why its report cannot be true."""
     clients = {client.name: client for client, _ in cohort}
-    size = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
+    whole = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
+    sizes = {name: whole if context.has_messages else context.updates.length(name) for name in clients}
     most = context.components.training.largest_size
-    problems = {r.client: impossible(r, clients[r.client], size, most(r.examples)) for r in reports if r.is_ok}
+    problems = {
+        r.client: impossible(r, clients[r.client], sizes[r.client], most(r.examples)) for r in reports if r.is_ok
+    }
     return {name: problem for name, problem in problems.items() if problem}
 
 

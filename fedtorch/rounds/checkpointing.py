@@ -95,7 +95,7 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
             context.comm.heartbeat(phase="restore", round=round, client=name)
             context.store.put(name, checkpoints.load_client(found, name, context.role.may_have))
     context.members.barrier("restored", may_stop=False)
-    context.progress.round, context.is_fresh = round, False
+    context.progress.round, context.is_fresh, context.only_stepped = round, False, False
     # what decides about the loop must be known to all
     common = {name: number for name, number in context.server.numbers.items() if name in DECIDING}
     (answered,) = context.comm.broadcast_messages(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.core.client import ClientStore
+from fedtorch.core.places import Places
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import UpdateBuffer
 from fedtorch.rounds.components import RunComponents
@@ -25,6 +27,9 @@ from fedtorch.tasks.base import SERVER
 class RoundContext:
     """One rank's side of a run: its components, where the run is, and what server and clients keep."""
 
+    only_stepped = False
+    """Is a round's step all that happened to the server's vectors since all ranks had them?"""
+    _places: tuple[int, dict[str, Places | None]] = (-1, {})  # round, client -> what travels
     owners: tuple[int, ...] = (0,)
     """The ranks that have a slice each of what second selections left out; only the server: it has all."""
 
@@ -56,8 +61,7 @@ class RoundContext:
         num_bytes = message_bytes(self.algorithm, layout)
         self.has_messages = num_bytes > 0
         """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
-        length, dtype = (num_bytes, torch.uint8) if num_bytes else (len(self.received), layout.dtype)
-        self.updates = UpdateBuffer(length, dtype, spill / "updates", self.config.system.update_memory_mb << 20)
+        self.updates = self._buffer(num_bytes, spill / "updates")
         """what this rank's clients sent in the round"""
         self.server = ServerState(
             self.split_vectors(self.received),
@@ -65,6 +69,7 @@ class RoundContext:
             optimizer=ServerOptimizer(self.config.server),
             num_rounds=self.config.rounds,
             layout=layout,
+            private=components.engine.private,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
         self._indices = {name: index for index, name in enumerate(self.comm.names)}
@@ -96,6 +101,24 @@ class RoundContext:
     def total(self) -> Tensor:
         """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
         return torch.empty(self.components.engine.shared.size, dtype=self.components.engine.shared.dtype)
+
+    def _buffer(self, message_bytes: int, folder: Path) -> UpdateBuffer:
+        """For messages of so many bytes; 0: for vectors, or what travels of them."""
+        layout, memory_bytes = self.components.engine.shared, self.config.system.update_memory_mb << 20
+        if message_bytes:
+            return UpdateBuffer(message_bytes, torch.uint8, folder, memory_bytes)
+        buffer = UpdateBuffer(len(self.received), layout.dtype, folder, memory_bytes)
+        buffer.places, buffer.layout = self._sent_places, layout
+        return buffer
+
+    def _sent_places(self, client: str) -> Places | None:
+        """What travels of a client's update in this round."""
+        if self._places[0] != self.round:
+            self._places = (self.round, {})
+        known = self._places[1]
+        if client not in known:
+            known[client] = self.algorithm.sent_places(self.components.engine.shared, client, self.round)
+        return known[client]
 
     def split_vectors(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of `flat` by the names of `Algorithm.exchanged_vectors`."""
@@ -129,8 +152,29 @@ class RoundContext:
         with self.timed("broadcast"):
             self.members.barrier("broadcast")
             if self.algorithm.exchanged_vectors and not self.is_fresh:
-                self.members.retry_on_loss("broadcast", lambda: self.comm.broadcast(self.received))
-                self.is_fresh = True
+                self._send_vectors()
+                self.is_fresh, self.only_stepped = True, False
+
+    def _send_vectors(self) -> None:
+        """What can differ from what all ranks have."""
+        places = None
+        if self.only_stepped:
+            places = self.algorithm.broadcast_places(self.components.engine.shared, self.round - 1)
+        part = self.received if places is None else places.take(self.received)
+        send = partial(self.comm.broadcast, part)
+        if (numbers := self._received_numbers()) is not None:
+            send = partial(send, numbers=numbers)
+        self.members.retry_on_loss("broadcast", send)
+        if places is not None:
+            places.put(part, self.received)
+
+    def _received_numbers(self) -> int | None:
+        """How many numbers all clients together get, where the algorithm says so for each."""
+        rule, layout = self.algorithm, self.components.engine.shared
+        if type(rule).received_places is Algorithm.received_places or not self.comm.is_server:
+            return None
+        found = [rule.received_places(layout, name, self.round) for name in self.comm.names]
+        return sum(len(self.received) if places is None else len(places) for places in found)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

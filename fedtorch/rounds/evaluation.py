@@ -69,7 +69,7 @@ class Evaluation:
         context = self.context
         if context.comm.is_server and self.best.server_weights is not None:
             context.server.weights.copy_(self.best.server_weights)
-        context.is_fresh = False
+        context.is_fresh = context.only_stepped = False
         context.broadcast()
 
     def _gather(self, own: Mapping[str, Scores]) -> dict[str, Scores]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint.files import put_in_place, sync
 from fedtorch.core.client import folder_name
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.rounds.client_scores import ClientScorer
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
@@ -42,8 +42,18 @@ class ModelWriter:
     weights cross no ranks; it lies in `folder` as that worker sees it.
     """
 
-    def __init__(self, context: RoundContext, scorer: ClientScorer, folder: Path, suffix: str = ".partial") -> None:
+    def __init__(
+        self,
+        context: RoundContext,
+        scorer: ClientScorer,
+        folder: Path,
+        suffix: str = ".partial",
+        *,
+        merge: bool = False,
+    ) -> None:
+        """merge: write models with what was added to them (an adapter) become part of their weights."""
         self.context, self.scorer, self.folder = context, scorer, folder
+        self._save = self._save_merged if merge else context.components.task.save_model
         self.partial = folder.with_name(f"{folder.name}{suffix}")
         self.is_per_client = has_own_models(context.components)
 
@@ -108,7 +118,7 @@ class ModelWriter:
         engine.load(weights, private)
         with engine.exported() as module:  # whole on every rank, or made so by all of them together
             writes = leads or engine.owners is not None
-            error = _attempt(components.task.save_model, module, partial) if writes else None
+            error = _attempt(self._save, module, partial) if writes else None
             if worker is not None and worker.any(error is not None) and error is None:
                 error = OSError("another rank of the worker could not write its part")
         if error is not None:
@@ -120,6 +130,10 @@ class ModelWriter:
         if leads:
             _rename(partial, target)
         return True
+
+    def _save_merged(self, model: nn.Module, folder: Path) -> None:
+        if not self.context.components.task.save_merged(model, folder):
+            raise ConfigError("--merge is set, but the run's model has no adapter; leave it out")
 
     def _here(self) -> list[str]:
         """The clients whose models this rank writes, or an empty name for the server's."""

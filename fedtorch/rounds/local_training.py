@@ -159,10 +159,24 @@ class ClientTrainer:
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
             report = self._measured(job, report)
+            self._check_places(job)
             if self.context.role.leads:  # the others' are the same
                 self.context.updates.put(client.name, job.outgoing.flat)
         self._stage(job, report)
         return report
+
+    def _check_places(self, job: ClientJob) -> None:
+        """What does not travel is 0.
+
+        Raises:
+            UpdateError: it is not.
+        """
+        places = self.context.updates.places(job.client.name)
+        if places is not None and not places.holds_all_of(job.outgoing.flat):
+            raise UpdateError(
+                f"{type(self.context.algorithm).__name__} sent more than its `sent_places` names: only "
+                f"{len(places)} of {places.size} numbers travel for this client and round, and the others are not 0"
+            )
 
     def _make_job(self, client: Client, parts: int) -> ClientJob:
         """What the algorithm needs; its update is written to the buffer's next vector, which then keeps it as it is."""

@@ -19,6 +19,10 @@ class Stopped(Exception):
     """A signal asked to stop; the round under way is abandoned on all ranks."""
 
 
+class Returned(Exception):
+    """Lost ranks are back, between two rounds; what was computed is saved, and all ranks are to join again."""
+
+
 @dataclass
 class Progress:
     """Where the run is; the same on every rank."""
@@ -43,12 +47,16 @@ class Membership:
 
         Raises:
             Stopped: on all ranks, if any of them was asked to stop.
+            Returned: on all ranks, before anything of a round was computed, if lost ranks are back.
         """
+        may_reopen = phase == "broadcast" and self.progress.is_training
         wants_stop = may_stop and self.components.stop()
-        stop = self.comm.barrier(phase, round=self.progress.round, stop=wants_stop)
+        stop = self.comm.barrier(phase, round=self.progress.round, stop=wants_stop, may_reopen=may_reopen)
         self.note_losses()
         if stop and may_stop:
             raise Stopped
+        if self.comm.returned:
+            raise Returned
 
     def retry_on_loss(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
         """What `exchange` returns, a step made of collectives.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.allreduce import Reduced
-from fedtorch.comm.base import AcceptedUpdates
 from fedtorch.comm.messages import Decode, Received, read_messages, sum_of_received
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS

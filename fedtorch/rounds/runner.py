@@ -22,7 +22,7 @@ from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
-from fedtorch.rounds.membership import Stopped
+from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.report_checks import check_complete, of_cohort
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
@@ -64,6 +64,8 @@ class Runner:
         self.server_training = ServerTraining(self.context)
         self.weights: dict[str, float] = {}
         """of the round's clients in the combination"""
+        self.figures: dict[str, float] = {}
+        """what the algorithm measured of it"""
         self.saved = 0
         """rounds in the last checkpoint"""
 
@@ -72,10 +74,11 @@ class Runner:
 
         Raises:
             Interrupted: a signal came; the last complete round is saved.
+            Returned: lost ranks are back; the same.
             FedtorchError: see `errors`.
         """
         context, config = self.context, self.components.config
-        self.saved = resume or 0
+        self.saved = context.progress.round = resume or 0
         self._share_initial_weights()
         if resume is not None:
             restore(context, resume)
@@ -89,10 +92,12 @@ class Runner:
             while context.round < config.rounds and not self.evaluation.best.has_stopped:
                 self._one_round()
             return self._finish()
-        except Stopped:
+        except (Stopped, Returned) as cut:
             if context.round > self.saved:
                 save(context, is_last=True)
                 self.saved = context.round
+            if isinstance(cut, Returned):
+                raise
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
             ) from None
@@ -120,7 +125,7 @@ class Runner:
 
     def _one_round(self) -> None:
         context, config = self.context, self.components.config
-        self.weights = {}
+        self.weights, self.figures = {}, {}
         context.progress.is_training = True
         reports = self._clients_round() if context.algorithm.trains_clients else []
         context.progress.is_training = False
@@ -173,7 +178,7 @@ class Runner:
                     pass  # all ranks must come to the same meeting, which then stops them together
             context.members.barrier("server_train")
         context.server.numbers[SERVER_TRAINED] = context.round
-        context.is_fresh = False
+        context.is_fresh = context.only_stepped = False
 
     def _evaluate_if_due(self) -> None:
         """Evaluate the present weights if the schedule asks for it and it was not done yet."""
@@ -209,8 +214,9 @@ class Runner:
             assert decision.combined is not None
             context.server.accepted = list(decision.accepted)
             context.algorithm.server_update(context.server, decision.combined)
+        context.only_stepped = context.is_fresh
         context.is_fresh = context.has_messages  # every rank has taken the step itself
-        self.weights = decision.weights
+        self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)
 
     def _finish(self) -> Result:
@@ -245,7 +251,7 @@ class Runner:
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
             if report.is_ok:
                 traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
-        tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic)
+        tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic, self.figures)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
         config = self.components.config.eval

@@ -7,7 +7,7 @@ import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -19,14 +19,18 @@ from fedtorch.comm.base import Communicator
 from fedtorch.config.load import digest, to_dict
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
+from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
-from fedtorch.setup.checks import check, something_is_shared
+from fedtorch.setup.checks import check, something_is_shared, something_is_trained, what_travels_is_there
 from fedtorch.setup.engine import device, divide, make_engine
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.remarks import about_data, about_decay, about_metrics
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.engine import Engine
+
+UNTRAINED = "parameters that are not trained"
+"""The fact that is their digest, where the model has such (`Engine.fixed`)."""
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +91,11 @@ class BuiltRun(Plan):
         if self.remarks:
             log.warning("\n  ".join(["about the data:", *self.remarks]))
 
+    @cached_property
+    def fixed_digest(self) -> str:
+        """Of the names and bits of `Engine.fixed`; first read before any training."""
+        return digest_of({name: self.engine.module.get_parameter(name) for name in self.engine.fixed})[:16]
+
     def facts(self) -> dict[str, str]:
         """What must be the same on every rank, as text; compared before any group is made."""
         return {
@@ -96,6 +105,7 @@ class BuiltRun(Plan):
             "clients of the first round": _cohort_digest(self.first_cohort),
             "shared parameters": self.engine.shared.digest(),
             "private parameters": self.engine.private.digest(),
+            **({UNTRAINED: self.fixed_digest} if self.engine.fixed else {}),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -127,7 +137,9 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         )
     sizes = plan.topology.sizes
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])
+    something_is_trained(plan, engine)
     something_is_shared(plan, engine)
+    what_travels_is_there(plan, engine)
     remarks += about_decay(plan, engine)
     return _whole(plan, placement, engine, remarks)
 

@@ -276,6 +276,22 @@ def activations_can_be_computed_again(config: Config, module: nn.Module) -> None
 MODULE_RULES: tuple[Callable[[Config, nn.Module], None], ...] = (masters_are_fp32, activations_can_be_computed_again)
 
 
+def something_is_trained(plan: Plan, engine: Engine) -> None:
+    """Rounds in which no parameter can change are none."""
+    if not engine.trained_names and plan.config.rounds:
+        raise ConfigError(
+            "nothing would be trained: of the model's parameters "
+            f"{len(engine.frozen.names)} are frozen by the partition, {len(engine.fixed)} have requires_grad False; "
+            "take patterns out of partition.frozen, or give the model something to train (task.model.adapter)"
+        )
+
+
+def what_travels_is_there(plan: Plan, engine: Engine) -> None:
+    """An algorithm that sends parts of the shared parameters finds them in the model; it raises ConfigError if not."""
+    for client, _ in plan.first_cohort:
+        plan.algorithm.sent_places(engine.shared, client.name, 0)
+
+
 def something_is_shared(plan: Plan, engine: Engine) -> None:
     """An algorithm that exchanges vectors has parameters to exchange; the engine knows which those are."""
     if plan.algorithm.exchanged_vectors and engine.shared.size == 0:

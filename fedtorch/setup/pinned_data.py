@@ -24,11 +24,12 @@ def is_pinned(config: Config) -> bool:
     return config.system.placement == "pinned"
 
 
-def exchange_sizes(config: Config, comm: Communicator) -> Config:
+def exchange_sizes(config: Config, comm: Communicator, known: Config | None = None) -> Config:
     """The config with a task that knows the sizes of all clients in `system.pinned`; all ranks call it first of all.
 
     A rank opens no file of clients that are not pinned to it. What the others learn of a client is what its entry in
     the manifest counts: examples, characters, and the digest of its files, so that a resume notices other data.
+    known: on the server what this gave before some ranks were lost, for the clients of those that are away.
 
     Raises:
         ConfigError: the task cannot do with its own clients' files.
@@ -36,7 +37,7 @@ def exchange_sizes(config: Config, comm: Communicator) -> Config:
     """
     comm.preflight({"config": digest(config, everything=True)})
     task = check_task(config)
-    found, problem = _own(config, task, comm)
+    found, problem = _own(config, task, comm, known)
     comm.barrier("sizes", round=0)
     gathered = comm.gather(found, round=0)
     comm.barrier("sizes are there", round=0)
@@ -92,7 +93,9 @@ def check_task(config: Config) -> Prepared:
     return task
 
 
-def _own(config: Config, task: Prepared, comm: Communicator) -> tuple[list[Message], FedtorchError | None]:
+def _own(
+    config: Config, task: Prepared, comm: Communicator, known: Config | None
+) -> tuple[list[Message], FedtorchError | None]:
     """A message for each client that this rank speaks for: the first of the ranks that have its data does."""
     topology = make_topology(config, comm.size)
     allowed = workers_with_data(config, topology)
@@ -100,7 +103,10 @@ def _own(config: Config, task: Prepared, comm: Communicator) -> tuple[list[Messa
     messages: list[Message] = []
     problem: FedtorchError | None = None
     for index, name in enumerate(names):
-        if allowed is not None and topology.workers[allowed[name][0]][0] != comm.rank:
+        home = comm.rank if allowed is None else topology.workers[allowed[name][0]][0]
+        if known is not None and comm.is_server and home in comm.lost:
+            messages.append(_message(index, known.task.prepared["clients"][name]))
+        if home != comm.rank:
             continue
         try:
             entry = task.own_entry(name)

@@ -199,6 +199,23 @@ class Task:
         nothing is written.
         """
 
+    def scale_adapter(self, model: nn.Module, rank: int | None) -> float:
+        """Set s of the products B·A beside layers to that of factors of `rank` (None: of those there); returns it.
+
+        For clients of lower rank than the model, the rest of whose factors is 0.
+        """
+        from fedtorch.models.adapters.lora import scale_factors  # brings transformers
+
+        return scale_factors(model, rank)
+
+    def save_merged(self, model: nn.Module, folder: Path) -> bool:
+        """The same with what was added to the model (an adapter) become part of its weights; False: nothing was."""
+        return False
+
+    def usage_merged(self) -> Mapping[str, str]:
+        """`usage` of what `save_merged` writes."""
+        return self.usage()
+
     def usage(self) -> Mapping[str, str]:
         """What a model card says of the saved model; by default nothing, and then no card is written.
 

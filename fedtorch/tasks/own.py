@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,36 +18,22 @@ from fedtorch.core.ranges import Count
 from fedtorch.core.update import SIZE
 from fedtorch.data.folder import read_rows
 from fedtorch.data.own.keys import OwnData
-from fedtorch.data.own.prepare import folder_of, prepare
+from fedtorch.data.own.prepare import prepare
+from fedtorch.data.own.prepared_folder import folder_for
 from fedtorch.data.own.rows import Form
+from fedtorch.models.adapters.lora import has_adapter, merged
+from fedtorch.models.adapters.saved import base_digests, save_adapted, saved_keys
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.chosen_metrics import code_of
 from fedtorch.tasks.judged import Judged
 from fedtorch.tasks.new_rows import new_rows
+from fedtorch.tasks.own_usage import usage
 from fedtorch.text.byte_bpe import train_subwords
-from fedtorch.text.pretrained import load_tokenizer_as, tokenizer_digest
-
-_PIPELINES = {
-    "SequenceClassification": "text-classification",
-    "TokenClassification": "token-classification",
-    "CausalLM": "text-generation",
-}
-_PIPELINE_CODE = """\
-from transformers import pipeline
-
-classify = pipeline("{0}", model="FOLDER")
-print(classify("a text"))"""
-_CODE = """\
-from transformers import AutoModelFor{0}, AutoTokenizer
-
-model = AutoModelFor{0}.from_pretrained("FOLDER")
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
+from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
 
 LABELLED_CLIENTS = 400
 """With more clients than this their labels are not recorded."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +92,23 @@ class OwnTask(Judged):
     @cached_property
     def folder(self) -> Path:
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
-        trains = self.source_model.random is not None and self.tokenizer is None
-        folder = folder_of(self.data, self.kind, {**self.settings(), "vocabulary": trains})
-        if not (folder / "manifest.json").is_file():
-            log.info("preparing %s in %s", self.data.source, folder)
-            train = partial(train_subwords, size=self.data.tokenizer_size) if trains else None
-            prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train)
-        return folder
+        return folder_for(self.data, self.kind, self._row_settings(), self.prepare_into)
+
+    def prepare_into(self, folder: Path) -> None:
+        """Write the prepared rows, and the vocabulary of a random model."""
+        settings = self._row_settings()
+        train = partial(train_subwords, size=self.data.tokenizer_size) if settings["vocabulary"] else None
+        prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings)
+
+    def _row_settings(self) -> dict[str, Any]:
+        return {**self.settings(), "vocabulary": self.source_model.random is not None and self.tokenizer is None}
 
     @cached_property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         """The tokenizer; one without a padding token pads with its end token, which attention masks tell apart."""
         model = self.source_model
         key, name = ("task.tokenizer", self.tokenizer) if self.tokenizer else ("task.model.path", model.path)
-        tokenizer = load_tokenizer_as("model's", name or self.folder / "tokenizer", _problem, key=key)
+        tokenizer = load_tokenizer_as("model's", name or self.folder / "tokenizer", lacks, key=key)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
@@ -141,16 +129,25 @@ class OwnTask(Judged):
         return {}
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """`save_pretrained` of model and tokenizer."""
-        save_model(model, folder)
+        """`save_pretrained` of model and tokenizer; an adapter alone."""
+        (save_adapted if has_adapter(model) else save_model)(model, folder)
         save_tokenizer(self.vocabulary, folder)
 
+    def save_merged(self, model: nn.Module, folder: Path) -> bool:
+        """The same as if there were no adapter."""
+        if not has_adapter(model):
+            return False
+        with merged(model):
+            self.save_model(model, folder)
+        return True
+
     def usage(self) -> Mapping[str, str]:
-        """By the head: the pipeline of classes, or model and tokenizer."""
-        name = _PIPELINES.get(self.head, "")
-        start = "random weights" if self.source_model.random else f"`{Path(self.source_model.path or '').name}`"
-        return {"pipeline": name, "code": _PIPELINE_CODE.format(name) if "classif" in name else _CODE.format(self.head),
-                "start": start}  # fmt: skip
+        """By the head; see `own_usage`."""
+        return usage(self.head, self.source_model)
+
+    def usage_merged(self) -> Mapping[str, str]:
+        """The same without an adapter."""
+        return usage(self.head, replace(self.source_model, adapter=None))
 
     def record(self) -> dict[str, Any]:
         """How the data were made, and which client has how many rows of which label."""
@@ -169,8 +166,9 @@ class OwnTask(Judged):
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} has no model that can be read ({type(error).__name__})") from None
         labels = self.labels_named(tuple(named[number] for number in sorted(named, key=int)))
-        model = {"path": str(folder), "allow_code": self.source_model.allow_code}
-        return replace(self, model=model, tokenizer=None, data=replace(self.data, labels=labels))
+        model = {**saved_keys(folder), "allow_code": self.source_model.allow_code}
+        tokenizer = str(folder) if "adapter" in model else None
+        return replace(self, model=model, tokenizer=tokenizer, data=replace(self.data, labels=labels))
 
     def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """`data.labels` of a task whose model calls what it can answer so, in the order of its numbers."""
@@ -258,7 +256,13 @@ class OwnTask(Judged):
     def facts(self) -> dict[str, str]:
         """Digests of the clients' rows, of the tokenizer, wherever that lies, and of the files of chosen metrics."""
         facts = {"data": self.data_digest(), "vocabulary": tokenizer_digest(self.vocabulary)}
-        return facts | ({"metrics": code} if (code := code_of(self.chosen)) else {})
+        return facts | self._base_digests | ({"metrics": code} if (code := code_of(self.chosen)) else {})
+
+    @cached_property
+    def _base_digests(self) -> dict[str, str]:
+        """Of an adapter's base, by file."""
+        model = self.source_model
+        return base_digests(model.path) if model.adapter is not None and model.path else {}
 
     def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tokens of each of some prepared rows before anything is cut, all its texts together."""
@@ -288,10 +292,3 @@ class OwnTask(Judged):
                 f"{where} has a row of {len(ids)} tokens, task.max_length leaves {most}; raise it, or set task.truncate"
             )
         return list(ids[:most] if self.truncate == "right" else ids[-most:])
-
-
-def _problem(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        return "it has neither a padding nor an end token"
-    ids = tokenizer("a b", add_special_tokens=False).input_ids
-    return "it makes no token of `a b`" if not ids else None

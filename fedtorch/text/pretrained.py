@@ -154,3 +154,11 @@ def _is_path(text: str) -> bool:
         or text.endswith("/")
         or ("/" in text and Path(text.split("/")[0]).exists())
     )
+
+
+def lacks(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What a tokenizer lacks that a model of texts needs; None: nothing."""
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        return "it has neither a padding nor an end token"
+    ids = tokenizer("a b", add_special_tokens=False).input_ids
+    return "it makes no token of `a b`" if not ids else None

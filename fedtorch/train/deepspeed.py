@@ -269,6 +269,7 @@ class DeepSpeedEngine(ZeroWeights):
             raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
         optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
         own = optimizer if self.settings.stage == 0 else sliced(optimizer, self.worker)
+        self._fixed_values = {name: self.module.get_parameter(name).data for name in self.fixed}  # not yet rounded
         self._zero = initialize(self._deepspeed, self.module, own, self.settings, self.device, ranks=self._size)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
@@ -279,10 +280,9 @@ class DeepSpeedEngine(ZeroWeights):
     def _rebuild(self) -> None:
         """Start again with a new module; DeepSpeed cannot drop a step that failed half-way."""
         log.warning("a client failed inside a step; the DeepSpeed engine is built anew")
-        initial = [tensor.clone() for tensor in self.initial()]
+        initial, worker = [tensor.clone() for tensor in self.initial()], self.worker
         self._zero.destroy()
         self._zero, self._tensors, self._failed = None, None, False
-        worker = self.worker
         super().__init__(self._make_module(), self._partition, self.device, moves=self.settings.stage > 0)
         self.worker = worker
         for own, old in zip(self.initial(), initial, strict=True):

@@ -28,8 +28,7 @@ GradientHook = Callable[["Engine"], "Tensor | None"]
 class Engine:
     """Trains and evaluates one module for any client of this worker.
 
-    The module's parameters are views of three flat vectors on `device`: shared, private, frozen. Nothing is built or
-    deep-copied per client. `load` sets *every* parameter and floating-point buffer: nothing of the last one is left.
+    Parameters that are not `fixed` are views of three flat vectors on `device`. Nothing is built or copied per client.
     """
 
     module: nn.Module
@@ -42,6 +41,8 @@ class Engine:
     """Of those that are never trained."""
     flat_frozen: Tensor
     """The frozen weights, flat."""
+    fixed: tuple[str, ...]
+    """Parameters that came with `requires_grad` False (an adapter's base): neither loaded nor sent nor kept."""
     trained_names: list[str]
     """The trained parameters, shared before private ones."""
     trained: list[nn.Parameter]
@@ -71,7 +72,8 @@ class Engine:
         self.module, self.device = module.to(device), device
         self._precision = Precision(precision, device, scale_power)
         parameters = dict(module.named_parameters())
-        shared, private, frozen = partition.split(parameters)
+        self.fixed = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
+        shared, private, frozen = partition.split(parameters, self.fixed)
         self.shared = Layout.of({name: parameters[name] for name in shared})
         self.private = Layout.of({name: parameters[name] for name in private})
         self._flat, self._flat_private = bind(self.shared, parameters, device), bind(self.private, parameters, device)
@@ -79,7 +81,7 @@ class Engine:
         self.flat_frozen = bind(self.frozen, parameters, device)
         for name in frozen:
             parameters[name].requires_grad_(False)
-        self.trained_names = [name for name in (*shared, *private) if parameters[name].requires_grad]
+        self.trained_names = [*shared, *private]
         self.trained = [parameters[name] for name in self.trained_names]
         flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]
         self.initial_shared, self.initial_private, self.initial_frozen = flats if moves else [f.clone() for f in flats]
@@ -166,10 +168,7 @@ class Engine:
         seed: int,
         optimizer_state: tuple[Mapping[str, Tensor], Mapping[str, int | float]] | None = None,
     ) -> None:
-        """Load weights, take a fresh (or the given) optimiser state, a schedule over `steps`; seed dropout.
-
-        taken: steps of the schedule that earlier rounds took.
-        """
+        """Load weights and an optimiser state, fresh or given; a schedule of `steps`, `taken` before; seed dropout."""
         self.load(shared, private)
         self._optimizer = self._optimizers.of(hp)
         if optimizer_state is None:

@@ -162,7 +162,11 @@ def make_schedule(
     warmup = hp.warmup_steps or math.ceil(round(hp.warmup_ratio * steps, 6))  # 0.07 · 100 is above 7
     # transformers' `constant` ignores the warm-up
     name = "constant_with_warmup" if hp.schedule == "constant" and warmup else hp.schedule
-    planned = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=max(1, steps))
+    own: dict[str, Any] = {
+        "cosine_with_restarts": {"num_cycles": hp.schedule_cycles},
+        "polynomial": {"power": hp.schedule_power, "lr_end": 0.0},
+    }
+    planned = get_scheduler(name, optimizer, warmup, max(1, steps), own.get(name))
     # not its `last_epoch`, which `constant_with_warmup` does not take; and beyond its end `cosine` would rise again
     rate = planned.lr_lambdas[0]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(min(step, max(1, steps))), taken - 1)

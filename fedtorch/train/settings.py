@@ -40,8 +40,13 @@ class ClientConfig:
     """Of adafactor: multiply the rate by the parameter's root mean square."""
     relative_step: bool = False
     """Of adafactor: its own rate, falling with the step, in place of `lr`; needs `schedule: constant`."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The rate: constant, or falling to 0 over the steps of `schedule_span`."""
+    schedule: Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"] = "constant"
+    """The rate, by the names of transformers: constant; falling to 0 over the steps of `schedule_span`; or as
+    1 / sqrt(step), from the end of the warm-up, without which it hardly falls."""
+    schedule_cycles: Count = 1
+    """Of cosine_with_restarts: how often it falls to 0."""
+    schedule_power: Positive = 1.0
+    """Of polynomial: (what is left of the steps)^power; 1 is linear."""
     schedule_span: Literal["round", "run"] = "round"
     """What one schedule goes over: each round anew, or all the steps that a client is expected to take in the run
     (rounds times its chance to be drawn, times the steps of a round); beyond them the rate stays 0."""
@@ -104,10 +109,22 @@ class ClientConfig:
             ("adafactor_eps", "clip_threshold", "decay_rate", "scale_parameter", "relative_step"), adafactor
         )
         refuse_unused("client", self, used_by)
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
         if self.relative_step and self.schedule != "constant":
             raise ConfigError(
                 f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"
             )
+        if self.schedule == "polynomial" and not self.lr:
+            raise ConfigError("client.schedule is polynomial, which needs a client.lr above 0")
+        used_with = {"schedule_cycles": "cosine_with_restarts", "schedule_power": "polynomial"}
+        for key, schedule in used_with.items():
+            if getattr(self, key) != 1 and self.schedule != schedule:
+                raise ConfigError(
+                    f"client.{key} is {getattr(self, key)} but client.schedule is {self.schedule}, which does not use "
+                    f"it; remove client.{key} or set client.schedule to {schedule}"
+                )
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ class ZeroWeights(Engine):
     _tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
     _gradients: list[Tensor] | None = None
     _forgotten: frozenset[str] = frozenset()
+    _fixed_values: Mapping[str, Tensor] = MappingProxyType({})  # in the module's own precision
 
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """See Engine.load."""
@@ -86,7 +88,7 @@ class ZeroWeights(Engine):
             yield self.module
             return
         trained = {**self.shared.view(self.flat), **self.private.view(self.flat_private)}
-        with self._tensors.replaced({**trained, **self.frozen.view(self.initial_frozen)}):
+        with self._tensors.replaced({**trained, **self.frozen.view(self.initial_frozen), **self._fixed_values}):
             yield self.module
 
     def trained_shared(self) -> list[nn.Parameter]:

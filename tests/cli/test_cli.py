@@ -22,6 +22,7 @@ import fedtorch.main
 import fedtorch.report.__main__
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
+import fedtorch.setup.data_prepare
 import fedtorch.setup.predict
 import launchers.join
 import launchers.local
@@ -41,6 +42,7 @@ FUNCTIONS = {
     "join": launchers.join.main,
     "init": fedtorch.data.own.init.main,
     "data": fedtorch.data.__main__.main,
+    "data prepare own": fedtorch.setup.data_prepare.main,
     "data check": fedtorch.setup.data_check.main,
     "data partition": fedtorch.setup.data_partition.main,
     "report": fedtorch.report.__main__.main,
@@ -103,8 +105,8 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
         ("slrum", "did you mean `slurm`?"),
         (
             "train",
-            "choose one of run, local, sweep, slurm, serve, join, init, data, data check, data partition, report, "
-            "export, predict, chat",
+            "choose one of run, local, sweep, slurm, serve, join, init, data, data prepare own, data check, "
+            "data partition, report, export, predict, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
@@ -122,7 +124,7 @@ def test_the_help_has_a_line_for_every_command(words: list[str], capsys: pytest.
     text = capsys.readouterr().out
     assert text.startswith("usage: fedtorch ")
     for name, command in COMMANDS.items():
-        assert f"\n  {name:16}{command.about}\n" in text
+        assert f"\n  {name:18}{command.about}\n" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

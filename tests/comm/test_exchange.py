@@ -13,8 +13,9 @@ import torch
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local, local_updates, reproducible, server_updates
+from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.aggregation import Term
-from fedtorch.comm.base import AcceptedUpdates, Communicator
+from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op

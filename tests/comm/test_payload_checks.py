@@ -14,7 +14,7 @@ import torch
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local, local_updates, reproducible, server_updates
-from fedtorch.comm.base import AcceptedUpdates
+from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.checks import SumCheck, projection
 from fedtorch.comm.digests import Passing, window_digest
 from fedtorch.comm.distributed import DistributedCommunicator

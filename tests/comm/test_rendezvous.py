@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ranks import expect_exit, run_ranks, start_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.options import Network
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.core.errors import DeadlineError, PreflightError
 
@@ -207,15 +208,24 @@ def test_ranks_at_different_phases_are_told() -> None:
         assert "rank 1 came for phase train of round 2 and the server for phase evaluate of round 2" in outcome.error
 
 
-def stay_away() -> None:
-    if os.environ["RANK"] != "2":
-        with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S) as comm:
-            comm.preflight({})
+def come(network: Network, late: int, after_s: float | None) -> None:
+    """One rank is late, or (None) never comes."""
+    if int(os.environ["RANK"]) == late:
+        if after_s is None:
+            return
+        time.sleep(after_s)
+    with DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S, network=network) as comm:
+        comm.preflight({})
 
 
 def test_a_rank_that_never_came_is_named() -> None:
-    for outcome in expect_exit(stay_away, 3)[:2]:
-        assert "rank 2 was never there in 2 s" in outcome.error
+    for outcome in expect_exit(come, 3, Network(start_s=1.0, who={2: "south"}), 2, None)[:2]:
+        assert "rank 2 (south) was never there in 1 s (system.start_timeout)" in outcome.error
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_that_is_late_is_waited_for_longer_than_one_that_is_silent(late: int) -> None:
+    run_ranks(come, 3, Network(start_s=30.0), late, TIMEOUT_S + 1.0)
 
 
 def join_only() -> None:

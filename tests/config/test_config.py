@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import string
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -23,6 +23,7 @@ from fedtorch.config.schema import ClientConfig, Config, ServerConfig
 from fedtorch.config.yaml_tree import merge, read, write
 from fedtorch.core import settings as core_settings
 from fedtorch.core.errors import ConfigError
+from fedtorch.data.own.keys import OwnData
 from fedtorch.tasks.base import Task
 from fedtorch.train import settings as train_settings
 
@@ -466,7 +467,7 @@ def test_digest_and_difference_see_what_changes_results_and_nothing_else() -> No
 
 
 def test_the_keys_without_effect_exist() -> None:
-    data = to_dict(loaded(""))
+    data = {**to_dict(loaded("")), "task": {f"data.{field.name}" for field in fields(OwnData)}}
     for name in NO_EFFECT:
         section, _, key = name.partition(".")
         assert section in data and (not key or key in data[section])

@@ -65,6 +65,23 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
         Partition(private=("haed.*",)).split(["head.w"])
 
 
+def test_an_exclusion_takes_names_out_of_a_partition_and_begins_with_all_names_where_it_comes_first() -> None:
+    names = ["emb", "a.lora_A", "a.lora_B", "head.w"]
+    only = Partition(frozen=("!*lora_*", "!head.*"))
+    assert only.split(names) == (["a.lora_A", "a.lora_B", "head.w"], [], ["emb"])
+    assert Partition(private=("a.*", "!*lora_A")).split(names) == (["emb", "a.lora_A", "head.w"], ["a.lora_B"], [])
+    assert Partition(private=("a.*", "!a.*", "*lora_A")).split(names)[1] == ["a.lora_A"]  # the last that matches
+    with pytest.raises(ValueError, match=r"`partition.frozen` pattern '!\*lora_C' matches none of the 4 parameters"):
+        Partition(frozen=("!*lora_C",)).split(names)
+
+
+def test_what_is_not_trained_is_in_no_part() -> None:
+    names = ["base.w", "base.head", "head"]
+    assert Partition(private=("*head",), frozen=("base.w",)).split(names, ["base.w", "base.head"]) == ([], ["head"], [])
+    with pytest.raises(ValueError, match=r"`partition.private` pattern 'base.\*' matches 2 parameters, none of which"):
+        Partition(private=("base.*",)).split(names, ["base.w", "base.head"])
+
+
 def test_the_digest_changes_with_one_bit_a_name_or_a_shape() -> None:
     base = {"a": torch.tensor([1.0, 2.0])}
     flipped = {"a": (base["a"].view(torch.int32) ^ torch.tensor([1, 0], dtype=torch.int32)).view(torch.float32)}

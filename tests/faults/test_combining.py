@@ -15,7 +15,7 @@ from torch import Tensor
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.comm.base import AcceptedUpdates
+from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.distributed import DistributedCommunicator
 
 CLIENTS = {f"c{i}": (1.0, float(i), 3) for i in range(6)}

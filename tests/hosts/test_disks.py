@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hosts import Network
-from silos import digest, run, write_config
-from supervisor import TOY
+from silos import DITTO, digest, run, write_config
+from supervisor import TOY, at
 
 from fedtorch.lifecycle import export
+from fedtorch.main import main
 
 
 def states(hosts: Network, name: str) -> set[str]:
@@ -110,3 +112,32 @@ def test_clients_without_a_state_need_no_common_disk_to_resume(network: Callable
     assert run(hosts, words, STOP) == [75] * 4
     assert run(hosts, words) == [0] * 4
     assert "resuming after round 2" in hosts.log("a", 0) and not states(hosts, "b")
+
+
+@pytest.mark.slow
+def test_a_round_is_saved_once_every_host_has_saved_it(network: Callable[..., Network], tmp_path: Path) -> None:
+    hosts = network()
+    settings = ["task.width=1000", "rounds=5", "checkpoint.save_retries=1"]
+    words = write_config(hosts, *settings)
+    full = "diskfull:phase=checkpoint,round=2,rank=3,bytes=12000"  # a state has more, logs have less
+    assert run(hosts, words, full) == [8] * 4
+    assert "round 2 is not saved" in hosts.log("a", 0) and "could not write a client's state" in hosts.log("a", 0)
+    assert run(hosts, words) == [0] * 4
+    assert "resuming after round 1" in hosts.log("a", 0)
+    path = tmp_path / "toy.yaml"
+    path.write_text(DITTO.replace("DIR", str(tmp_path / "run")))
+    assert main(["--config", str(path), "--set", *settings]) == 0
+    assert digest(hosts.hosts["a"].disk / "run") == digest(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "rank"), [("train", 3), ("checkpoint", 0), ("checkpoint", 3)])
+def test_with_a_common_disk_clients_may_live_elsewhere_after_a_resume(
+    phase: str, rank: int, network: Callable[..., Network], alone: str
+) -> None:
+    hosts = network(has_common_disk=True)
+    words = write_config(hosts)
+    assert run(hosts, words, at(phase, rank))[rank] not in (0, 7, None)
+    assert [outcome.exit_code for outcome in hosts.start(["a", "b", "b"], words).join()] == [0, 0, 0]
+    assert digest(hosts.hosts["a"].disk / "run") == alone
+    assert "the run folder is not common" not in hosts.log("a", 0)

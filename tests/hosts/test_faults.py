@@ -43,6 +43,15 @@ def wait_for_round(hosts: Network, round: int, limit_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def wait_for_sleep(hosts: Network, rank: int, limit_s: float = 90.0) -> None:
+    """Until the rank sleeps, as the faults of the test have it."""
+    give_up_at = time.monotonic() + limit_s
+    log = hosts.hosts[WHERE[rank]].disk / "run" / f"log.rank{rank}.txt"
+    while not log.exists() or "injected: Fault(kind='sleep'" not in log.read_text():
+        assert time.monotonic() < give_up_at, f"rank {rank} did not sleep within {limit_s:g} s"
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_host_is_killed_whole_and_comes_back(
@@ -64,7 +73,8 @@ def test_a_host_is_killed_whole_and_comes_back(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["broadcast", "train", "gather", "aggregate", "evaluate", "checkpoint"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phase", [*PHASES, "gather"])
 @pytest.mark.parametrize(("seconds", "code"), [(5.0, 0), (40.0, 7)])
 def test_the_wire_is_cut(
     phase: str,
@@ -73,15 +83,13 @@ def test_the_wire_is_cut(
     network: Callable[..., Network],
     alone: str,
 ) -> None:
-    """A server that sleeps in the phase for a second gives the time to cut the wire in it."""
+    """A rank that sleeps in the phase for a moment gives the time to cut the wire in it."""
     hosts = network()
     words = write_config(hosts, "system.timeout=15")
-    done = 2 if phase in ("broadcast", "evaluate", "checkpoint") else 1
-    where = "rank=2" if phase == "train" else "rank=0"
-    faults = f"sleep:{where},round={done},phase={phase},seconds=1.5"
+    sleeper = 2 if phase in ("init", "preflight", "train") else 0
+    faults = f"{at(phase, sleeper, 'sleep')},seconds=1.5"
     ranks = hosts.start(WHERE, words, {"FEDTORCH_FAULTS": faults})
-    wait_for_round(hosts, 1)
-    time.sleep(0.5)
+    wait_for_sleep(hosts, sleeper)
     hosts.cut("b")
     time.sleep(seconds)
     hosts.mend("b")
@@ -89,6 +97,28 @@ def test_the_wire_is_cut(
     if code:
         assert run(hosts, words) == [0] * 4
     assert digest(hosts.hosts["a"].disk / "run") == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_wire_cut_for_longer_is_no_end_for_those_that_go_on(network: Callable[..., Network]) -> None:
+    """The ranks beyond it lose the server; started again they are let in once the wire is whole."""
+    hosts = network()
+    settings = ["clients.on_loss=continue", "clients.min=1", "rounds=8", "system.timeout=8", "system.start_timeout=90"]
+    words = write_config(hosts, *settings)
+    faults = "sleep:rank=1,phase=train,seconds=3"
+    ranks = hosts.start(WHERE, words, {"FEDTORCH_FAULTS": faults})
+    wait_for_round(hosts, 1)
+    hosts.cut("b")
+    for rank in (2, 3):
+        ranks.processes[rank].join(60)
+        assert ranks.processes[rank].exitcode == 7
+    again = [hosts.start_again(WHERE, rank, words) for rank in (2, 3)]
+    hosts.mend("b")
+    assert [outcome.exit_code for outcome in ranks.join(150)] == [0, 0, 7, 7]
+    assert [rank.join(30)[0].exit_code for rank in again] == [0, 0]
+    assert json.loads((hosts.hosts["a"].disk / "run" / "status.json").read_text())["reason"] == "done"
+    assert "is back; all go on together" in hosts.log("a", 0)
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 from hosts import Network
 
 from fedtorch.main import main
-from launchers import join, serve
+from launchers import join, serve, silo
+from launchers.keep import Kept
 from tests.setup.test_pinned import digest, keep_only
 from tests.test_main import TINY
 
@@ -46,6 +49,14 @@ LORAR = "algorithm: {name: fedavg, weights: lorar}\n"
             "system.pinned names ranks 3; number the silos",
         ),
         (["--silo", "north", "--server", "there"], {}, SECRET, 2, "--server is 'there'; expected HOST:PORT, such as"),
+        (
+            ["--silo", "north", "--server", "198.51.100.1:7"],
+            {},
+            SECRET,
+            4,
+            "--server is 198.51.100.1: a public address",
+        ),
+        (["--silo", "north", "--server", "[2001:db8::1]:7"], {}, SECRET, 4, "join the machines by WireGuard"),
     ],
 )
 def test_what_a_silo_gets_wrong_is_said_before_it_connects(
@@ -67,41 +78,164 @@ def test_what_a_silo_gets_wrong_is_said_before_it_connects(
     assert message in said.err and not said.out
 
 
+SIDES = {"hub": "", "north": "north", "other": "west"}
+"""Host -> a client there; the other one has two."""
+PLACE = "10.83.0.1:29500"
+
+
+def prepare(hosts: Network, data: Path, **system: object) -> str:
+    at = {"hub": [], "north": ["north"], "other": ["west", "south"], "south": ["south"], "west": ["west"]}
+    for name, host in hosts.hosts.items():
+        keep_only(data, host.disk / "data", at[name])
+    return write_config(hosts.root, hosts.disk / "run", hosts.disk / "data", **system)
+
+
+def start(hosts: Network, name: str, config: str, *settings: str, faults: str = "") -> subprocess.Popen[str]:
+    """The command of one side."""
+    environ = {**os.environ, **SECRET, "PYTHONPATH": str(ROOT), "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults}
+    silo = SIDES.get(name, name)
+    place = ["join", "--server", PLACE, "--silo", silo] if silo else ["serve", "--listen", PLACE]
+    words = [sys.executable, "-m", "fedtorch.cli", *place, "--config", config]
+    return hosts.popen(name, [*words, *(["--set", *settings] if settings else [])], env=environ)
+
+
+def of_one_process(folder: Path, data: Path, *settings: str) -> str:
+    """The digest of the same run in this process."""
+    keep_only(data, folder / "data", ["west", "north", "south"])
+    config = write_config(folder, folder / "run", folder / "data")
+    assert main(["--config", config, *(["--set", *settings] if settings else [])]) == 0
+    return digest(folder / "run")
+
+
+def wait_for(path: Path, limit_s: float = 120.0) -> None:
+    give_up_at = time.monotonic() + limit_s
+    while not path.exists():
+        assert time.monotonic() < give_up_at, f"{path} did not come within {limit_s:g} s"
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_silos_and_a_server_with_one_command_each(
-    network: Callable[..., Network], tiny_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    network: Callable[..., Network], tiny_data: Path, tmp_path: Path
 ) -> None:
-    hosts = network(names=("hub", "north", "other"))
-    for name, clients in {"hub": [], "north": ["north"], "other": ["west", "south"]}.items():
-        keep_only(tiny_data, hosts.hosts[name].disk / "data", clients)
-    config = write_config(hosts.root, hosts.disk / "run", hosts.disk / "data")
-    place, environ = "10.83.0.1:29500", {**os.environ, **SECRET, "PYTHONPATH": str(ROOT)}
-    start = [sys.executable, "-m", "fedtorch.cli"]
-    sides = [hosts.popen("hub", [*start, "serve", "--listen", place, "--config", config], env=environ)]
-    for name, silo in (("north", "north"), ("other", "west")):
-        words = [*start, "join", "--server", place, "--config", config, "--silo", silo]
-        sides.append(hosts.popen(name, words, env=environ))
-    assert [side.wait(200) for side in sides] == [0, 0, 0]
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data)
+    sides = [start(hosts, name, config) for name in SIDES]
+    assert [side.wait(400) for side in sides] == [0, 0, 0]
     run = hosts.hosts["hub"].disk / "run"
     assert {path.name for path in (hosts.hosts["other"].disk / "run" / "model").iterdir()} == {"south", "west"}
-    assert f"serve --listen {place} --config {config}" in json.loads((run / "status.json").read_text())["command"]
-    keep_only(tiny_data, tmp_path / "data", ["west", "north", "south"])
-    assert main(["--config", write_config(tmp_path, tmp_path / "run", tmp_path / "data")]) == 0
-    assert digest(run) == digest(tmp_path / "run")
+    there = {name: {path.name for path in (host.disk / "run").iterdir()} for name, host in hosts.hosts.items()}
+    assert {name for name in there["hub"] if "log." in name} == {"log.rank0.txt"}
+    assert not list((run / "checkpoints").glob("clients/*")) and "model" not in there["hub"]
+    assert not {"metrics.jsonl", "results.json", "status.json", "tensorboard"} & (there["north"] | there["other"])
+    assert f"serve --listen {PLACE} --config {config}" in json.loads((run / "status.json").read_text())["command"]
+    assert digest(run) == of_one_process(tmp_path, tiny_data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["north", "hub"])
+def test_the_others_wait_for_a_side_whose_machine_was_killed(
+    name: str, network: Callable[..., Network], tiny_data: Path, tmp_path: Path
+) -> None:
+    """Nobody but that machine starts anything again; the bits are those of a run that nothing happened to."""
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=20.0, start_timeout=90.0)
+    faults = "sleep:rank=2,round=1,phase=train,client=west,seconds=3"
+    sides = {side: start(hosts, side, config, "rounds=3", faults=faults) for side in SIDES}
+    run = hosts.hosts["hub"].disk / "run"
+    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    hosts.kill(name)
+    sides[name].wait(10)
+    hosts.boot(name)
+    sides[name] = start(hosts, name, config, "rounds=3")
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
+    assert digest(run) == of_one_process(tmp_path, tiny_data, "rounds=3")
+    if name == "north":
+        assert "rank 1 (north, host `north`) was started anew and waits to be let in" in hosts.log("hub", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
+    network: Callable[..., Network], tiny_data: Path
+) -> None:
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
+    settings = ["clients.on_loss=continue", "clients.min=1", "rounds=8"]
+    faults = "sleep:rank=2,phase=train,client=west,seconds=2"
+    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
+    run = hosts.hosts["hub"].disk / "run"
+    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    hosts.kill("north")
+    sides["north"].wait(10)
+    wait_for(run / "checkpoints" / "round_000003" / "manifest.json")
+    hosts.boot("north")
+    sides["north"] = start(hosts, "north", config, *settings)
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
+    log = hosts.log("hub", 0)
+    assert "going on without rank 1: " in log and "rank 1 (north, host `north`)" in log
+    assert "rank 1 is back; all go on together" in log and "are not where the clients live" not in log
+    status = json.loads((run / "status.json").read_text())
+    assert (status["reason"], status["round"]) == ("done", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Network], tiny_data: Path) -> None:
+    """What the one that is away has told before is not asked for again."""
+    hosts = network(names=("hub", "north", "south", "west"))
+    pinned = {"north": 1, "south": 2, "west": 3}
+    config = prepare(hosts, tiny_data, timeout=30.0, start_timeout=90.0, pinned=pinned)
+    settings = ["clients.on_loss=continue", "clients.min=1", "rounds=10"]
+    faults = "sleep:rank=1,phase=train,seconds=2"
+    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in hosts.hosts}
+    run = hosts.hosts["hub"].disk / "run"
+    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    for name in ("south", "west"):
+        hosts.kill(name)
+        sides.pop(name).wait(10)
+    wait_for(run / "checkpoints" / "round_000003" / "manifest.json")
+    hosts.boot("south")
+    sides["south"] = start(hosts, "south", config, *settings)
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
+    assert "rank 2 is back; all go on together" in hosts.log("hub", 0)
+    manifests = sorted((run / "checkpoints").glob("round_*/manifest.json"))
+    homes = json.loads(manifests[-1].read_text())["manifest"]["homes"]
+    assert homes == {"north": "north", "south": "south", "west": "west"}, "where the states are, of the one away too"
+    assert json.loads((run / "status.json").read_text())["reason"] == "done without 1 lost clients: west"
+
+
+def test_a_server_whose_restarts_are_used_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTORCH_JOB_SECRET", SECRET["FEDTORCH_JOB_SECRET"])
+    monkeypatch.setattr(silo, "Kept", lambda *about: Kept(*about, rank=lambda arguments: 7))
+    config = write_config(tmp_path, tmp_path / "run", tmp_path / "data")
+    words = ["--listen", "10.83.0.1:7", "--config", config, "--max-restarts", "0"]
+    assert serve.main(words, prog="fedtorch serve") == 9
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["code"] == 9 and "no restart is left of 0" in status["reason"]
+    assert status["command"].endswith(f"--config {config} --max-restarts 0")
 
 
 def test_both_sides_say_what_the_other_will_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from launchers import silo
+    started = list[dict[str, str]]()
+
+    class Started:
+        def __init__(self, arguments: object, environ: dict[str, str], *_: object) -> None:
+            started.append(environ)
+
+        def run(self, max_restarts: int) -> int:
+            return 0
 
     monkeypatch.setenv("FEDTORCH_JOB_SECRET", SECRET["FEDTORCH_JOB_SECRET"])
-    monkeypatch.setattr(silo, "train", lambda words: 0)
-    monkeypatch.setattr(silo.os, "environ", dict(os.environ))
+    monkeypatch.setattr(silo, "Kept", Started)
     config = write_config(tmp_path, tmp_path / "run", tmp_path / "data")
     assert serve.main(["--listen", "[fd00::1]:7", "--config", config], prog="fedtorch serve") == 0
     assert join.main(["--server", "[fd00::1]:7", "--config", config, "--silo", "west"], prog="fedtorch join") == 0
     said = capsys.readouterr().out
     assert "rank 0 of 3, at [fd00::1]:7; waits for north (rank 1), south and west (rank 2)" in said
     assert "silo south and west, rank 2 of 3, of the server" in said and "from which text can be inferred" in said
-    assert (silo.os.environ["MASTER_ADDR"], silo.os.environ["RANK"]) == ("fd00::1", "2")
+    assert [(environ["MASTER_ADDR"], environ["RANK"]) for environ in started] == [("fd00::1", "0"), ("fd00::1", "2")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,7 +37,13 @@ def test_two_machines_under_torchrun(rendezvous: list[str], network: Callable[..
         for agent in agents:
             agent.kill()
             agent.wait()
-    assert digest(hosts.hosts["a"].disk / "run") == alone
+    run = hosts.hosts["a"].disk / "run"
+    assert digest(run) == alone
+    told = json.loads((run / "status.json").read_text())["command"]
+    options = [word.format(number=0, is_host=1) for word in rendezvous]
+    assert told.startswith(
+        shlex.join(["torchrun", "--nnodes=2", "--nproc_per_node=2", *options, "-m", "fedtorch.main"])
+    )
 
 
 @pytest.mark.slow

@@ -16,8 +16,9 @@ from supervisor import Ended, at, toy_config
 
 from fedtorch.core.errors import ConfigError, RestartsError
 from fedtorch.main import main
+from launchers import job as jobs
 from launchers import local
-from launchers.local import Job
+from launchers.job import Job
 from launchers.pool import hold
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def job(folder: Path, script: str, ranks: int = 3) -> Job:
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "GRACE_S", 0.3)
+    monkeypatch.setattr(jobs, "GRACE_S", 0.3)
 
 
 def test_ranks_get_the_environment_of_torchrun_and_each_a_log(tmp_path: Path) -> None:
@@ -119,6 +120,32 @@ def test_a_run_goes_on_without_a_lost_worker(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("FEDTORCH_FAULTS", ";".join(f"raise:client={name},round={n}" for name in lost for n in (1, 2)))
     assert main(["--config", str(config), "--set", *sets, f"run.dir={tmp_path / 'alone'}"]) == 0
     assert ended.digest == Ended(tmp_path / "alone").digest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lost_rank_is_started_again_and_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local, "PROGRAM", (sys.executable, "-m", "patient"))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests/support'}")
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", at("train", 2))
+    words = ["--config", str(toy_config(tmp_path)), "--ranks", "3", "--max-returns", "1"]
+    assert local.main([*words, "--set", "clients.on_loss=continue", "rounds=5"]) == 0
+    said = capfd.readouterr().err
+    assert "rank 2 is back; all go on together" in said and "restart 1" not in said
+    status = Ended(tmp_path / "run").status
+    assert "--max-returns 1" in status["command"] and status["reason"] == "done"
+
+
+@pytest.mark.parametrize("sets", [["clients.on_loss=restart"], ["system.ranks_per_worker=2"]])
+def test_only_a_run_that_goes_on_lets_single_ranks_in(
+    sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(toy_config(tmp_path)), "--ranks", "3", "--max-returns", "1", "--set"]
+    assert local.main([*words, "clients.on_loss=continue", *sets]) == 2
+    assert "--max-returns is for runs that go on without a lost rank" in capsys.readouterr().err
 
 
 @pytest.mark.slow

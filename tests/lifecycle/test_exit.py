@@ -11,7 +11,7 @@ import pytest
 from fedtorch.config.load import load
 from fedtorch.core.errors import CheckpointError, DeadlineError, FedtorchError, Interrupted, error_of_code
 from fedtorch.lifecycle.exit import note_end
-from fedtorch.lifecycle.status import ended_with, read_status, write_status
+from fedtorch.lifecycle.status import agent_words, ended_with, read_status, write_status
 
 LOST = DeadlineError("rank 0 (the server) left the job", ranks=(0,))
 
@@ -56,3 +56,19 @@ def test_an_exit_code_becomes_the_error_that_it_stands_for() -> None:
         assert (type(error), error.exit_code, str(error)) == (kind, kind.exit_code, "why")
     killed = error_of_code(-9, "why")
     assert (type(killed), killed.exit_code, FedtorchError.exit_code) == (FedtorchError, -9, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "python -m torch.distributed.run --nnodes=2 --rdzv-conf is_host=1 -m fedtorch.main --config a.yaml",
+            "torchrun --nnodes=2 --rdzv-conf is_host=1",
+        ),
+        ("python /env/bin/torchrun --nnodes 2 --node-rank=0 -m fedtorch.main", "torchrun --nnodes 2 --node-rank=0"),
+        ("slurmstepd: [7.0]", ""),
+        ("torchrun a_script.py", ""),
+    ],
+)
+def test_a_job_of_several_machines_goes_on_by_the_options_of_its_agent(words: str, expected: str) -> None:
+    assert agent_words(words.split()) == expected.split()

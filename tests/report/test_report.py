@@ -214,7 +214,7 @@ def test_of_one_run_its_clients_are_drawn_and_of_several_their_comparison(tmp_pa
         make_run(tmp_path / name)
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
-    assert names == ["compare_dev_exact_match.png"]  # the runs' reports are of no examples, so rounds have no loss
+    assert names == ["compare_client_losses.png", "compare_dev_exact_match.png"]  # no examples, so rounds have no loss
 
 
 def test_only_so_many_charts_are_drawn_those_of_single_tasks_last(

@@ -135,7 +135,16 @@ def test_a_curve_is_the_mean_over_seeds_with_their_spread(sweep: Path) -> None:
 
 def test_there_is_one_picture_for_each_comparison(sweep: Path, tmp_path: Path) -> None:
     assert main([str(sweep), "--out", str(tmp_path / "out")]) == 0
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["compare_dev_acc.png", "compare_loss.png"]
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
+    assert names == ["compare_client_losses.png", "compare_dev_acc.png", "compare_loss.png"]
+
+
+def test_a_clients_losses_are_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "a", 0, 0.1)
+    (group,) = make_groups(find_runs([tmp_path]).runs)
+    group.runs[0].of_kind("client")[1]["loss_mean"] = 9.0  # of the other client in round 1
+    assert group.client_losses("big").mean == pytest.approx([1.1, 2.1, 3.1])
+    assert group.client_losses(EVIL).mean == pytest.approx([9.0, 2.1, 3.1])
 
 
 def test_a_run_with_the_one_beside_it_has_both_kinds_of_pictures(tmp_path: Path) -> None:
@@ -143,7 +152,14 @@ def test_a_run_with_the_one_beside_it_has_both_kinds_of_pictures(tmp_path: Path)
     make_run(run / "compare", "a-local", 0, 0.2)
     assert main([str(run)]) == 0
     names = {path.name for path in (run / "report").glob("*.png")}
-    assert names == {"dev_acc.png", "loss_rounds.png", "weights.png", "compare_dev_acc.png", "compare_loss.png"}
+    assert names == {
+        "dev_acc.png",
+        "loss_rounds.png",
+        "weights.png",
+        "compare_dev_acc.png",
+        "compare_loss.png",
+        "compare_client_losses.png",
+    }
 
 
 @pytest.mark.parametrize(

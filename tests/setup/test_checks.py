@@ -6,7 +6,8 @@ import inspect
 
 from fedtorch.setup import checks
 
-CALLED = {*checks.RULES, *checks.MODULE_RULES, checks.something_is_shared, checks.check, checks.check_module}
+LAST = (checks.something_is_trained, checks.something_is_shared, checks.what_travels_is_there)
+CALLED = {*checks.RULES, *checks.MODULE_RULES, *LAST, checks.check, checks.check_module}
 
 
 def test_every_rule_is_in_a_list_and_states_itself() -> None:

@@ -165,15 +165,23 @@ class Network:
         places = [
             (self.hosts[name].pid, where[:rank].count(name), where.count(name)) for rank, name in enumerate(where)
         ]
-        variables = {
+        variables = {**self._job(where), **(environ or {})}
+        shifts = [clocks_differ_by * list(self.hosts).index(name) for name in where]
+        return start_ranks(_as_rank, len(where), places, str(self.disk), list(words), shifts, environ=variables)
+
+    def start_again(self, where: Sequence[str], rank: int, words: Sequence[str]) -> Ranks:
+        """One rank of such a job once more."""
+        place = (self.hosts[where[rank]].pid, where[:rank].count(where[rank]), where.count(where[rank]))
+        variables = {**self._job(where), "RANK": str(rank), "WORLD_SIZE": str(len(where))}
+        return start_ranks(_as_rank, 1, [place] * len(where), str(self.disk), list(words), environ=variables)
+
+    def _job(self, where: Sequence[str]) -> dict[str, str]:
+        return {
             "MASTER_ADDR": self.hosts[where[0]].address,
             "MASTER_PORT": PORT,
             "FEDTORCH_JOB_SECRET": "known to all ranks of the test",
             "FEDTORCH_TESTING": "1",
-            **(environ or {}),
         }
-        shifts = [clocks_differ_by * list(self.hosts).index(name) for name in where]
-        return start_ranks(_as_rank, len(where), places, str(self.disk), list(words), shifts, environ=variables)
 
     def _start(self, host: Host, namespaces: Sequence[str], setup: str) -> None:
         """Start the process that holds the host's namespaces; returns when it has set them up."""

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from harness import make_config, make_runner
+
+from fedtorch.config.schema import ClientConfig, EvalConfig
 from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.data.own.keys import OwnData, SplitRule
+from fedtorch.rounds.runner import Runner
+from fedtorch.tasks.base import Task
 from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.tasks.seq2seq import Seq2Seq
 from fedtorch.tasks.text_classification import TextClassification
@@ -24,6 +31,22 @@ T5 = {"random": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "nu
 WORDS = {"bad": ("rain", "cold", "grey", "storm"), "good": ("sun", "warm", "blue", "calm")}
 CLIENTS = ("north", "south", "west")
 BY_HOME = ClientRule(by="home")
+ONE = ClientRule(iid=1)
+DECODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+           "intermediate_size": 16, "head_dim": 8}  # fmt: skip
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+    "modernbert": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+    "llama": DECODER,
+    "qwen3": DECODER,
+    "gemma": DECODER,
+    "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+}  # fmt: skip
+"""Kinds of transformers, with sizes of a few hundred weights."""
+OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": partial(torch.optim.AdamW, fused=True)}
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -89,3 +112,11 @@ def translator(
 ) -> Seq2Seq:
     """The same for texts from texts."""
     return Seq2Seq(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+
+
+def trained(folder: Path, task: Task, rounds: int = 1, every: int = 1, **client: Any) -> Runner:
+    """A run in one process, done; by default with AdamW in batches of four."""
+    settings = ClientConfig(**{"optimizer": "adamw", "lr": 1e-2, "batch_size": 4, **client})
+    runner = make_runner(make_config(folder, task, rounds=rounds, client=settings, eval=EvalConfig(every=every)))
+    runner.run()
+    return runner

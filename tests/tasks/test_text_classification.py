@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,16 @@ import pytest
 import torch
 import yaml
 from harness import make_config, make_runner
-from own_rows import BERT, classifier, weather, write_rows
+from own_rows import ARCHITECTURES, BERT, ONE, OPTIMIZERS, classifier, trained, weather, write_rows
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from fedtorch.config.load import load
 from fedtorch.config.schema import ClientConfig, EvalConfig
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.seeds import generator_for, seed_for
-from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.main import main
-from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.text_classification import Example, TextClassification
 from fedtorch.text.byte_bpe import train_subwords
-
-DECODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-           "intermediate_size": 16, "head_dim": 8}  # fmt: skip
-MODELS: dict[str, dict[str, Any]] = {
-    "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
-    "modernbert": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
-    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
-    "llama": DECODER,
-    "qwen3": DECODER,
-    "gemma": DECODER,
-    "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-             "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
-    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
-}  # fmt: skip
-ONE = ClientRule(iid=1)
-OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": partial(torch.optim.AdamW, fused=True)}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,13 +37,6 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         tokenizer.pad_token = tokenizer.eos_token
         tokenizer.save_pretrained("pad_is_end")
         yield
-
-
-def trained(folder: Path, task: TextClassification, rounds: int = 1, every: int = 1, **client: Any) -> Runner:
-    settings = ClientConfig(**{"optimizer": "adamw", "lr": 1e-2, "batch_size": 4, **client})
-    runner = make_runner(make_config(folder, task, rounds=rounds, client=settings, eval=EvalConfig(every=every)))
-    runner.run()
-    return runner
 
 
 def plain_loop(name: str, lr: float, rounds: int) -> torch.Tensor:
@@ -106,18 +80,18 @@ def test_one_client_equals_a_plain_loop(optimizer: str, lr: float, tmp_path: Pat
     assert torch.equal(found[visible], expected[visible]) and (found - expected).abs().max() < 1e-16
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_any_architecture_trains_a_round(kind: str, tmp_path: Path) -> None:
     """None of them but two is named in a config of the repository; half of them are no encoders."""
-    runner = trained(tmp_path, classifier("rows.jsonl", model={"random": kind, **MODELS[kind]}))
+    runner = trained(tmp_path, classifier("rows.jsonl", model={"random": kind, **ARCHITECTURES[kind]}))
     model = runner.components.engine.module
     assert type(model).__name__.endswith("ForSequenceClassification")
     assert runner.context.server.weights.isfinite().all() and model.config.id2label == {0: "bad", 1: "good"}
 
 
-@pytest.mark.parametrize("kind", ["bert", *MODELS])
+@pytest.mark.parametrize("kind", ["bert", *ARCHITECTURES])
 def test_a_row_has_the_same_logits_alone_and_in_a_batch(kind: str) -> None:
-    sizes = BERT if kind == "bert" else {"random": kind, **MODELS[kind]}
+    sizes = BERT if kind == "bert" else {"random": kind, **ARCHITECTURES[kind]}
     task = classifier("rows.jsonl", model=sizes)
     model = task.build_model(0).eval()
     examples = task.load("north", "train")
@@ -131,7 +105,7 @@ def test_a_row_has_the_same_logits_alone_and_in_a_batch(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_text_that_ends_like_padding_is_judged_at_its_end(kind: str) -> None:
     """transformers itself takes the last token that is no padding, here a word before the end of the text."""
-    task = classifier("rows.jsonl", model={"random": kind, **MODELS[kind]}, tokenizer="pad_is_end")
+    task = classifier("rows.jsonl", model={"random": kind, **ARCHITECTURES[kind]}, tokenizer="pad_is_end")
     end = task.vocabulary.eos_token_id
     model: Any = task.build_model(0).eval()
     assert task.vocabulary.pad_token_id == model.config.pad_token_id == end
@@ -148,7 +122,7 @@ def test_a_text_that_ends_like_padding_is_judged_at_its_end(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])
 def test_a_text_that_quotes_the_end_token_is_judged_at_its_end(kind: str) -> None:
-    task = classifier("rows.jsonl", model={"random": kind, **MODELS[kind]}, tokenizer="words")
+    task = classifier("rows.jsonl", model={"random": kind, **ARCHITECTURES[kind]}, tokenizer="words")
     model = task.build_model(0).eval()
     texts = ["so </s> it ends", "rain", "</s></s>"]
     examples = [Example(task.vocabulary(text).input_ids, None, 0) for text in texts]
@@ -384,7 +358,7 @@ print(sum(label == row["label"] for label, row in zip(found, rows)) / len(rows))
     "kind", ["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "llama", "t5", "bart"))]
 )
 def test_plain_transformers_judges_the_saved_model_alike(kind: str) -> None:
-    model = BERT if kind == "bert" else {"random": kind, **MODELS[kind]}
+    model = BERT if kind == "bert" else {"random": kind, **ARCHITECTURES[kind]}
     assert run("rounds=2", f"run.name={kind}", model=model) == 0
     accuracy = json.loads((Path("runs") / kind / "results.json").read_text())["averages"]["accuracy"]
     task = load(Path("texts.yaml")).task

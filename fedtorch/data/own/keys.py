@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from fedtorch.core.ranges import BelowOne, Whole
 from fedtorch.data.own.client_rule import ClientRule
@@ -65,6 +66,12 @@ class OwnData:
     """so many unusable rows are left out, each with a warning; more are an error"""
     tokenizer_size: Whole = 2000
     """entries of the vocabulary that is trained where the model is a random one and `task.tokenizer` names none"""
+    prepared: str | None = None
+    """a folder that `fedtorch data prepare own` has made of these sources, which are not looked at then"""
+
+    def options(self) -> dict[str, Any]:
+        """The keys that decide about the rows."""
+        return {key: value for key, value in asdict(self).items() if key != "prepared"}
 
     def alone(self, source: str, columns: Mapping[str, str] | None = None) -> OwnData:
         """The same for rows elsewhere that are not dealt: without clients, splits and ids. columns: None keeps all."""
@@ -75,4 +82,5 @@ class OwnData:
             clients=ClientRule(by="file"),
             splits=SplitRule(0.0, 0.0),
             id=None,
+            prepared=None,
         )

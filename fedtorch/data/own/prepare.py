@@ -7,7 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def folder_of(data: OwnData, name: str, settings: Mapping[str, Any]) -> Path:
     Raises:
         ConfigError: the source names no file.
     """
-    hasher = hashlib.sha256(json.dumps([asdict(data), settings], sort_keys=True, default=str).encode())
+    hasher = hashlib.sha256(json.dumps([data.options(), settings], sort_keys=True, default=str).encode())
     if not isinstance(data.source, Hub):
         extra = [value for value in (data.splits.dev, data.splits.test) if isinstance(value, str)]
         for path in [*files_of(data.source), *(file for text in extra if is_file(text) for file in files_of(text))]:
@@ -65,12 +65,20 @@ def folder_of(data: OwnData, name: str, settings: Mapping[str, Any]) -> Path:
 
 
 def prepare(
-    out: Path, name: str, data: OwnData, form: Form, *, label_of: LabelOf | None = None, train: Train | None = None
+    out: Path,
+    name: str,
+    data: OwnData,
+    form: Form,
+    *,
+    label_of: LabelOf | None = None,
+    train: Train | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the prepared folder `out`; several processes may do so at once.
 
     label_of: the label of a converted row, for splits that are stratified and rules that look at labels. train: makes a
-    vocabulary of all training texts in the folder it is given.
+    vocabulary of all training texts in the folder it is given. settings: what else decides about the rows, for the
+    record.
 
     Raises:
         ConfigError, DataError: see `read_rows` and `deal`; nothing is left behind.
@@ -91,10 +99,11 @@ def prepare(
             rows = (row for splits in dealt.clients.values() for row in splits["train"])
             train((text for row in rows for text in form.texts(row)), folder / "tokenizer")
         record = {
-            "options": json.loads(json.dumps(asdict(data), default=str)),
+            "options": json.loads(json.dumps(data.options(), default=str)),
             "left_out": len(dealt.left_out),
             "duplicates": sum(dealt.duplicates.values()),
             "leaks": dealt.leaks,
+            "settings": json.loads(json.dumps(dict(settings or {}), default=str)),
         }
         write_manifest(folder, name, clients=entries, record=record)
 

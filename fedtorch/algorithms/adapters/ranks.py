@@ -1,0 +1,224 @@
+"""Clients of unlike rank: each trains and sends the first rows of A and columns of B, as many as its rank.
+
+The model has factors of the largest rank r and the scale s. A client of rank r_i starts from the server's factors with
+the rest set to 0, where gradients are 0 too, so it stays 0. It trains at the scale of its own rank, s_i, with B·s/s_i,
+which is the same product, and sends its factors, not a difference, B in the server's units again: B_i·s_i/s. So the
+server knows of no scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedtorch.algorithms.adapters.error import ERROR
+from fedtorch.algorithms.adapters.factors import Pair, norm_of_product, pairs_of, rank_places, stacked
+from fedtorch.algorithms.base import Updates
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.places import Places
+from fedtorch.core.ranges import Count
+from fedtorch.core.server import ServerState
+from fedtorch.core.settings import ServerConfig
+from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout, Weights
+from fedtorch.train.job import ClientJob
+
+NORM = "product_norm"
+"""‖B_i A_i‖ over all layers, a number of a client's report."""
+
+
+class HasScale(Protocol):
+    """What is needed of a task."""
+
+    def scale_adapter(self, model: nn.Module, rank: int | None) -> float: ...
+
+
+@dataclass(frozen=True)
+class UnlikeRanks(FedAvg):
+    """What HetLoRA and FlexLoRA have in common."""
+
+    ranks: Mapping[str, Count] = field(default_factory=dict)
+    """client -> its rank; the others have that of `task.model.adapter.r`"""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Scales are set in the module."""
+        return ("torch",)
+
+    def check_server(self, server: ServerConfig) -> None:
+        """What is sent are factors, along which no optimiser steps."""
+        if server.optimizer != "none":
+            raise ConfigError(
+                f"server.optimizer is {server.optimizer} but clients of unlike rank send their factors, which take the "
+                "place of the server's; set server.optimizer to none"
+            )
+
+    def sent_places(self, layout: Layout, client: str, round: int) -> Places:
+        """The first rows and columns of the client's rank, and whatever is no factor."""
+        return rank_places(layout, self.rank_of(layout, client))
+
+    def received_places(self, layout: Layout, client: str, round: int) -> Places:
+        """The same."""
+        return rank_places(layout, self.rank_of(layout, client))
+
+    def rank_of(self, layout: Layout, client: str) -> int:
+        """Of this client.
+
+        Raises:
+            ConfigError: one in `ranks` is larger than the model's, or nothing has a rank.
+        """
+        pairs = pairs_of(layout)
+        if not pairs or any(not pair.a or not pair.b for pair in pairs):
+            raise ConfigError(
+                "algorithm.ranks is about layers both of whose factors are shared; set task.model.adapter, and take "
+                "them out of partition.private and partition.frozen"
+            )
+        largest = min(layout.shapes[layout.names.index(pair.a)][0] for pair in pairs)
+        if above := [name for name, rank in self.ranks.items() if rank > largest]:
+            raise ConfigError(
+                f"algorithm.ranks.{above[0]} is {self.ranks[above[0]]} but task.model.adapter.r is {largest}; raise "
+                "the latter to the largest rank"
+            )
+        return self.ranks.get(client, largest)
+
+    def check_task(self, task: Any) -> None:
+        """Refuses ranks of clients that are not there."""
+        known = list(task.manifest())
+        if unknown := [name for name in self.ranks if name not in known]:
+            raise ConfigError(
+                f"algorithm.ranks names {unknown[0]!r}, who is no client; there are {', '.join(known[:10])}"
+            )
+
+    def client_update(self, job: ClientJob) -> Report:
+        """Train factors of the client's rank and send them."""
+        layout, received, task = job.engine.shared, job.received["weights"], cast(HasScale, job.task)
+        rank = self.rank_of(layout, job.client.name)
+        places = rank_places(layout, rank)
+        begun, scale = places.spread(places.take(received)), task.scale_adapter(job.engine.module, None)
+        try:
+            own = task.scale_adapter(job.engine.module, rank)
+            rescale(layout, begun, scale / own)
+            curve = job.train(begun)
+        finally:
+            task.scale_adapter(job.engine.module, None)
+        trained = job.engine.snapshot()
+        norm = product_norm(layout, trained)
+        job.send("weights", rescale(layout, trained, own / scale))
+        return self.report(job, curve, **{NORM: norm})
+
+    def server_update(self, server: ServerState, grad: Tensor) -> None:
+        """The combined factors take the place of the server's."""
+        server.weights.copy_(grad)
+
+    def measure(self, server: ServerState, updates: Updates, weights: Sequence[float]) -> Mapping[str, float]:
+        """‖Σ p_i B_i A_i − B A‖ of the server's new factors, in its scale, / norm of the product's true change."""
+        assert server.layout is not None
+        layout, new = server.layout, server.layout.view(self.aggregate(updates, weights))
+        old, products = layout.view(server.weights), stacked_factors(layout, updates, weights)
+        lost, changed = (
+            math.hypot(
+                *(
+                    norm_of_product(*stacked([left, -other[pair.b]], [right, other[pair.a]]))
+                    for pair, (left, right) in products.items()
+                ),
+                0.0,
+            )
+            for other in (new, old)
+        )
+        return {ERROR: lost / changed if changed else 0.0}
+
+
+def rescale(layout: Layout, flat: Tensor, factor: float) -> Tensor:
+    """Every B times `factor`, in place; `flat`."""
+    views = layout.view(flat)
+    for pair in pairs_of(layout) if factor != 1 else ():
+        views[pair.b].mul_(factor)
+    return flat
+
+
+def product_norm(layout: Layout, flat: Tensor) -> float:
+    """‖B A‖_F over all layers."""
+    views = layout.view(flat)
+    return math.hypot(*(norm_of_product(views[pair.b], views[pair.a]) for pair in pairs_of(layout)), 0.0)
+
+
+def stacked_factors(layout: Layout, updates: Updates, weights: Sequence[float]) -> dict[Pair, tuple[Tensor, Tensor]]:
+    """Of every layer (d_out, Σ r_i) and (Σ r_i, d_in) in float64, whose product is Σ p_i B_i A_i.
+
+    Only the ranks that a client has: columns of B that are 0 are left out together with their rows of A.
+    """
+    total = math.fsum(weights)
+    found: dict[Pair, tuple[list[Tensor], list[Tensor]]] = {pair: ([], []) for pair in pairs_of(layout)}
+    for update, weight in zip(updates, weights, strict=True):
+        views: Weights = layout.view(update.clone())
+        for pair, (left, right) in found.items():
+            b, a = views[pair.b].double() * (weight / total), views[pair.a].double()
+            there = b.any(0)
+            left.append(b[:, there])
+            right.append(a[there])
+    return {pair: (torch.cat(left, 1), torch.cat(right, 0)) for pair, (left, right) in found.items()}
+
+
+@dataclass(frozen=True)
+class HetLoRA(UnlikeRanks):
+    """HetLoRA (Cho et al. 2024, arXiv 2401.06432) without its pruning of ranks: factors padded with zeros are averaged.
+
+    A client weighs by ‖B_i A_i‖_F over all layers, the paper's sparsity-weighted aggregation; where all are 0, as
+    `weights` says.
+    """
+
+    @property
+    def weighting(self) -> str:
+        """By what clients have learned."""
+        return NORM
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """‖B_i A_i‖_F / Σ_j ‖B_j A_j‖_F; by the norm that is measured of what came, none is above ‖(A_i, B_i)‖²/2."""
+        norms = [min(report.extra.get(NORM, 0.0), report.norm**2 / 2) for report in reports]
+        total = math.fsum(norms)
+        return [norm / total for norm in norms] if total else super().weigh(reports)
+
+
+@dataclass(frozen=True)
+class FlexLoRA(UnlikeRanks):
+    """FlexLoRA (Bai et al. 2024, arXiv 2402.11505): the mean of the products is decomposed, and cut to each rank.
+
+    Σ p_i B_i A_i = U S Vᵀ by QR of the stacked factors and an SVD of their small core; no matrix of a layer's size is
+    made. The server's factors are B = U S and A = Vᵀ, the largest singular values first, so that a client's first r_i
+    are the best of its rank (Eckart–Young). Where there are fewer singular values than ranks, A goes on with an
+    orthonormal complement and B with 0, for rows of 0 in both would never learn. What is no factor is averaged.
+    """
+
+    def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
+        """The new factors, in the layout of what was sent."""
+        flat = updates.weighted_sum(weights)
+        layout = updates.layout
+        assert layout is not None
+        views = layout.view(flat)
+        for pair, (left, right) in stacked_factors(layout, updates, weights).items():
+            b, a = truncated(left, right, views[pair.a].shape[0])
+            views[pair.b].copy_(b)
+            views[pair.a].copy_(a)
+        return flat
+
+
+def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """(U S, Vᵀ) of left · right cut to `rank`, shapes (d_out, rank) and (rank, d_in); float64 in and out."""
+    outer, upper = torch.linalg.qr(left)
+    inner, lower = torch.linalg.qr(right.T)
+    u, s, vt = torch.linalg.svd(upper @ lower.T, full_matrices=False)
+    count = min(rank, len(s))
+    b, a = torch.zeros(len(left), rank, dtype=left.dtype), torch.zeros(rank, right.shape[1], dtype=right.dtype)
+    b[:, :count] = outer @ u[:, :count] * s[:count]
+    rows = (vt @ inner.T)[:count]
+    if count < rank <= right.shape[1]:
+        whole = torch.linalg.qr(rows.T, mode="complete").Q.T if count else torch.eye(right.shape[1], dtype=right.dtype)
+        a[count:] = whole[count:rank]
+    a[:count] = rows
+    return b, a

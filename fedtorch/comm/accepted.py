@@ -1,0 +1,148 @@
+"""The accepted clients' updates while the server combines them: summed, or taken one at a time."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.checks import SumCheck, claim_problem
+from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
+from fedtorch.core.errors import RefusedUpdatesError
+from fedtorch.core.places import Places
+from fedtorch.core.update import Report, UpdateBuffer
+from fedtorch.core.weights import Layout
+
+log = logging.getLogger(__name__)
+
+
+class AcceptedUpdates(ABC):
+    """The accepted clients' updates, as the server sees them while it combines them; they stay where they are.
+
+    What an algorithm's `aggregate` gets as its `Updates`. Valid only during `Communicator.aggregate`; may be summed and
+    iterated any number of times.
+    """
+
+    reports: tuple[Report, ...]
+    """Of the accepted clients, in the order given to `Communicator.aggregate`."""
+    size: int
+    """Elements of every update as an algorithm gets it."""
+    dtype: torch.dtype
+    """Of every update; uint8 where they are compressed messages."""
+    places: Mapping[str, Places | None]
+    """Client -> what travels of its update, the rest of which is 0; None: all of it."""
+    lengths: Mapping[str, int]
+    """Client -> how many numbers that are."""
+    layout: Layout | None
+    """Of each vector in an update; None: they are messages, or nobody said."""
+    sum_dtype: torch.dtype
+    """Of what `_sum` writes: fp64 for parts of a sum that are still to be added."""
+
+    def __init__(self, reports: Sequence[Report], local: UpdateBuffer) -> None:
+        """local: of this rank; it knows what travels."""
+        self.reports, self.size, self.dtype = tuple(reports), local.size, local.dtype
+        self.places = {report.client: local.places(report.client) for report in reports}
+        self.lengths = {report.client: local.length(report.client) for report in reports}
+        self.sum_dtype, self.layout = local.dtype, local.layout
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+    def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
+        """Σ weights_i Δ_i as a new CPU vector, shape (size,): the same bits for any packing of clients onto ranks.
+
+        weights: one finite number per report, of any sign and sum. Clients of weight 0 are not asked for.
+        max_norm: of the sum, where a bound is known that does not rest on the reports; None: Σ |weights_i| norm_i.
+        The `max_abs` in the reports fix the scale of the integer sum.
+        A sum that the reports cannot explain is not returned: the updates are then taken one by one, each is compared
+        with its report, and if all are true the sum is made of them again.
+
+        Raises:
+            RefusedUpdatesError: an update is not what its client reported, or not even the second sum fits.
+            ValueError: wrong number of weights, or one of them or a `max_abs` is not finite; or the updates are
+                compressed messages, whose bytes have no sum (see `comm.messages.sum_of_messages`).
+        """
+        if not self.dtype.is_floating_point:
+            raise ValueError(
+                f"the updates are compressed messages ({self.dtype}), not vectors, and cannot be summed as they are; "
+                "use comm.messages.sum_of_messages, which decodes them, or algorithm.exchange: dense"
+            )
+        if len(weights) != len(self.reports):
+            raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
+        weights = [float(weight) for weight in weights]
+        scale = SumScale.of(weights, [report.max_abs for report in self.reports])
+        terms = [(r, w) for r, w in zip(self.reports, weights, strict=True) if w != 0]
+        check = SumCheck(terms, scale, self.size, max_norm)
+        total = self._sum_by_places(scale, terms, check)
+        if not check.problems:
+            return total
+        log.warning("%s; the updates are taken one by one", "; ".join(check.problems))
+        if refused := self._refused():
+            raise RefusedUpdatesError(refused)
+        check = SumCheck(terms, scale, self.size, max_norm)
+        total = self._sum_by_places(scale, terms, check, singly=True)
+        if check.problems:
+            everyone = dict.fromkeys((report.client for report, _ in terms), "; ".join(check.problems))
+            raise RefusedUpdatesError(check.blamed or everyone)
+        return total
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Each update in report order, shape (size,), on the CPU.
+
+        The tensor may be reused: it is valid until the next one is asked for, and is not to be changed.
+
+        Raises:
+            RefusedUpdatesError: an update is not what its client reported; messages are not looked into.
+        """
+        for report, (update, problem) in zip(self.reports, self._each(), strict=True):
+            if problem := problem or claim_problem(report, update):
+                raise RefusedUpdatesError({report.client: problem})
+            places = self.places[report.client]
+            yield update if places is None else places.spread(update)
+
+    def _sum_by_places(
+        self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
+    ) -> Tensor:
+        """The sum as a whole vector, from one of each kind of updates that have the same places.
+
+        The parts are multiples of one power of two in fp64, whose sum is exact; it is rounded once, as any other.
+        """
+        kinds: dict[str, list[tuple[Report, float]]] = {}
+        for report, weight in terms:
+            places = self.places[report.client]
+            kinds.setdefault("" if places is None else places.digest, []).append((report, weight))
+        if set(kinds) <= {""}:
+            return self._sum(scale, terms, check, singly=singly)
+        whole, self.sum_dtype = torch.zeros(self.size, dtype=SUM_DTYPE), SUM_DTYPE
+        try:
+            for own in kinds.values():
+                part = self._sum(scale, own, check, singly=singly)
+                places = self.places[own[0][0].client]
+                whole = whole.add_(part) if places is None else whole.index_add_(0, places.indices, part)
+        finally:
+            self.sum_dtype = self.dtype
+        return whole.to(self.dtype)
+
+    def _refused(self) -> dict[str, str]:
+        """Every client whose update is not what it reported, with the reason."""
+        problems = [
+            problem or claim_problem(report, update)
+            for report, (update, problem) in zip(self.reports, self._each(), strict=True)
+        ]
+        return {report.client: problem for report, problem in zip(self.reports, problems, strict=True) if problem}
+
+    @abstractmethod
+    def _each(self) -> Iterator[tuple[Tensor, str]]:
+        """Each update in report order, and what went wrong with it on its way."""
+
+    @abstractmethod
+    def _sum(
+        self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
+    ) -> Tensor:
+        """The sum of weight · update at `scale`, over clients with the same places; `check` sees it.
+
+        Of shape (length of these updates,) and `sum_dtype`. singly: every update comes by itself.
+        """

@@ -1,0 +1,62 @@
+"""Messages over the federation's group: sizes first, then one byte string per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.group import Group
+from fedtorch.comm.header import Op
+from fedtorch.comm.meter import Meter
+from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
+
+
+def gather(
+    group: Group, meter: Meter, messages: Sequence[Message], *, round: int, num_clients: int
+) -> list[tuple[int, Message]]:
+    """On the server all ranks' messages, each with the rank it came from; elsewhere []."""
+    data = _encode(group, messages, round)
+    announced = group.agree(Op.GATHER, round=round, num_bytes=len(data))
+    sizes = [bounded(size, rank) for rank, size in zip(group.members, announced, strict=False)]
+    buffers = dict(zip(group.members, group.gather_bytes(to_tensor(data), sizes), strict=False))
+    if group.rank:
+        meter.count("up", "gather", physical=len(data))
+        return []
+    found = [
+        (rank, message) for rank, buffer in buffers.items() for message in _decode(group, buffer, round, num_clients)
+    ]
+    num_bytes = sum(map(len, buffers.values()))
+    meter.count("up", "gather", logical=num_bytes, physical=num_bytes - len(data), messages=len(found))
+    return found
+
+
+def broadcast(
+    group: Group, meter: Meter, messages: Sequence[Message], *, round: int, num_clients: int
+) -> list[Message]:
+    """The server's messages on every rank; what others pass is ignored."""
+    is_server = group.rank == 0
+    data = _encode(group, messages if is_server else (), round)
+    servers = group.agree(Op.BROADCAST_MESSAGES, round=round, num_bytes=len(data))
+    num_bytes = bounded(servers[0], 0)
+    buffer = to_tensor(data) if is_server else torch.zeros(num_bytes, dtype=torch.uint8)
+    if num_bytes:
+        group.broadcast_numbers(buffer)
+    meter.count(
+        "down",
+        "share",
+        logical=num_bytes if is_server else 0,
+        messages=len(messages) if is_server else 0,
+        physical=num_bytes * (group.size - 1 if is_server else 1),
+    )
+    return _decode(group, buffer, round, num_clients)
+
+
+def _encode(group: Group, messages: Sequence[Message], round: int) -> bytes:
+    sequence = group.sequence + 1  # agree() counts before it compares
+    return b"".join(encode(message, round=round, sequence=sequence) for message in messages)
+
+
+def _decode(group: Group, buffer: Tensor, round: int, num_clients: int) -> list[Message]:
+    return decode_all(buffer.numpy().tobytes(), round=round, sequence=group.sequence, num_clients=num_clients)

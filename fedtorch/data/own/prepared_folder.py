@@ -1,0 +1,62 @@
+"""Where a config's prepared rows are: below data/, or in a folder that was prepared before, perhaps elsewhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.data.own.keys import OwnData
+from fedtorch.data.own.prepare import folder_of
+
+KEY = "task.data.prepared"
+
+log = logging.getLogger(__name__)
+
+
+def folder_for(data: OwnData, name: str, settings: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+    """`data.prepared` if it is set, else a folder below data/ that is made where it is missing.
+
+    settings: what beside `data` decides about the rows.
+
+    Raises:
+        ConfigError, DataError: see `prepared_before` and `folder_of`, and what `make` raises.
+    """
+    if data.prepared is not None:
+        return prepared_before(Path(data.prepared), name, data, settings)
+    folder = folder_of(data, name, settings)
+    if not (folder / "manifest.json").is_file():
+        log.info("preparing %s in %s", data.source, folder)
+        make(folder)
+    return folder
+
+
+def prepared_before(folder: Path, name: str, data: OwnData, settings: Mapping[str, Any]) -> Path:
+    """The folder, if it was made for the same task by the same keys; where the sources lay does not matter.
+
+    Raises:
+        DataError: it is no prepared folder.
+        ConfigError: it was made for another task or by other keys, the first of which is named.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        record = manifest["record"]
+        made = {**record["options"], "settings": record["settings"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{KEY} is {folder}, which `fedtorch data prepare own` has not made ({type(error).__name__}); name the "
+            "folder that was given there as --out"
+        ) from None
+    if manifest["name"] != name:
+        raise ConfigError(f"{KEY} is {folder}, which was prepared for {manifest['name']}, but task.name is {name}")
+    asked = json.loads(json.dumps({**data.options(), "settings": dict(settings)}, default=str))
+    for key in [key for key in {**asked, **made} if key != "source" and asked.get(key) != made.get(key)]:
+        where = "the task's own keys" if key == "settings" else f"task.data.{key}"
+        raise ConfigError(
+            f"{KEY} is {folder}, which was prepared with {where} {made.get(key)!r}, but the config says "
+            f"{asked.get(key)!r}; prepare it again, or set {KEY} to null"
+        )
+    return folder

@@ -1,0 +1,69 @@
+"""A run's adapter on disk: alone where its base has a place of its own, beside a base that only a seed has made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.models.adapters.lora import CONFIG, NAME, removed, save_adapter
+from fedtorch.models.pretrained import save_model
+from fedtorch.text.pretrained import located
+
+BASE = "base"
+"""Folder of the base, below that of an adapter, where it came from no folder."""
+
+
+def save_adapted(model: Any, folder: Path) -> None:
+    """Write the adapter and the model's config into `folder`; a base of random weights below it."""
+    save_adapter(model, folder)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.peft_config[NAME].base_model_name_or_path is None:
+        with removed(model):
+            save_model(model, folder / BASE)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Does the folder hold an adapter?"""
+    return (folder / CONFIG).is_file()
+
+
+def base_of(folder: Path) -> str:
+    """Where the base of the adapter in `folder` is.
+
+    Raises:
+        ConfigError: nobody knows.
+    """
+    if (folder / BASE).is_dir():
+        return str(folder / BASE)
+    try:
+        base = json.loads((folder / CONFIG).read_bytes())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder} holds no adapter that can be read ({type(error).__name__})") from error
+    if not isinstance(base, str):
+        raise ConfigError(f"{folder / CONFIG} does not say of which base it is; set base_model_name_or_path there")
+    return base
+
+
+def saved_keys(folder: Path) -> dict[str, Any]:
+    """`task.model` of what a run has written into `folder`."""
+    if is_adapter(folder):
+        return {"path": base_of(folder), "adapter": {"path": str(folder)}}
+    return {"path": str(folder)}
+
+
+def base_digests(path: str) -> dict[str, str]:
+    """`base <file>` -> the start of its sha256, of every file with weights of the base: facts of a run."""
+    files = sorted(Path(located(path, key="task.model.path")).glob("*.safetensors"))
+    return {f"base {file.name}": _sha256(file)[:16] for file in files}
+
+
+def _sha256(path: Path) -> str:
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()

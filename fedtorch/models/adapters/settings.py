@@ -1,0 +1,69 @@
+"""`task.model.adapter`: what is added to a model, to be trained in its place. Imports neither torch nor peft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import BelowOne, Count, Positive
+
+KEY = "task.model.adapter"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA (Hu et al. 2021): beside W (d_out × d_in) of a layer s·B·A, with A (r × d_in), B (d_out × r), B = 0 first.
+
+    Everything else of the model is frozen but `save` and a head that the pretrained model lacks.
+    """
+
+    kind: Literal["lora"] = "lora"
+    """What is added."""
+    r: Count = 8
+    """Rank of the product."""
+    alpha: Positive = 16.0
+    """s = alpha / r."""
+    dropout: BelowOne = 0.0
+    """Of what goes into A, in training."""
+    targets: Literal["auto", "all-linear"] | tuple[str, ...] = "auto"
+    """Layers by the ends of their names; auto: peft's for the model (queries and values, mostly), else all-linear."""
+    rslora: bool = False
+    """s = alpha / sqrt(r) (Kalajdzievski 2023)."""
+    save: tuple[str, ...] = ()
+    """Modules that are trained and sent whole, by the ends of their names, beside a head that is new."""
+    path: str | None = None
+    """A folder with an adapter to start from (adapter_config.json, adapter_model.safetensors), which says the rest."""
+
+    def __post_init__(self) -> None:
+        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if self.path is not None and (other := [name for name in given if name not in ("path", "dropout")]):
+            raise ConfigError(
+                f"{KEY}.path is {self.path!r}, whose adapter_config.json says what the adapter is, and "
+                f"{KEY}.{other[0]} is set; remove one of them"
+            )
+
+    @classmethod
+    def of(cls, value: Any) -> Adapter:
+        """From what a config has there.
+
+        Raises:
+            ConfigError: an unknown key, or a value that does not fit.
+        """
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{KEY} is {value!r} but should be a mapping, such as {{kind: lora, r: 8}}")
+        known = [field.name for field in fields(cls)]
+        if unknown := [name for name in value if name not in known]:
+            raise ConfigError(f"unknown key {KEY}.{unknown[0]}; there are {', '.join(known)}")
+        values = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+        try:
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if not first["loc"]:  # of `__post_init__`
+                raise first["ctx"]["error"] from None
+            name = str(first["loc"][0])
+            raise ConfigError(f"{KEY}.{name} is {value[name]!r}: {first['msg'].lower()}") from None

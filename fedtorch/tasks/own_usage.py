@@ -1,0 +1,42 @@
+"""What a model card says of a model that was trained on data of one's own: the lines that load it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtorch.models.adapters.lora import kept_path
+from fedtorch.models.auto import AnyModel, Head
+
+_PIPELINES = {
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "CausalLM": "text-generation",
+}
+_PIPELINE_CODE = """\
+from transformers import pipeline
+
+classify = pipeline("{0}", model="FOLDER")
+print(classify("a text"))"""
+_CODE = """\
+from transformers import AutoModelFor{0}, AutoTokenizer
+
+model = AutoModelFor{0}.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
+_ADAPTER_CODE = """\
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelFor{0}, AutoTokenizer
+
+base = AutoModelFor{0}.from_pretrained("{1}", config=AutoConfig.from_pretrained("FOLDER"))
+model = PeftModel.from_pretrained(base, "FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
+
+
+def usage(head: Head, source: AnyModel) -> dict[str, str]:
+    """See `Task.usage`: the pipeline of classes, or model and tokenizer; of an adapter its base too."""
+    start = "random weights" if source.random else f"`{Path(source.path or '').name}`"
+    if source.adapter is not None:
+        base = kept_path(source.path) if source.path else "FOLDER/base"
+        return {"pipeline": "", "code": _ADAPTER_CODE.format(head, base), "start": f"{start}, with an adapter"}
+    name = _PIPELINES.get(head, "")
+    code = _PIPELINE_CODE.format(name) if "classif" in name else _CODE.format(head)
+    return {"pipeline": name, "code": code, "start": start}

@@ -1,0 +1,130 @@
+"""Keep one rank of a job running: it is started again when it dies, or when it has lost the others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from fedtorch.core.errors import ConfigError, Interrupted, RestartsError
+from fedtorch.lifecycle.streams import flush_streams
+from fedtorch.main import main
+
+from .job import FINAL, ended
+from .pool import hold
+
+MAX_RESTARTS = 10
+PAUSE_S = 1.0
+"""Between two attempts, so that one that fails at once does not use up all restarts in a moment."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+
+
+class Kept:
+    """One rank, as a process of its own. Main thread only, for the signals' sake.
+
+    1. What a restart would only repeat ends it: done, a wrong setting, a stop by a signal. Anything else, a lost rank
+       above all, starts it again, and the job's ranks find each other anew: they wait `system.start_timeout` seconds.
+    2. The first signal is passed on: the rank saves and ends with 75. A second one kills it.
+    3. Where this process is killed the rank saves and ends, as by a signal. While it runs it holds a lock in the run
+       folder.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        folder: Path,
+        say: Callable[[str], None],
+        rank: Callable[[list[str]], int] = main,
+    ) -> None:
+        """environ: which rank it is. folder: of the run. rank: what the process is, given the arguments; its code."""
+        self._arguments, self._environ, self._folder, self._say = list(arguments), dict(environ), folder, say
+        self._rank = rank
+        self._signals: list[int] = []
+        self._pid = 0
+
+    def run(self, max_restarts: int) -> int:
+        """The exit code of the rank.
+
+        Raises:
+            ConfigError: another process is this rank already.
+            RestartsError: every attempt ended in a way that another one might mend.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = hold(self._folder, f".lock.rank{self._environ['RANK']}")
+        if lock is None:
+            raise ConfigError(f"another process is this rank of {self._folder} already; wait for it, or end it")
+        previous = {number: signal.signal(number, self._received) for number in SIGNALS}
+        try:
+            code = self._once(self._arguments)
+            for attempt in range(max_restarts):
+                if self._signals or code in (0, *FINAL):
+                    break
+                self._say(f"ended with {ended(code)}; started again, {attempt + 1} of {max_restarts} times")
+                time.sleep(PAUSE_S)
+                if self._signals:
+                    break
+                code = self._once(_resumed(self._arguments))
+            if self._signals:
+                return code and Interrupted.exit_code
+            if code in (0, *FINAL):
+                return code
+            raise RestartsError(f"no restart is left of {max_restarts}; the last attempt ended with {ended(code)}")
+        finally:
+            os.close(lock)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _once(self, arguments: list[str]) -> int:
+        """Fork: all is imported here already, and this process has no threads."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if not pid:
+            self._be_the_rank(arguments)
+        self._pid = pid
+        _, status = os.waitpid(pid, 0)
+        self._pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def _be_the_rank(self, arguments: list[str]) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()  # the terminal's Ctrl-C reaches the other process only
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+            os.environ.update(self._environ)
+            code = self._rank(arguments)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            flush_streams()
+            os._exit(code)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+        if self._pid:
+            os.kill(self._pid, number if len(self._signals) == 1 else signal.SIGKILL)
+
+
+def _resumed(arguments: Sequence[str]) -> list[str]:
+    """The arguments once more: a run that was to begin anew has begun."""
+    words = list(arguments)
+    if "--resume" in words and words[(place := words.index("--resume") + 1)] == "never":
+        words[place] = "auto"
+    return words
+
+
+def say(prog: str) -> Callable[[str], None]:
+    """Prints what happens to a command's rank."""
+    return lambda text: print(f"{prog}: {text}", file=sys.stderr, flush=True)

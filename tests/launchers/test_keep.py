@@ -1,0 +1,113 @@
+"""One side of a federation, kept running: small functions in place of training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedtorch.core.errors import ConfigError, RestartsError
+from launchers import keep
+from launchers.keep import Kept
+from launchers.pool import hold
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "PAUSE_S", 0.0)
+
+
+def kept(folder: Path, ends: Callable[[int], int], *words: str, said: list[str] | None = None) -> Kept:
+    """ends: what an attempt does, given its number from 1."""
+
+    def rank(arguments: list[str]) -> int:
+        with (folder / "ran").open("a") as file:
+            print(os.environ["RANK"], *arguments, file=file)
+        return ends(len((folder / "ran").read_text().splitlines()))
+
+    return Kept(words, {"RANK": "2"}, folder, ([] if said is None else said).append, rank)
+
+
+def kill_first(attempt: int) -> int:
+    if attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {2: 7}.get(attempt, 0)
+
+
+def test_a_rank_that_dies_or_loses_the_others_is_started_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert kept(tmp_path, kill_first, "--resume", "never", said=said).run(5) == 0
+    assert (tmp_path / "ran").read_text().splitlines() == ["2 --resume never", *["2 --resume auto"] * 2]
+    assert "SIGKILL" in said[0] and said[1] == "ended with exit code 7; started again, 2 of 5 times"
+    assert "RANK" not in os.environ
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 6, 8, 75])
+def test_what_a_restart_would_only_repeat_is_not_restarted(code: int, tmp_path: Path) -> None:
+    assert kept(tmp_path, lambda attempt: code).run(3) == code
+    assert (tmp_path / "ran").read_text() == "2\n"
+
+
+def test_restarts_are_used_up(tmp_path: Path) -> None:
+    with pytest.raises(RestartsError, match="no restart is left of 2; the last attempt ended with exit code 7"):
+        kept(tmp_path, lambda attempt: 7).run(2)
+    assert (tmp_path / "ran").read_text() == "2\n" * 3
+
+
+def test_an_error_of_a_rank_is_shown_and_restarted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RestartsError, match="exit code 1"):
+        kept(tmp_path, lambda attempt: 1 // 0).run(1)
+    assert capfd.readouterr().err.count("ZeroDivisionError") == 2
+
+
+def wait_for_signal(attempt: int) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(75))
+    print(os.getpid(), file=Path("ready").open("w"), flush=True)
+    while True:
+        time.sleep(0.02)
+
+
+def pid_of(folder: Path) -> int:
+    while not (folder / "ready").exists() or not (folder / "ready").read_text():
+        time.sleep(0.01)
+    return int((folder / "ready").read_text())
+
+
+def test_a_signal_is_passed_on_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def stop() -> None:
+        pid_of(tmp_path)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    assert kept(tmp_path, wait_for_signal).run(3) == 75
+    assert (tmp_path / "ran").read_text() == "2\n"
+
+
+def test_a_rank_ends_with_the_process_that_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keeper = os.fork()
+    if not keeper:
+        os._exit(kept(tmp_path, wait_for_signal).run(0))
+    pid = pid_of(tmp_path)
+    os.kill(keeper, signal.SIGKILL)
+    os.waitpid(keeper, 0)
+    give_up_at = time.monotonic() + 5
+    while (lock := hold(tmp_path, ".lock.rank2")) is None and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    assert lock is not None, f"process {pid} is still there"
+    os.close(lock)
+
+
+def test_a_rank_of_a_run_folder_is_one_process(tmp_path: Path) -> None:
+    lock = hold(tmp_path, ".lock.rank2")
+    assert lock is not None
+    with pytest.raises(ConfigError, match="another process is this rank of .* already"):
+        kept(tmp_path, lambda attempt: 0).run(0)
+    os.close(lock)

@@ -1,0 +1,237 @@
+"""Adapters in a model: what is trained, how it is drawn, written, read, added to the base, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.weights import Partition
+from fedtorch.models.adapters.lora import add_adapter, lora_layers, merged, removed, save_adapter
+from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.auto import AnyModel, Head
+from fedtorch.models.encoder_decoder import EncoderDecoder
+from fedtorch.models.gpt2 import GPT2Model
+from fedtorch.models.pretrained import save_model
+from fedtorch.models.saved import load_saved
+from fedtorch.models.t5 import T5Model, save_pretrained
+from fedtorch.text.byte_bpe import train_subwords
+from fedtorch.train.engine import Engine
+
+MODELS: dict[str, tuple[dict[str, Any], Head]] = {
+    "bert": ({"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+             "SequenceClassification"),
+    "gpt2": ({"n_layer": 1, "n_embd": 16, "n_head": 2}, "CausalLM"),
+    "t5": ({"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}, "Seq2SeqLM"),
+    "distilbert": ({"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}, "TokenClassification"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreTrainedTokenizerBase]:
+    folder = tmp_path_factory.mktemp("words")
+    train_subwords(["one two three"], folder, size=262)
+    yield AutoTokenizer.from_pretrained(folder)
+
+
+def build(kind: str, tokenizer: PreTrainedTokenizerBase, seed: int = 7, /, **adapter: Any) -> Any:
+    sizes, head = MODELS[kind]
+    settings = {"num_labels": 3} if head.endswith("Classification") else {}
+    keys = {"random": kind, **sizes, **({"adapter": adapter} if adapter else {})}
+    return AnyModel.of(keys).build(head, seed, tokenizer, **settings)
+
+
+def trained(model: Any) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def moved(model: Any, seed: int = 1) -> Any:
+    """All that is trained, somewhere else."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) / 4)
+    return model.eval()
+
+
+def logits(model: Any) -> torch.Tensor:
+    ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+    with torch.no_grad():
+        found: torch.Tensor = model(**inputs).logits
+    return found
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_only_factors_and_new_heads_are_trained_and_the_model_computes_what_it_did(kind: str, tokenizer: Any) -> None:
+    plain, model = build(kind, tokenizer).eval(), build(kind, tokenizer, r=2).eval()
+    assert type(model) is type(plain) and torch.equal(logits(plain), logits(model))
+    heads = {"bert": ["classifier.modules_to_save.default.weight", "classifier.modules_to_save.default.bias"]}
+    heads["distilbert"] = heads["bert"]
+    rest = [name for name in trained(model) if ".lora_A." not in name and ".lora_B." not in name]
+    assert rest == heads.get(kind, []) and len(trained(model)) > len(rest)
+
+
+def test_factors_are_drawn_from_the_seed_and_nothing_else(tokenizer: Any) -> None:
+    one, same, other = (build("gpt2", tokenizer, seed, r=2) for seed in (7, 7, 8))
+    torch.manual_seed(0)
+    (name,) = (name for name in trained(one) if "lora_A" in name)
+    assert torch.equal(one.get_parameter(name), same.get_parameter(name))
+    assert not torch.equal(one.get_parameter(name), other.get_parameter(name))
+    assert not one.get_parameter(name.replace("lora_A", "lora_B")).any()
+
+
+def test_scales_are_alpha_over_r_or_over_its_root(tokenizer: Any) -> None:
+    found = []
+    for r, rslora in ((4, False), (8, False), (4, True), (8, True)):
+        model = build("gpt2", tokenizer, r=r, alpha=16, rslora=rslora)
+        found += [round(layer.scaling["default"], 6) for layer in lora_layers(model).values()]
+    assert found == [4.0, 2.0, 8.0, 5.656854]
+
+
+def test_conv1d_is_told_to_peft(tokenizer: Any) -> None:
+    """GPT-2 holds its matrices transposed."""
+    assert build("gpt2", tokenizer, r=2).peft_config["default"].fan_in_fan_out
+    assert not build("bert", tokenizer, r=2).peft_config["default"].fan_in_fan_out
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_written_is_what_peft_reads_and_the_sum_is_close(kind: str, tokenizer: Any, tmp_path: Path) -> None:
+    model = moved(build(kind, tokenizer, r=2, targets="all-linear"))
+    save_adapter(model, tmp_path / "adapter")
+    with removed(model):
+        save_model(model, tmp_path / "base")
+    loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter").eval()
+    assert torch.equal(logits(loaded), logits(model))
+    with merged(model):
+        assert not any("lora" in name for name, _ in model.named_parameters())
+        assert (logits(model) - logits(loaded)).abs().max() < 1e-5
+        save_model(model, tmp_path / "merged")
+        whole = type(model).from_pretrained(tmp_path / "merged").eval()
+        assert torch.equal(logits(whole), logits(model))
+    assert torch.equal(logits(loaded), logits(model))  # put back
+
+
+def test_the_file_has_factors_alone_without_names_of_adapters(tokenizer: Any, tmp_path: Path) -> None:
+    """Also where the vocabulary is not that of the base's folder, at which peft would add all embeddings."""
+    small = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_layer=1, n_embd=16, n_head=2, n_positions=8))
+    save_model(small, tmp_path / "base")
+    small.resize_token_embeddings(30)
+    add_adapter(small, Adapter(r=2), 0, base=str(tmp_path / "base"))
+    save_adapter(small, tmp_path / "adapter")
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = "base_model.model.transformer.h.0.attn.c_attn.lora_{}.weight"
+    assert {key: tuple(t.shape) for key, t in tensors.items()} == {name.format("A"): (2, 16), name.format("B"): (48, 2)}
+
+
+def test_training_starts_from_an_adapter_that_is_there(tokenizer: Any, tmp_path: Path) -> None:
+    model = moved(build("bert", tokenizer, r=3, alpha=5, rslora=True))
+    save_adapter(model, tmp_path)
+    again = build("bert", tokenizer, path=str(tmp_path)).eval()
+    assert trained(again) == trained(model) and torch.equal(logits(again), logits(model))
+    with pytest.raises(ConfigError, match="which does not fit the model"):
+        build("distilbert", tokenizer, path=str(tmp_path))
+
+
+def test_the_same_as_peft_itself(tokenizer: Any) -> None:
+    """Gradients of an injected adapter are those of `get_peft_model`."""
+    model, base = build("gpt2", tokenizer, r=2, alpha=8), build("gpt2", tokenizer)
+    theirs = get_peft_model(base, LoraConfig(r=2, lora_alpha=8, fan_in_fan_out=True, target_modules=["c_attn"]))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    for name, value in dict(moved(model).named_parameters()).items():
+        theirs.get_base_model().get_parameter(name).data.copy_(value.data)
+    for each in (model, theirs.eval()):
+        each(input_ids=ids, labels=ids).loss.backward()
+    for name in trained(model):
+        assert torch.equal(model.get_parameter(name).grad, theirs.get_base_model().get_parameter(name).grad)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "shown"),
+    [
+        ({"r": 0}, r"task.model.adapter.r is 0: input should be greater than or equal to 1"),
+        ({"rank": 4}, r"unknown key task.model.adapter.rank; there are kind, r, alpha"),
+        ({"kind": "dora"}, r"task.model.adapter.kind is 'dora'"),
+        ({"targets": ["c_atn"]}, r"targets has 'c_atn', which is the end of no module's name; there are c_attn"),
+        ({"save": ["haed"]}, r"save has 'haed', which is the end of no module's name"),
+        ({"targets": ["wte"]}, r"`transformer.wte` has the weight of another layer too \(.* and lm_head.weight\)"),
+        ({"path": "nowhere", "r": 4}, r"path is 'nowhere', whose .* task.model.adapter.r is set"),
+        ({"path": "nowhere"}, r"path is 'nowhere', which has no adapter_config.json that can be read"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(adapter: dict[str, Any], shown: str, tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match=shown):
+        build("gpt2", tokenizer, **adapter)
+
+
+def test_a_vocabulary_that_the_base_lacks_and_a_quantised_base_are_refused(tokenizer: Any, tmp_path: Path) -> None:
+    small = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_layer=1, n_embd=16, n_head=2, n_positions=8))
+    save_model(small, tmp_path)
+    model = AnyModel.of({"path": str(tmp_path), "adapter": {"r": 2}})
+    with pytest.raises(ConfigError, match="the tokenizer has 262 tokens, for which .* has too few embeddings"):
+        model.build("CausalLM", 7, tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded.config.quantization_config = json.loads('{"load_in_4bit": true}')
+    with pytest.raises(ConfigError, match="the model's weights are quantised"):
+        add_adapter(loaded, Adapter(), 0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        T5Model(d_model=16, d_ff=32, d_kv=8, num_heads=2, num_layers=1, adapter=Adapter(r=2)),
+        EncoderDecoder(d_model=16, d_ff=16, num_heads=2, num_layers=1, max_positions=16, adapter=Adapter(r=2)),
+        EncoderDecoder(name="t5-random", d_model=16, d_ff=16, num_heads=2, num_layers=1, adapter=Adapter(r=2)),
+        GPT2Model(width=16, layers=1, heads=2, positions=16, adapter=Adapter(r=2)),
+    ],
+    ids=["t5", "bart", "t5 or bart", "gpt2"],
+)
+def test_the_models_of_the_papers_take_adapters(source: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """From random weights, and from the folder that these were written to."""
+    plain = replace(source, adapter=None).build(7, tokenizer)
+    save_pretrained(plain, tokenizer, tmp_path / "base")
+    for name in (source.name, str(tmp_path / "base")):
+        model = replace(source, name=name).build(7, tokenizer)
+        assert trained(model) and all("lora_" in name for name in trained(model))
+        assert torch.equal(logits(model.eval()), logits(plain.eval()))
+        folder = tmp_path / str(len(name))
+        save_pretrained(moved(model), tokenizer, folder)
+        assert (folder / "base").is_dir() == (name == source.name) and not (folder / "model.safetensors").exists()
+        assert torch.equal(logits(load_saved(folder)[0]), logits(model))
+
+
+def mapped_file(tensor: torch.Tensor) -> str:
+    """The file that a tensor's memory is of, as the system tells it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+        if start <= tensor.data_ptr() < stop:
+            return Path(line.split()[-1]).name if len(line.split()) > 5 else ""
+    return ""
+
+
+def test_the_base_is_in_the_memory_of_its_file_and_training_leaves_it_there(tokenizer: Any, tmp_path: Path) -> None:
+    """Pages that all processes of a machine share; before, every rank held copies of its own."""
+    sizes, head = MODELS["bert"]
+    whole = AnyModel.of({"random": "bert", **sizes}).build(head, 7, tokenizer, num_labels=3)
+    whole.bert.save_pretrained(tmp_path)  # without a head
+    model = AnyModel.of({"path": str(tmp_path), "adapter": {"r": 2}}).build(head, 7, tokenizer, num_labels=3)
+    engine = Engine(model, Partition(), torch.device("cpu"))
+    engine.load(engine.initial_shared + 1)
+    files = {name: mapped_file(parameter) for name, parameter in model.named_parameters()}
+    in_file = {name for name, file in files.items() if file == "model.safetensors"}
+    assert {name for name in engine.fixed if name not in in_file} == {
+        "classifier.original_module.weight", "classifier.original_module.bias"
+    }  # fmt: skip
+    assert in_file and in_file < set(engine.fixed)
+    embeddings = model.get_parameter("bert.embeddings.word_embeddings.weight")
+    assert torch.equal(embeddings, whole.get_input_embeddings().weight)
