@@ -106,7 +106,7 @@ def announcing_loopback(pids: list[int], folder: str, words: list[str]) -> None:
     """A rank whose address was found and tried, and whose ports are then closed."""
     from fedtorch.comm import distributed
 
-    def bind(store: Any, *_: object) -> tuple[str, ...]:
+    def bind(store: Any, *_: object, **__: object) -> tuple[str, ...]:
         store.address = "127.0.0.1"
         return ("a", "b")
 
