@@ -80,12 +80,18 @@ class Algorithm:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The kinds of engine it works on.
+        """The kinds of engine it works on: `torch`; `deepspeed`, or `deepspeed/0` to `deepspeed/3` for single stages.
 
         One that touches the engine's module, parameters or gradients by itself, other than in a `before_step` hook
-        through `trained_shared` and `shared_gradients`, needs `torch`: under DeepSpeed such changes would be lost.
+        through `trained_shared`, `shared_gradients` and `forget_gradients`, needs `torch`: under DeepSpeed such changes
+        would be lost. One whose loss runs the model in its own way sets `whole_passes` in the task that it trains with.
         """
         return ("torch", "deepspeed")
+
+    @property
+    def why_not_deepspeed(self) -> str:
+        """What `engines` says no for, as a clause after the algorithm's name."""
+        return "works on the model's own parameters and gradients"
 
     @property
     def precisions(self) -> tuple[str, ...]:

@@ -101,11 +101,6 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return {"none": None, "topk": self.topk, "quantise": self.quantise}[self.compression]
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """Gradients are sent in place of steps."""
-        return ("torch",)
-
-    @property
     def precisions(self) -> tuple[str, ...]:
         """With `payload: gradient` there is no step to be left out when fp16 overflows."""
         return ("fp32", "bf16") if self.payload == "gradient" else super().precisions
@@ -264,10 +259,17 @@ def _take_gradient(out: Tensor, max_norm: float | None) -> GradientHook:
     def take(engine: Engine) -> None:
         gradients = engine.shared_gradients()
         if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(engine.trained_shared(), max_norm)
+            _clip(gradients, max_norm)
         names = [name for name in engine.trained_names if name in set(engine.shared.names)]
         engine.shared.flatten(dict(zip(names, gradients, strict=True)), out)
-        for parameter in engine.trained_shared():
-            parameter.grad = None
+        engine.forget_gradients(names)
 
     return take
+
+
+def _clip(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """`clip_grad_norm_` of gradients that may belong to no parameter, in place."""
+    holders = [torch.empty_like(gradient, requires_grad=True) for gradient in gradients]
+    for holder, gradient in zip(holders, gradients, strict=True):
+        holder.grad = gradient
+    torch.nn.utils.clip_grad_norm_(holders, max_norm)

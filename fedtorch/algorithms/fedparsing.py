@@ -103,11 +103,6 @@ class FedParsing(Algorithm):
             if getattr(self, name) != default:
                 raise ConfigError(f"{name} is set but group is {self.group}, which does not use it; remove it")
 
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """The teacher reads the parameters after every step."""
-        return ("torch",)
-
     def check(self, hp: ClientConfig) -> None:
         """Epochs are what the teacher and the paper count in. Warns of a teacher that cannot move before the end."""
         if hp.steps is not None:
@@ -234,9 +229,7 @@ class FedParsing(Algorithm):
         kept = set(decoder)
 
         def forget_encoder(engine: Engine) -> None:
-            for name, parameter in zip(engine.trained_names, engine.trained, strict=True):
-                if name not in kept:
-                    parameter.grad = None
+            engine.forget_gradients([name for name in engine.trained_names if name not in kept])
 
         return forget_encoder
 

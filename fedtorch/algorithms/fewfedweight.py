@@ -58,11 +58,6 @@ class FewFedWeight(FedAvg):
     generation_batch: Count = 64
     """inputs labelled at a time"""
 
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Clients label with the engine's module between their trainings."""
-        return ("torch",)
-
     def check_task(self, task: Any) -> None:
         """The task must be able to label."""
         pseudo.labelling_task(task)
@@ -71,7 +66,7 @@ class FewFedWeight(FedAvg):
         """Label, train the personal model on both kinds of rows, send its difference from the received one."""
         personal = job.state.tensors.get(PERSONAL, job.initial)
         made = self.pseudo_data(job, personal)
-        measured = pseudo.Measured(pseudo.labelling_task(job.task))
+        measured = pseudo.Measured(pseudo.labelling_task(job.task), job.engine)
         started = time.monotonic()
         data = [*job.examples, *made.rows]
         curve = replace(job, task=measured).train(personal, data=data, run_steps=self.steps_of_the_run(job))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,12 @@ class Comparable(Protocol):
 
 
 class MeanTeacher:
-    """The teacher of one client in one round. As a task its loss is the distance of the student from it."""
+    """The teacher of one client in one round. As a task its loss is the distance of the student from it.
+
+    Under DeepSpeed it stays a set of whole fp32 tensors on every rank, beside the one engine.
+    """
+
+    whole_passes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -106,10 +111,13 @@ class MeanTeacher:
             lam = min(1 - 1 / (self.updates + 1), lam)
         current = self.engine.shared.view(self.engine.flat)
         for name, theirs in self.weights.items():
-            theirs.lerp_(current[name], 1 - lam)  # leaves equal weights as they are; lam·x + (1 - lam)·x rounds
+            theirs.lerp_(
+                current[name].to(theirs.device), 1 - lam
+            )  # leaves equal weights as they are; lam·x + (1 - lam)·x rounds
 
     def _outputs(self, model: nn.Module, batch: Any) -> Any:
-        swapped = {f"module.{name}": tensor for name, tensor in self.weights.items()}
+        kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        swapped = {f"module.{name}": tensor.to(kinds[name]) for name, tensor in self.weights.items()}
         return functional_call(_Call(model, self.task.outputs), swapped, (batch,))
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
+from fedtorch.train.engine import Engine
 from fedtorch.train.job import ClientJob
 
 Parameters = dict[str, Tensor]
@@ -98,7 +99,7 @@ class MetaWeighting(FewFedWeight):
         """Label, train the personal model on weighted pairs of rows, send its difference from the received one."""
         personal = job.state.tensors.get(PERSONAL, job.initial)
         made = self.pseudo_data(job, personal)
-        task = _MetaTask(self, pseudo.labelling_task(job.task), self.meta_lr or job.hp.lr)
+        task = _MetaTask(self, pseudo.labelling_task(job.task), job.engine, self.meta_lr or job.hp.lr)
         started = time.monotonic()
         data = self._pairs(job, made.rows) if made.rows else job.examples
         working = replace(job, task=task if made.rows else task.measured)
@@ -122,14 +123,17 @@ class MetaWeighting(FewFedWeight):
 class _MetaTask:
     """The loss of a step on pairs; counts the pseudo rows that got a weight."""
 
+    whole_passes: ClassVar[bool] = True
+
     rule: MetaWeighting
     task: pseudo.LabellingTask
+    engine: Engine
     alpha: float
     measured: pseudo.Measured = field(init=False)
     _used: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.measured = pseudo.Measured(self.task)
+        self.measured = pseudo.Measured(self.task, self.engine)
 
     def collate(self, examples: Sequence[Pair], train: bool) -> dict[str, Any]:
         """A batch of each kind of row."""
@@ -161,12 +165,14 @@ class _MetaTask:
         gold_B = self.task.row_losses(model, batch.get("trained", batch["gold"]))
         for losses_B, is_pseudo in ((pseudo_B, True), (gold_B, False)):
             self.measured.add(losses_B, torch.full_like(losses_B, is_pseudo))
-        self._used.append((weights_B > 0).sum())
+        if self.engine.counts:
+            self._used.append((weights_B > 0).sum())
         return (weights_B * pseudo_B).sum() + gold_B.mean(), 1
 
     def used(self) -> int:
         """Pseudo rows that got a weight above 0 so far."""
-        return int(torch.stack(self._used).sum()) if self._used else 0
+        own = int(torch.stack(self._used).sum()) if self._used else 0
+        return int(self.engine.summed([own])[0])
 
 
 class _Rows(nn.Module):

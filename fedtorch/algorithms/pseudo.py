@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedtorch.algorithms.token_weights import TokenWeighting, token_weights
 from fedtorch.core.errors import ConfigError
+from fedtorch.train.engine import Engine
 from fedtorch.train.job import ClientJob
 
 
@@ -144,10 +145,11 @@ def _loaded(job: ClientJob, weights: Tensor) -> Iterator[nn.Module]:
 class Measured:
     """A task whose `loss` also adds up the losses of pseudo and annotated rows, each on their own, as they are trained.
 
-    The sums stay on the device until `means`.
+    The sums stay on the device until `means`, which all ranks of a worker call.
     """
 
     task: LabellingTask
+    engine: Engine
     _sums: list[Tensor] = field(default_factory=list)
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
@@ -161,16 +163,17 @@ class Measured:
         return losses_B.sum(), len(losses_B)
 
     def add(self, losses_B: Tensor, is_pseudo_B: Tensor) -> None:
-        """Count the losses of some rows."""
+        """Count the losses of some rows, in passes that count."""
+        if not self.engine.counts:
+            return
         losses, chosen = losses_B.detach().double(), is_pseudo_B.double()
         sums = [(losses * chosen).sum(), chosen.sum(), (losses * (1 - chosen)).sum(), (1 - chosen).sum()]
         self._sums.append(torch.stack(sums))
 
     def means(self) -> dict[str, float]:
         """pseudo_loss, annotated_loss: means over the rows trained on, 0 where there were none; rows: how many."""
-        if not self._sums:
-            return {"pseudo_loss": 0.0, "annotated_loss": 0.0, "rows": 0.0}
-        pseudo, pseudo_rows, annotated, annotated_rows = torch.stack(self._sums).sum(0).tolist()
+        own = torch.stack(self._sums).sum(0).tolist() if self._sums else [0.0] * 4
+        pseudo, pseudo_rows, annotated, annotated_rows = self.engine.summed(own)
         return {
             "pseudo_loss": pseudo / max(1.0, pseudo_rows),
             "annotated_loss": annotated / max(1.0, annotated_rows),

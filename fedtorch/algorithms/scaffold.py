@@ -44,6 +44,11 @@ class Scaffold(FedAvg):
         return ("torch",) if self.option == "I" else super().engines
 
     @property
+    def why_not_deepspeed(self) -> str:
+        """DeepSpeed ties a gradient to its step."""
+        return "with option I takes a gradient over all its data, which belongs to no step"
+
+    @property
     def precisions(self) -> tuple[str, ...]:
         """The same of fp16: outside a step nobody takes the loss scale out."""
         return ("fp32", "bf16") if self.option == "I" else super().precisions

@@ -47,11 +47,35 @@ class Verdict(IntEnum):
     """Smaller micro-batches could help."""
 
 
+class Way(IntEnum):
+    """How a tensor goes from one rank to the other."""
+
+    HOST = 0
+    """Over gloo, from ordinary memory to ordinary memory."""
+    PINNED = 1
+    """Over gloo, through page-locked memory on both ranks: it comes from a GPU and will go to one."""
+    DEVICE = 2
+    """Over NCCL, from GPU to GPU."""
+
+    @classmethod
+    def of(cls, device: torch.device, backend: str) -> Way:
+        """That of a tensor on this device, between ranks with this backend."""
+        if device.type != "cuda":
+            return cls.HOST
+        return cls.DEVICE if "nccl" in backend else cls.PINNED
+
+    def empty(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Where such a tensor comes out on the way, flat."""
+        if self is Way.DEVICE:
+            return torch.empty(count, dtype=dtype, device="cuda")
+        return torch.empty(count, dtype=dtype, pin_memory=self is Way.PINNED and torch.cuda.is_available())
+
+
 class WorkerGroup:
     """The ranks of a worker, which run the same clients in lock step; a process is in one worker at most.
 
     It is torch's *default* group, of these ranks alone, so that a library that trains on the whole world (DeepSpeed)
-    trains on this worker. The operations here are on CPU tensors, so over gloo.
+    trains on this worker. The operations here are over gloo; only tensors that are sent from a GPU may go over NCCL.
 
     1. Every operation begins with a row of integers from each rank. Ranks that do not do the same thing find out
        before anything is sent.
@@ -125,17 +149,26 @@ class WorkerGroup:
 
     def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
         """Send a tensor, and at most four integers about it, to the other rank of a worker of two, which is to call
-        `receive`; returns once it was received. The tensor may be on any device.
+        `receive`; returns once it was received, over NCCL once it will be. The tensor may be on any device.
         """
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        self._agree(Step.SEND, _DTYPES.index(flat.dtype), flat.numel(), *about)
+        way = Way.of(tensor.device, self.backend)
+        flat = tensor.detach().contiguous().view(-1)
+        if way is Way.PINNED:
+            flat = way.empty(flat.numel(), flat.dtype).copy_(flat)
+        elif way is Way.HOST:
+            flat = flat.cpu()
+        self._agree(Step.SEND, _DTYPES.index(flat.dtype) + way * len(_DTYPES), flat.numel(), *about)
         if flat.numel():
             self._guard(lambda: dist.send(flat, 1 - self.rank))
 
     def receive(self) -> tuple[Tensor, list[int]]:
-        """What the other rank of a worker of two sends: flat, on the CPU, and four integers about it."""
-        dtype, count, *about = self._agree(Step.RECEIVE)[1 - self.rank]
-        flat = torch.zeros(count, dtype=_DTYPES[dtype])
+        """What the other rank of a worker of two sends, flat, and four integers about it.
+
+        On this rank's GPU if it went from one to the other, else on the CPU.
+        """
+        kind, count, *about = self._agree(Step.RECEIVE)[1 - self.rank]
+        way, dtype = divmod(kind, len(_DTYPES))
+        flat = Way(way).empty(count, _DTYPES[dtype])
         if count:
             self._guard(lambda: dist.recv(flat, 1 - self.rank))
         return flat, about

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 from torch import Tensor
@@ -145,6 +147,31 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
         if fnmatchcase(name, pattern.removeprefix(EXCEPT)):
             keeps = not pattern.startswith(EXCEPT)
     return keeps
+
+
+def bind(layout: Layout, parameters: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """A flat vector on the device with the values of a layout's parameters, whose storage its views become."""
+    flat = torch.zeros(layout.size, dtype=layout.dtype, device=device)
+    for name, view in layout.view(flat).items():
+        view.copy_(parameters[name].detach())
+        parameters[name].data = view
+    return flat
+
+
+def mapped(flat: Tensor, folder: Path) -> Tensor:
+    """The flat CPU vector as one that the system reads from a file when it is looked at, and may drop again.
+
+    The file has no name, so it goes with the tensor. `flat` itself where the disk is full.
+    """
+    if not flat.numel():
+        return flat
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder) as file:
+            flat.numpy().tofile(file.name)
+            return torch.from_file(file.name, shared=False, size=flat.numel(), dtype=flat.dtype)
+    except OSError:
+        return flat
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
 from fedtorch.core.errors import FedtorchError
@@ -46,6 +47,8 @@ class Side:
     model: Any
     link: Link
     passing: Passing
+    computes_again: bool = False
+    """keep no activations of a segment, compute them again on the way back"""
     segments: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _spoken: dict[int, tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=dict)
     _heard: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -203,6 +206,13 @@ class Side:
     def _run(self, inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, S, V), and the segment's own keys and values with their graph."""
         context = self.context(len(inputs))
+        if self.computes_again and torch.is_grad_enabled():
+            found: tuple[Tensor, Tensor] = checkpoint(self._over, context, inputs, mask, use_reentrant=False)
+            return found
+        return self._over(context, inputs, mask)
+
+    def _over(self, context: tuple[Tensor, Tensor] | None, inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """`_run` behind a context; calling it again changes nothing."""
         known = mask[:, :0] if context is None else context[1]
         positions = known.sum(1, keepdim=True) + torch.arange(inputs.shape[1], device=inputs.device)
         cache = self._cache(context)

@@ -53,7 +53,12 @@ class TwoSide(nn.Module):
         """what crossed the link since `take_traffic`"""
         self.peer: Peer | None = None
         """the worker's other rank after `join`"""
+        self.computes_again = False
         self._dropout = 0  # the seed of this batch
+
+    def compute_activations_again(self) -> None:
+        """Keep no activations of a turn but its keys and values; the models' own way would keep no keys and values."""
+        self.computes_again = True
 
     def join(self, peer: Peer | None) -> None:
         """Share the sides out between this rank and `peer`, the other one of its worker; None: both are here."""
@@ -128,7 +133,9 @@ class Walk:
     def __init__(self, model: TwoSide, group: Mapping[str, Any], place: int = 0) -> None:
         models = (model.user, model.assistant)
         self.model, self.place = model, place
-        self.sides = {side: Side(models[side], link, model.passing) for side, link in model.links().items()}
+        self.sides = {
+            side: Side(models[side], link, model.passing, model.computes_again) for side, link in model.links().items()
+        }
         self.speakers: list[int] = group["sides"]
         self.segments: list[dict[str, Tensor]] = group["segments"]
         rows = [len(segment["inputs"]) for segment in self.segments]

@@ -52,7 +52,7 @@ class RoundContext:
         """do all ranks hold what the server has?"""
         self.seconds: dict[str, float] = {}
         """of the round under way, by phase"""
-        layout, spill = components.engine.shared, self.config.folder / "spill" / f"rank{self.comm.rank}"
+        layout, spill = components.engine.shared, self.spill
         self.store = ClientStore(spill / "states", self.config.system.state_memory_mb << 20)
         """the states of this rank's own clients"""
         self.received = torch.zeros(layout.size * len(self.algorithm.exchanged_vectors), dtype=layout.dtype)
@@ -73,6 +73,11 @@ class RoundContext:
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
         self._indices = {name: index for index, name in enumerate(self.comm.names)}
+
+    @property
+    def spill(self) -> Path:
+        """The folder for what this rank's memory need not hold."""
+        return self.config.folder / "spill" / f"rank{self.comm.rank}"
 
     @property
     def round(self) -> int:

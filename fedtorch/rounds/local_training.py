@@ -215,7 +215,9 @@ class ClientTrainer:
         algorithm, components = self.context.algorithm, self.context.components
         returned = algorithm.client_update(job)
         task = components.training
-        counted = {**task.pop_counters(components.engine.module), **task.counts(job.examples)}
+        counted = task.pop_counters(components.engine.module)
+        counted = dict(zip(counted, components.engine.summed([*counted.values()]), strict=True))
+        counted |= task.counts(job.examples)
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
         if problem := report_problem(report):

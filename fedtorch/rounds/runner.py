@@ -198,10 +198,10 @@ class Runner:
         for part in engine.initial():
             if part.numel():
                 context.comm.broadcast(part.view(-1))
-        engine.adopt_initial()
         if context.algorithm.exchanged_vectors:
             context.shared.copy_(engine.initial_shared)
             context.is_fresh = True
+        engine.adopt_initial(context.spill)
 
     def _step(self, decision: Decision) -> None:
         """The server's step along what was combined."""

@@ -63,7 +63,8 @@ class BuiltRun(Plan):
         """
         mine = self.topology.worker_of(comm.rank)
         worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
-        self.engine.join(worker)
+        together = worker is not None and self.task.passes_together(worker.size)
+        self.engine.join(worker, self.task.join if together else None)
         if self.engine.owners is not None:
             self.task.join(self.engine.module, worker)
         return RunComponents(

@@ -147,10 +147,11 @@ def deepspeed_is_installed(plan: Plan) -> None:
 
 def the_algorithm_takes_deepspeed(plan: Plan) -> None:
     """What an algorithm changes by itself in parameters or gradients, DeepSpeed would lose."""
-    if plan.config.engine.kind == "deepspeed" and "deepspeed" not in plan.algorithm.engines:
+    engine, algorithm = plan.config.engine, plan.algorithm
+    if engine.kind == "deepspeed" and not {"deepspeed", f"deepspeed/{engine.stage}"} & {*algorithm.engines}:
         raise ConfigError(
-            f"engine.kind is deepspeed but algorithm.name is {plan.config.algorithm_name}, which works on the model's "
-            "own parameters and gradients; set engine.kind to torch"
+            f"engine.kind is deepspeed and engine.stage {engine.stage} but algorithm.name is "
+            f"{plan.config.algorithm_name}, which {algorithm.why_not_deepspeed}; set engine.kind to torch"
         )
 
 
@@ -167,7 +168,8 @@ def deepspeed_has_one_optimizer(plan: Plan) -> None:
 
 def micro_batches_can_be_dealt(plan: Plan) -> None:
     """DeepSpeed's ranks share out the micro-batches of a step evenly."""
-    sizes = plan.topology.sizes if plan.config.engine.kind == "deepspeed" else ()
+    is_deepspeed = plan.config.engine.kind == "deepspeed"
+    sizes = [size for size in plan.topology.sizes if is_deepspeed and not plan.task.passes_together(size)]
     for size, odd in ((size, hp.accumulation) for size in sizes for hp in plan.settings if hp.accumulation % size):
         raise ConfigError(
             f"client.accumulation is {odd} but the {size} ranks of a worker share a step's micro-batches; "

@@ -93,8 +93,18 @@ class Task:
         """
         return {}
 
+    def passes_together(self, ranks: int) -> bool:
+        """Under DeepSpeed: do the ranks of a worker of `ranks` compute each micro-batch together, connected by `join`?
+
+        Otherwise they share a step's micro-batches. One that says yes sets `whole_passes`.
+        """
+        return False
+
     def join(self, model: nn.Module, worker: Any) -> None:
-        """Connect a model that `parameter_owners` divides with the worker's other ranks; None: it is whole here."""
+        """Connect a model that `parameter_owners` divides, or `passes_together`, with the worker's other ranks.
+
+        worker: None: the model is whole here.
+        """
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """A batch of CPU tensors from examples."""

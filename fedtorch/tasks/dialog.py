@@ -83,6 +83,11 @@ class Dialog(Prepared):
             raise ConfigError(f"task.max_length is {self.max_length}; two turns of a word and a separator need 4")
 
     @property
+    def whole_passes(self) -> bool:
+        """Two models take turns as the dialogs do; with `through` gradients are taken turn by turn."""
+        return self.sides == "two"
+
+    @property
     def passing(self) -> Passing:
         """How keys and values pass between the sides."""
         return Passing(self.kv_grad, self.kv_transfer, self.kv_dtype)
@@ -158,6 +163,10 @@ class Dialog(Prepared):
             for name, _ in model.named_parameters()
             if sides[name.split(".")[0]] == model.side_of_rank(rank)
         }
+
+    def passes_together(self, ranks: int) -> bool:
+        """Two ranks are a user and an assistant rank here too; more of them share the dialogs."""
+        return self.sides == "two" and ranks == 2
 
     def join(self, model: nn.Module, worker: Peer | None) -> None:
         """Keys and values cross between this rank and the other one of its worker, or inside this process."""

@@ -6,8 +6,9 @@ The ranks of a worker are the default group of torch.distributed; all of them ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,20 +19,21 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.core.weights import Partition
-from fedtorch.train.engine import Engine, GradientHook, LossFunction
+from fedtorch.train.engine import GradientHook, LossFunction
 from fedtorch.train.micro_batches import parts_of, passes_of
 from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
 from fedtorch.train.pinned_copy import to_device
 from fedtorch.train.settings import ClientConfig, EngineConfig
-from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize
+from fedtorch.train.whole_passes import Connect, WholePass, needs_whole_passes
+from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize, sparing_linear
 from fedtorch.train.zero_adafactor import sliced, tensors_of
-from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
+from fedtorch.train.zero_tensors import OptimizerState
+from fedtorch.train.zero_weights import NO_GRADIENTS, ZeroWeights
 
 log = logging.getLogger(__name__)
-_NO_GRADIENTS = "engine.kind deepspeed has no gradients outside a step; set engine.kind to torch"
 
 
-class DeepSpeedEngine(Engine):
+class DeepSpeedEngine(ZeroWeights):
     """An `Engine` whose gradients, optimiser state, fp32 masters and parameters may be split over a worker's ranks.
 
     Weights are loaded into the parameters *and* the fp32 masters, and read from the masters; with stage 0 the
@@ -54,24 +56,23 @@ class DeepSpeedEngine(Engine):
         make_module: Callable[[], nn.Module],
     ) -> None:
         """hp: of any client; all have the same optimiser. make_module: builds the same module again."""
-        super().__init__(module, partition, device)
+        super().__init__(module, partition, device, moves=settings.stage > 0)
         self.settings = settings
         self._hp, self._partition, self._make_module = hp, partition, make_module
         self._deepspeed = import_deepspeed(device)  # takes seconds; now, when nobody waits for this rank yet
         self._zero: Any = None  # the deepspeed engine
-        self._tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
         self._failed = False
         self._scale = ZeroScale()
         self._left_out = 0
-        self._gradients: list[Tensor] | None = None
+        self._counts = True
+        self._connect: Connect | None = None
         self._pending_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
 
-    def join(self, worker: WorkerGroup | None) -> None:
+    def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
         """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
         check_worker(worker, self.device)
         super().join(worker)
-
-    # Weights
+        self._connect = connect
 
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """See Engine.load."""
@@ -79,42 +80,7 @@ class DeepSpeedEngine(Engine):
             self._rebuild()
         if self._zero is None:
             self._initialize()
-        if self._tensors is None:
-            super().load(shared, private)
-            return
-        private = self.initial_private if private is None else private
-        self._tensors.put({**self.shared.view(shared), **self.private.view(private)})
-        with torch.no_grad():
-            for part, name, initial in self._buffer_places:
-                getattr(part, name).copy_(initial)
-
-    def adopt_initial(self) -> None:
-        """See Engine.adopt_initial."""
-        if self._tensors is None:
-            super().adopt_initial()
-            return
-        self._tensors.put(self.frozen.view(self.initial_frozen))
-        self.load(self.initial_shared)
-
-    @property
-    def flat(self) -> Tensor:
-        """A copy of the present shared weights, from the fp32 masters; flat, on the CPU but for stage 0."""
-        return self._flat if self._tensors is None else self._tensors.take(self.shared)
-
-    @property
-    def flat_private(self) -> Tensor:
-        """The same of the private weights."""
-        return self._flat_private if self._tensors is None else self._tensors.take(self.private)
-
-    @contextmanager
-    def exported(self) -> Iterator[nn.Module]:
-        """See Engine.exported."""
-        if self._tensors is None:
-            yield self.module
-            return
-        trained = {**self.shared.view(self.flat), **self.private.view(self.flat_private)}
-        with self._tensors.replaced({**trained, **self.frozen.view(self.initial_frozen), **self._fixed_values}):
-            yield self.module
+        super().load(shared, private)
 
     # Training
 
@@ -129,7 +95,7 @@ class DeepSpeedEngine(Engine):
         seed: int,
         optimizer_state: OptimizerState | None = None,
     ) -> None:
-        """See Engine.start. Dropout differs between the ranks of a worker."""
+        """See Engine.start. Dropout differs between ranks that share a step's micro-batches."""
         self.load(shared, private)
         optimizer = self._zero.basic_optimizer
         renew(optimizer, make_optimizer(self.trained_names, self.trained, hp))
@@ -154,28 +120,44 @@ class DeepSpeedEngine(Engine):
     ) -> tuple[Tensor, Tensor]:
         """See Engine.step. All ranks of the worker get all micro-batches and return the same loss."""
         assert self._schedule is not None, "start() comes first"
-        self._failed = True
+        self._failed = self._counts = True
         if self._pending_state is not None:
             self._materialize_state(loss_fn, parts_of(batches[0])[0])
-        total, size, rank = torch.zeros((), device=self.device), self._size, dist.get_rank()
-        for first in range(0, len(batches), size):
-            passes = passes_of(batches[first : first + size], rank, loss_fn, self._forward, self.device)
+        total, sharing = torch.zeros((), device=self.device), self._sharing
+        for first in range(0, len(batches), sharing):
+            own = dist.get_rank() if sharing > 1 else 0
+            passes = passes_of(batches[first : first + sharing], own, loss_fn, self._counted, self.device)
             for number, (part, share) in enumerate(passes, start=1):
-                is_last = first + size >= len(batches) and number == len(passes)
+                is_last = first + sharing >= len(batches) and number == len(passes)
                 self._zero.set_gradient_accumulation_boundary(is_last)
-                loss = self._forward(loss_fn, part) / divisor * share
-                total = total + loss.detach()
-                with exchanging(self.worker):
-                    self._zero.backward(loss * size)  # DeepSpeed takes the mean over the ranks
+                self._counts = share > 0
+                with self._whole(loss_fn):
+                    loss = self._forward(loss_fn, part) / divisor * share
+                    total = total + loss.detach()
+                    with exchanging(self.worker):
+                        self._zero.backward(loss * self._size)  # DeepSpeed takes the mean over the ranks
+        self._counts = True
         with exchanging(self.worker):
             penalty = self._hooked(before_step) if before_step is not None else None
-            self._zero.step()
-            if size > 1:
+            with self._left_alone(any(group["weight_decay"] for group in self._zero.basic_optimizer.param_groups)):
+                self._zero.step()
+            if sharing > 1:
                 dist.all_reduce(total)
         self._left_out += not self._zero.was_step_applied()
         self._schedule.step()
         self._failed = False
         return total, torch.zeros_like(total) if penalty is None else penalty
+
+    @property
+    def counts(self) -> bool:
+        """See Engine.counts. A rank without a micro-batch computes along with the others."""
+        return self._counts and super().counts
+
+    def summed(self, values: Sequence[float]) -> list[float]:
+        """See Engine.summed."""
+        if self.worker is None or self._sharing == 1:
+            return super().summed(values)
+        return [sum(each) for each in zip(*self.worker.all_gather_floats(values), strict=True)]
 
     def free(self) -> None:
         """See Engine.free. The next `load` builds all anew, on every rank of the worker or on none."""
@@ -186,7 +168,7 @@ class DeepSpeedEngine(Engine):
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Not here: DeepSpeed ties a gradient to its step."""
-        raise FedtorchError(_NO_GRADIENTS)
+        raise FedtorchError(NO_GRADIENTS)
 
     def left_out(self) -> int:
         """See Engine.left_out."""
@@ -196,21 +178,6 @@ class DeepSpeedEngine(Engine):
         """Forget all gradients."""
         self._gradients = None
         self._zero.zero_grad()
-
-    def trained_shared(self) -> list[nn.Parameter]:
-        """The trained shared parameters, in the order of `shared_views`; from stage 1 on copies of the masters."""
-        if self._tensors is None:
-            return super().trained_shared()
-        views = self.shared.view(self.flat.to(self.device))
-        return [nn.Parameter(views[name]) for name in self.trained_names if name in views]
-
-    def shared_gradients(self) -> list[Tensor]:
-        """See Engine.shared_gradients; inside a step's hook only."""
-        if self._tensors is None:
-            return super().shared_gradients()
-        if self._gradients is None:
-            raise FedtorchError(_NO_GRADIENTS)
-        return self._gradients
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         """See Engine.optimizer_state; whole tensors on every rank of the worker."""
@@ -225,14 +192,35 @@ class DeepSpeedEngine(Engine):
     def _size(self) -> int:
         return 1 if self.worker is None else self.worker.size
 
+    @property
+    def _sharing(self) -> int:
+        """The ranks that share a step's micro-batches; 1: all compute each of them together."""
+        return 1 if self._connect is not None else self._size
+
     def _forward(self, loss_fn: LossFunction, batch: Any) -> Tensor:
+        objective: Any = loss_fn
+        if needs_whole_passes(loss_fn):
+            connect = None if self._connect is None else partial(self._connect, self.module)
+            objective = WholePass(
+                loss_fn, scale=self._scale.value, is_empty=not self._counts, connect=connect, worker=self.worker
+            )
         if self.settings.stage == 3:  # parameters are gathered on the way
             with exchanging(self.worker):
-                return self._zero(loss_fn, to_device(batch, self.device))
-        loss: Tensor = self._zero(loss_fn, to_device(batch, self.device))
+                return self._zero(objective, to_device(batch, self.device))
+        loss: Tensor = self._zero(objective, to_device(batch, self.device))
         if self.worker is not None:
             self.worker.any(False)  # a rank whose forward pass failed is not there, which raises PeerError
         return loss
+
+    def _counted(self, loss_fn: LossFunction, batch: Any) -> Tensor:
+        with self._whole(loss_fn):
+            return self._forward(loss_fn, batch)
+
+    def _whole(self, loss_fn: LossFunction) -> AbstractContextManager[None]:
+        """All parameters are whole in here, if the loss asks for that; all ranks of the worker enter and leave it."""
+        if self._tensors is not None and needs_whole_passes(loss_fn):
+            return self._tensors.whole()
+        return sparing_linear() if self.settings.stage == 3 else nullcontext()
 
     def _materialize_state(self, loss_fn: LossFunction, batch: Any) -> None:
         """Put back an optimiser state before the engine's first step, which is taken once without effect.
@@ -242,11 +230,12 @@ class DeepSpeedEngine(Engine):
         assert self._pending_state is not None and self._tensors is not None
         state, shared, private, seed = self._pending_state
         self._zero.set_gradient_accumulation_boundary(True)
-        loss = self._forward(loss_fn, batch)
+        self._counts = False
+        with self._whole(loss_fn), exchanging(self.worker):
+            self._zero.backward(self._forward(loss_fn, batch))
         with exchanging(self.worker):
-            self._zero.backward(loss)
             self._zero.step()
-        self._failed, self._pending_state = False, None
+        self._failed, self._counts, self._pending_state = False, True, None
         self.load(shared, private)
         forget(self._zero.basic_optimizer)
         self._tensors.put_state(state)
@@ -266,7 +255,7 @@ class DeepSpeedEngine(Engine):
         return penalty
 
     def _seed(self, seed: int) -> None:
-        rank = dist.get_rank()
+        rank = dist.get_rank() if self._sharing > 1 else 0
         seed_torch(seed_for(seed, "rank of a worker", rank) if rank else seed, self.device)
 
     # Construction
@@ -284,6 +273,7 @@ class DeepSpeedEngine(Engine):
         self._zero = initialize(self._deepspeed, self.module, own, self.settings, self.device, ranks=self._size)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
             self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
+            self._keep_initial()
             self._tensors = tensors_of(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())
         self._scale = ZeroScale(self._zero.optimizer.loss_scaler if self.settings.precision == "fp16" else None)
 
@@ -293,8 +283,8 @@ class DeepSpeedEngine(Engine):
         initial, worker = [tensor.clone() for tensor in self.initial()], self.worker
         self._zero.destroy()
         self._zero, self._tensors, self._failed = None, None, False
-        super().__init__(self._make_module(), self._partition, self.device)
-        self.join(worker)
+        super().__init__(self._make_module(), self._partition, self.device, moves=self.settings.stage > 0)
+        self.worker = worker
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)
         super().adopt_initial()

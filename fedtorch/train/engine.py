@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,23 +12,23 @@ from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.seeds import seed_torch
-from fedtorch.core.weights import Layout, Partition
+from fedtorch.core.weights import Layout, Partition, bind
 from fedtorch.train.batches import SplitBatch
+from fedtorch.train.buffers import InitialBuffers
 from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
 from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
 from fedtorch.train.pinned_copy import PinnedCopier, to_device
 from fedtorch.train.precision import Precision
 from fedtorch.train.settings import ClientConfig
+from fedtorch.train.whole_passes import Connect, LossFunction
 
-LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
 GradientHook = Callable[["Engine"], "Tensor | None"]
 
 
 class Engine:
     """Trains and evaluates one module for any client of this worker.
 
-    Parameters that are not `fixed` are views of three flat vectors on `device`: shared, private, frozen. Loading a
-    client is two copies, taking its update a subtraction. `load` sets all that can change, buffers too.
+    Parameters that are not `fixed` are views of three flat vectors on `device`. Nothing is built or copied per client.
     """
 
     module: nn.Module
@@ -61,11 +62,12 @@ class Engine:
         *,
         precision: str = "fp32",
         scale_power: int = 12,
+        moves: bool = False,
     ) -> None:
         """Moves the module to `device` and its parameters into the flat vectors.
 
         precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
-        scale_power: of fp16's loss scale, see `LossScale`.
+        scale_power: of fp16, see `LossScale`. moves: away at the first load: initial vectors on the CPU are no copies.
         """
         self.module, self.device = module.to(device), device
         self._precision = Precision(precision, device, scale_power)
@@ -74,20 +76,16 @@ class Engine:
         shared, private, frozen = partition.split(parameters, self.fixed)
         self.shared = Layout.of({name: parameters[name] for name in shared})
         self.private = Layout.of({name: parameters[name] for name in private})
-        self._flat, self._flat_private = self._bind(self.shared, parameters), self._bind(self.private, parameters)
+        self._flat, self._flat_private = bind(self.shared, parameters, device), bind(self.private, parameters, device)
         self.frozen = Layout.of({name: parameters[name] for name in frozen})
-        self.flat_frozen = self._bind(self.frozen, parameters)
+        self.flat_frozen = bind(self.frozen, parameters, device)
         for name in frozen:
             parameters[name].requires_grad_(False)
         self.trained_names = [*shared, *private]
         self.trained = [parameters[name] for name in self.trained_names]
-        self.initial_shared = self._flat.detach().cpu().clone()
-        self.initial_private = self._flat_private.detach().cpu().clone()
-        self.initial_frozen = self.flat_frozen.detach().cpu().clone()
-        self._buffers = {n: b.detach().cpu().clone() for n, b in module.named_buffers() if b.is_floating_point()}
-        # where each of them is: walking through the module for every client takes longer than copying them
-        paths = [(*path.rpartition(".")[::2], initial) for path, initial in self._buffers.items()]
-        self._buffer_places = [(module.get_submodule(part), name, initial) for part, name, initial in paths]
+        flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]
+        self.initial_shared, self.initial_private, self.initial_frozen = flats if moves else [f.clone() for f in flats]
+        self._buffers = InitialBuffers(module)
         self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -95,8 +93,8 @@ class Engine:
         self.worker, self.owners = None, None
         self._copier = PinnedCopier(device)
 
-    def join(self, worker: WorkerGroup | None) -> None:
-        """Take part in a worker of several ranks, whose engines do the same steps; before any training."""
+    def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
+        """Take part in a worker whose engines do the same steps. connect: of a task that `passes_together`."""
         self.worker = worker
 
     @property
@@ -136,8 +134,7 @@ class Engine:
         """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
         self._copier.upload(shared, self.flat)
         self._copier.upload(self.initial_private if private is None else private, self.flat_private)
-        for part, name, initial in self._buffer_places:
-            getattr(part, name).copy_(initial)
+        self._buffers.put_back()
 
     @contextmanager
     def exported(self) -> Iterator[nn.Module]:
@@ -153,10 +150,10 @@ class Engine:
 
     def initial(self) -> list[Tensor]:
         """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""
-        return [self.initial_shared, self.initial_private, self.initial_frozen, *self._buffers.values()]
+        return [self.initial_shared, self.initial_private, self.initial_frozen, *self._buffers.values.values()]
 
-    def adopt_initial(self) -> None:
-        """Take what was received into `initial()` as this engine's start."""
+    def adopt_initial(self, spill: Path | None = None) -> None:
+        """Take what was received into `initial()` as this engine's start. spill: a folder for what is seldom read."""
         self._copier.upload(self.initial_frozen, self.flat_frozen)
         self.load(self.initial_shared)
 
@@ -171,10 +168,7 @@ class Engine:
         seed: int,
         optimizer_state: tuple[Mapping[str, Tensor], Mapping[str, int | float]] | None = None,
     ) -> None:
-        """Load weights, take a fresh (or the given) optimiser state, a schedule over `steps`; seed dropout.
-
-        taken: steps of the schedule that earlier rounds took.
-        """
+        """Load weights and an optimiser state, fresh or given; a schedule of `steps`, `taken` before; seed dropout."""
         self.load(shared, private)
         self._optimizer = self._optimizers.of(hp)
         if optimizer_state is None:
@@ -233,8 +227,7 @@ class Engine:
 
     def _backward_in_parts(self, loss_fn: LossFunction, batch: SplitBatch, divisor: int) -> Tensor:
         """The same in parts; a first pass counts, as every part is divided by what all of them count."""
-        device = [self.device] if self.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(device):
+        with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             count = sum(self._objective(loss_fn, part)[1] for part in batch.parts)
         total = torch.zeros((), device=self.device)
         for part in batch.parts:
@@ -272,6 +265,20 @@ class Engine:
             gradients.append(parameter.grad)
         return gradients
 
+    def forget_gradients(self, names: Collection[str]) -> None:
+        """Inside a step's hook: the step is not to change these trained parameters."""
+        for name in names:
+            self.trained[self.trained_names.index(name)].grad = None
+
+    @property
+    def counts(self) -> bool:
+        """Does the loss that is being computed take part in a step? To be asked by a loss that counts something."""
+        return torch.is_grad_enabled()
+
+    def summed(self, values: Sequence[float]) -> list[float]:
+        """Sums over the ranks that share a step's micro-batches, of what each counted; all of them call it."""
+        return list(values)
+
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         """Copies of the optimiser's state, tensors and numbers under `<parameter>/<key>`."""
         assert self._optimizer is not None
@@ -290,11 +297,3 @@ class Engine:
         """The trained shared parameters, in the order of `shared_views`."""
         names = set(self.shared.names)
         return [p for name, p in self.trained_by_name().items() if name in names]
-
-    def _bind(self, layout: Layout, parameters: Mapping[str, nn.Parameter]) -> Tensor:
-        """A flat vector holding the parameters' values, whose views become their storage."""
-        flat = torch.zeros(layout.size, dtype=layout.dtype, device=self.device)
-        for name, view in layout.view(flat).items():
-            view.copy_(parameters[name].detach())
-            parameters[name].data = view
-        return flat

@@ -9,21 +9,24 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedtorch.comm.environment import environment
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.train.settings import EngineConfig
+from fedtorch.train.whole_passes import LossFunction, WholePass
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+# Numbers that DeepSpeed reduces, gathers or steps at a time; an odd number is refused. Its own defaults are 5·10⁸ for
+# buckets, which it allocates whole, and 10⁹ for stage 3's gathered parameters: up to there nothing is given back.
+BUCKET = 20_000_000
 
 
 def is_installed() -> bool:
@@ -67,8 +70,15 @@ def check_worker(worker: WorkerGroup | None, device: torch.device) -> None:
 
 def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, Any]:
     """DeepSpeed's own configuration, for `size` trained numbers. pin: the host's memory, for a GPU."""
-    bucket = min(size + -size % 256, 500_000_000)  # its default, which it allocates whole; an odd one is refused
+    bucket = min(size + -size % 256, BUCKET)
     zero: dict[str, Any] = {"stage": settings.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if settings.stage == 3:
+        zero |= {
+            "stage3_max_live_parameters": BUCKET,
+            "stage3_max_reuse_distance": BUCKET,
+            "stage3_prefetch_bucket_size": BUCKET,
+            "sub_group_size": BUCKET,
+        }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin}
     if settings.offload_parameters:
@@ -90,13 +100,23 @@ def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, An
     return config
 
 
-def checkpointable(module: nn.Module) -> list[PreTrainedModel]:
+def checkpointable(module: nn.Module) -> list[nn.Module]:
     """The outermost models inside `module` that can forget activations and compute them again."""
     from transformers import PreTrainedModel  # takes 4 s, of every rank's start
 
+    if hasattr(module, "compute_activations_again"):
+        return [module]
     if isinstance(module, PreTrainedModel):
         return [module] if module.supports_gradient_checkpointing else []
     return [found for child in module.children() for found in checkpointable(child)]
+
+
+def compute_activations_again(module: Any) -> None:
+    """Make one of `checkpointable` do so, in its own way where it has one."""
+    if hasattr(module, "compute_activations_again"):
+        module.compute_activations_again()
+    else:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class Objective(nn.Module):
@@ -106,7 +126,9 @@ class Objective(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, loss_fn: Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]], batch: Any) -> Tensor:
+    def forward(self, loss_fn: LossFunction | WholePass, batch: Any) -> Tensor:
+        if isinstance(loss_fn, WholePass):
+            return loss_fn(self.module, batch)
         loss_sum, count = loss_fn(self.module, batch)
         return loss_sum.float() / count
 
@@ -126,10 +148,10 @@ def initialize(
     """
     if settings.activation_checkpointing:
         for model in checkpointable(module):
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            compute_activations_again(model)
     size = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     # with the job's number, stage 3 takes a group of one rank for a mistake
-    with environment("WORLD_SIZE", str(ranks)):
+    with environment("WORLD_SIZE", str(ranks)), linear(functional.linear):
         engine, *_ = deepspeed.initialize(
             model=Objective(module),
             optimizer=optimizer,
@@ -137,6 +159,28 @@ def initialize(
             dist_init_required=False,
         )
     return engine
+
+
+@contextmanager
+def linear(product: Callable[..., Tensor]) -> Iterator[None]:
+    """`torch.nn.functional.linear` is `product` in here, and afterwards what it was before.
+
+    Stage 3 puts a product in its place that keeps no reference to a gathered matrix until the backward pass. It leaves
+    it there for the whole process, for models it does not know too, and it has no forward derivative.
+    """
+    held = functional.linear
+    functional.linear = product
+    try:
+        yield
+    finally:
+        functional.linear = held
+
+
+def sparing_linear() -> AbstractContextManager[None]:
+    """Stage 3's product takes the place of torch's in here: in passes over parameters that come and go."""
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    return linear(zero3_linear_wrap)
 
 
 class ZeroScale:

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from fedtorch.core.weights import Layout
 
-# Numbers that stage 3 gathers at a time when weights are loaded; one parameter at a time is slow.
-GATHERED = 50_000_000
-
 OptimizerState = tuple[Mapping[str, Tensor], Mapping[str, "int | float"]]
 
 
@@ -38,17 +35,42 @@ class ZeroTensors:
         """Set parameters, and the masters of those that are trained; either alone would be undone or ignored."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
-        for names in _chunks(values):
-            with self._gathered(names, changes=True):
-                if self.stage < 3 or self.rank == 0:
-                    for name in names:
-                        self.parameters[name].data.copy_(values[name])
-            for name in names:
-                parameter = self.parameters[name]
-                if parameter.requires_grad and self.stage == 3:
-                    safe_set_local_fp32_param(parameter, self._slice(parameter, values[name]))
-                elif parameter.requires_grad:
-                    safe_set_full_fp32_param(parameter, values[name].float())
+        for name, value in values.items():
+            parameter: Any = self.parameters[name]
+            if self.stage < 3:
+                parameter.data.copy_(value)
+                if parameter.requires_grad:
+                    safe_set_full_fp32_param(parameter, value.float())
+                continue
+            part = self._slice(parameter, value)
+            if parameter.ds_status.name == "NOT_AVAILABLE":
+                parameter.ds_tensor.data.copy_(part)
+            else:  # a small one, which stays gathered
+                with self._gathered([name], changes=True):
+                    parameter.data.copy_(value)
+            if parameter.requires_grad:
+                safe_set_local_fp32_param(parameter, part)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All parameters are whole in here, not to be changed."""
+        return self._gathered(self.parameters)
+
+    def masters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Copies of trained parameters' masters, whole."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return {name: safe_get_full_fp32_param(self.parameters[name]).clone() for name in names}
+
+    def clear_gradients(self, names: Iterable[str]) -> None:
+        """Make reduced gradients zero, between the last backward pass and the step."""
+        from deepspeed.utils import safe_set_full_grad, safe_set_local_grad
+
+        for name in names:
+            parameter: Any = self.parameters[name]
+            if self.stage == 3:
+                safe_set_local_grad(parameter, torch.zeros_like(parameter.ds_tensor, dtype=torch.float32))
+            else:
+                safe_set_full_grad(parameter, torch.zeros_like(parameter, dtype=torch.float32))
 
     @contextmanager
     def replaced(self, values: Mapping[str, Tensor]) -> Iterator[None]:
@@ -62,16 +84,19 @@ class ZeroTensors:
             for name, value in held.items():
                 self.parameters[name].data = value
 
-    def take(self, layout: Layout) -> Tensor:
-        """The values of a layout's parameters, from the masters of those that are trained; flat, on the CPU."""
+    def take(self, layout: Layout, out: Tensor | None = None) -> Tensor:
+        """The values of a layout's parameters, from the masters of those that are trained; flat, on the CPU.
+
+        In `out` if it is given.
+        """
         from deepspeed.utils import safe_get_full_fp32_param
 
-        flat = layout.empty()
+        flat = layout.empty() if out is None else out
         for name, view in layout.view(flat).items():
             if self.parameters[name].requires_grad:
                 view.copy_(safe_get_full_fp32_param(self.parameters[name]))
             else:
-                with self._gathered([name], changes=False):
+                with self._gathered([name]):
                     view.copy_(self.parameters[name].detach())
         return flat
 
@@ -140,7 +165,7 @@ class ZeroTensors:
         tensors = {key: value for key, value in entry.items() if isinstance(value, Tensor)}
         return [k for k, v in tensors.items() if v.ndim], {k: v for k, v in tensors.items() if not v.ndim}
 
-    def _gathered(self, names: Iterable[str], *, changes: bool) -> AbstractContextManager[None]:
+    def _gathered(self, names: Iterable[str], *, changes: bool = False) -> AbstractContextManager[None]:
         import deepspeed
 
         rank = 0 if changes else None  # whose values the others take
@@ -154,16 +179,3 @@ class ZeroTensors:
         size = parameter.ds_tensor.numel()
         part = value.flatten()[size * self.rank : size * (self.rank + 1)].float()
         return nn.functional.pad(part, (0, size - part.numel()))
-
-
-def _chunks(values: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    names: list[str] = []
-    size = 0
-    for name, value in values.items():
-        names.append(name)
-        size += value.numel()
-        if size >= GATHERED:
-            yield names
-            names, size = [], 0
-    if names:
-        yield names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,7 +23,11 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import ClientConfig, Config, EngineConfig, EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
+from fedtorch.models.link import Traffic
+from fedtorch.models.side import Passing
 from fedtorch.models.t5 import T5Model
+from fedtorch.models.turns import collate_turns
+from fedtorch.models.two_side import Losses, TwoSide
 from fedtorch.setup.build import build
 from fedtorch.setup.dry_run import describe
 from fedtorch.tasks.text2sql import Text2SQL
@@ -80,7 +84,43 @@ SHARED_OUT = [
 ]
 
 
-def one_worker(which: list[int]) -> list[tuple[list[float], list[float]]]:
+def two_sides() -> nn.Module:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=41, n_embd=15, n_layer=1, n_head=3, n_positions=40)
+    return TwoSide(GPT2LMHeadModel(config), GPT2LMHeadModel(config), Passing("through"))
+
+
+class Turns:
+    """The loss of dialogs of one to four turns, of which either side begins some."""
+
+    whole_passes = True
+    dialogs: ClassVar = [[((first + turn) % 2, [turn + 1, 7, 9]) for turn in range(4 - first)] for first in range(4)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        losses: Losses = model(batch["groups"], batch["size"])
+        return losses.sums.sum(), sum(losses.tokens)
+
+
+def walked(engine: Engine) -> tuple[list[float], list[float], list[int]]:
+    """Weights, losses, and bytes of keys and values and of their headers; with dropout."""
+    hp = ClientConfig(optimizer="sgd", lr=0.1, max_grad_norm=0.5)
+    engine.start(engine.initial_shared, None, hp, steps=2, seed=3)
+    micro = [collate_turns(Turns.dialogs[place : place + 2], 0) for place in (0, 1, 2)]
+    curve = train(engine, [Step(micro, 3, 0) for _ in range(2)], Turns().loss)
+    traffic: Traffic = engine.module.take_traffic()  # type: ignore[operator]
+    return engine.flat.tolist(), list(curve.losses), [traffic.data_bytes, traffic.overhead_bytes]
+
+
+def one_pair(stage: int, worker: Any) -> tuple[list[float], list[float], list[int]]:
+    settings = EngineConfig(kind="deepspeed", stage=stage, activation_checkpointing=stage == 3)
+    engine = DeepSpeedEngine(
+        two_sides(), Partition(), CPU, settings=settings, hp=ClientConfig(optimizer="sgd"), make_module=two_sides
+    )
+    engine.join(worker, TwoSide.join)  # type: ignore[arg-type]
+    return walked(engine)
+
+
+def one_worker(which: list[int]) -> list[Any]:
     with DistributedCommunicator.join(("c",), timeout_s=60) as comm:
         worker = comm.join_worker((0, 1))
         results = []
@@ -88,18 +128,28 @@ def one_worker(which: list[int]) -> list[tuple[list[float], list[float]]]:
             engine = DeepSpeedEngine(gpt2(), Partition(), CPU, settings=SHARED_OUT[index], hp=ADAMW, make_module=gpt2)
             engine.join(worker)
             results.append(trained(engine))
-        return results
+        return [*results, *(one_pair(stage, worker) for stage in which if stage < 4)]
 
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_step_shared_by_two_ranks_is_that_of_one(is_short: bool) -> None:
+    """Micro-batches are shared out; a user and an assistant rank walk through all of them together."""
     plain = Engine(gpt2(), Partition(), CPU)
     weights, losses = trained(plain)
     expected = torch.tensor(weights)
     moved = float((expected - plain.initial_shared).norm())
     which = range(4) if is_short else range(4, len(SHARED_OUT))
     found = run_ranks(one_worker, 2, list(which), timeout=240)
+    pairs = [rank[len(which) :] for rank in found]
+    whole = Engine(two_sides(), Partition(), CPU)
+    weights_of_both, *noted = walked(whole)
+    way = float((torch.tensor(weights_of_both) - whole.initial_shared).norm())
+    for user, assistant in zip(*pairs, strict=True):
+        assert user == assistant
+        assert float((torch.tensor(user[0]) - torch.tensor(weights_of_both)).norm()) < 1e-4 * way
+        assert user[1] == pytest.approx(noted[0], rel=1e-5) and user[2] == noted[1] and min(noted[1]) > 0
+    found = [rank[: len(which)] for rank in found]
     for settings, first, second in zip([SHARED_OUT[index] for index in which], *found, strict=True):
         assert first == second, settings  # both ranks know all of it
         # gradients are added in another order, and Adam makes a whole step of what is zero but for rounding (the

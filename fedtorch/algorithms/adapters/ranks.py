@@ -51,6 +51,11 @@ class UnlikeRanks(FedAvg):
         """Scales are set in the module."""
         return ("torch",)
 
+    @property
+    def why_not_deepspeed(self) -> str:
+        """DeepSpeed takes the module apart when it is made."""
+        return "sets ranks and scales in the module for every client"
+
     def check_server(self, server: ServerConfig) -> None:
         """What is sent are factors, along which no optimiser steps."""
         if server.optimizer != "none":
