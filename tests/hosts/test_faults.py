@@ -74,7 +74,7 @@ def test_a_host_is_killed_whole_and_comes_back(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("phase", [*PHASES, "gather"])
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("seconds", "code"), [(5.0, 0), (40.0, 7)])
 def test_the_wire_is_cut(
     phase: str,
