@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase, modeling_utils
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError
@@ -77,13 +77,17 @@ def save_model(model: Any, folder: Path) -> None:
     """`save_pretrained` of a model of transformers, on whatever rank this is.
 
     transformers 5.23 writes, without a word, on the first rank of torch's default group alone
-    (`should_save_on_this_rank`). Here that group is a worker, each of whose ranks may have a model of its own.
+    (`should_save_on_this_rank`). Here that group is a worker, each of whose ranks may have a model of its own. And it
+    imports the whole of DeepSpeed, where that and accelerate are installed, to see whether the model is wrapped.
     """
     hf_logging.disable_progress_bar()  # its bar would run into ours
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    unwrap = modeling_utils.unwrap_model
+    modeling_utils.unwrap_model = lambda bare, **_: bare
     try:
         model.save_pretrained(folder, state_dict=in_own_memory(model.state_dict()))
     finally:
+        modeling_utils.unwrap_model = unwrap
         del model.should_save_on_this_rank
 
 

@@ -26,7 +26,6 @@ from fedtorch.train.pinned_copy import to_device
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.whole_passes import Connect, WholePass, needs_whole_passes
 from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize, sparing_linear
-from fedtorch.train.zero_adafactor import sliced, tensors_of
 from fedtorch.train.zero_tensors import OptimizerState
 from fedtorch.train.zero_weights import NO_GRADIENTS, ZeroWeights
 
@@ -261,6 +260,9 @@ class DeepSpeedEngine(ZeroWeights):
     # Construction
 
     def _initialize(self) -> None:
+        # not at every start: it needs transformers' optimisers, see `schedules`
+        from fedtorch.train.zero_adafactor import sliced, tensors_of
+
         if not dist.is_initialized() and self._size == 1:
             backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

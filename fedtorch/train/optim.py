@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.optimization import Adafactor, get_scheduler
 
+from fedtorch.train.schedules import share_of_rate
 from fedtorch.train.settings import ClientConfig
 
 Groups = list[dict[str, Any]]
@@ -45,7 +46,9 @@ def _adamw(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
 
 
 def _adafactor(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
-    # not torch.optim.Adafactor: it scales by the parameter's RMS and caps the rate at 1/sqrt(k)
+    # not torch.optim.Adafactor: it scales by the parameter's RMS and caps the rate at 1/sqrt(k). Here: see `schedules`
+    from transformers.optimization import Adafactor
+
     return Adafactor(
         groups,
         lr=None if hp.relative_step else hp.lr,
@@ -160,13 +163,5 @@ def make_schedule(
         # a schedule takes `initial_lr` where an earlier one has left it: the last client's rate
         group["lr"] = group["initial_lr"] = hp.lr
     warmup = hp.warmup_steps or math.ceil(round(hp.warmup_ratio * steps, 6))  # 0.07 · 100 is above 7
-    # transformers' `constant` ignores the warm-up
-    name = "constant_with_warmup" if hp.schedule == "constant" and warmup else hp.schedule
-    own: dict[str, Any] = {
-        "cosine_with_restarts": {"num_cycles": hp.schedule_cycles},
-        "polynomial": {"power": hp.schedule_power, "lr_end": 0.0},
-    }
-    planned = get_scheduler(name, optimizer, warmup, max(1, steps), own.get(name))
-    # not its `last_epoch`, which `constant_with_warmup` does not take; and beyond its end `cosine` would rise again
-    rate = planned.lr_lambdas[0]
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(min(step, max(1, steps))), taken - 1)
+    rate = partial(share_of_rate, hp=hp, warmup=warmup, steps=max(1, steps))
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate, taken - 1)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import get_scheduler
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.train.optim import make_schedule
+from fedtorch.train.schedules import share_of_rate
 from fedtorch.train.settings import ClientConfig
 
 
@@ -50,6 +55,32 @@ def test_a_rate_follows_its_formula_and_stays_where_it_ends(
     expected = [formula(min(step, 8)) for step in range(11)]
     assert rates(8, **client) == pytest.approx(expected, abs=1e-12)
     assert rates(8, taken=3, **client) == pytest.approx(expected[3:], abs=1e-12)  # as a resumed client goes on
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 7])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("linear", {}), ("cosine", {}), ("cosine_with_restarts", {"num_cycles": 3}), ("inverse_sqrt", {})],
+)
+def test_a_schedule_is_number_for_number_that_of_transformers(name: str, options: dict[str, Any], warmup: int) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    theirs = get_scheduler(name, optimizer, warmup, 50, options).lr_lambdas[0]
+    hp = ClientConfig(schedule=name, schedule_cycles=options.get("num_cycles", 1))
+    assert [share_of_rate(step, hp=hp, warmup=warmup, steps=50) for step in range(51)] == [theirs(s) for s in range(51)]
+
+
+def test_a_run_imports_neither_peft_nor_deepspeed_where_they_are_installed(tmp_path: Path) -> None:
+    code = """
+import sys, torch
+from transformers import BertConfig, BertForSequenceClassification
+import fedtorch.main
+from fedtorch.models.pretrained import save_model
+sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=8)
+save_model(BertForSequenceClassification(BertConfig(**sizes)), "model")
+print(*({"peft", "deepspeed"} & set(sys.modules)))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert ended.stdout == "\n" and (tmp_path / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
