@@ -24,6 +24,7 @@ from fedtorch.core.errors import CheckpointError, RestartsError
 # the module that the command takes: in a clone without an installed package another one
 LOCAL = module_of(COMMANDS["local"])
 local: Any = importlib.import_module(LOCAL)
+job: Any = importlib.import_module(f"{LOCAL.rpartition('.')[0]}.job")
 
 
 class ForkedRank:
@@ -58,13 +59,13 @@ def config(tmp_path: Path) -> Path:
 def with_ranks_that(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Small programs in place of training."""
     monkeypatch.setattr(local, "PROGRAM", ("bash", "-c", script))
-    monkeypatch.setattr(local, "GRACE_S", 0.3)
+    monkeypatch.setattr(job, "GRACE_S", 0.3)
 
 
 @pytest.mark.processes
 def test_three_ranks_have_the_bits_of_one(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = fedtorch.run(config, {"run.dir": str(config.parent / "alone")})
-    monkeypatch.setattr(local.subprocess, "Popen", ForkedRank)
+    monkeypatch.setattr(job.subprocess, "Popen", ForkedRank)
     by_path = fedtorch.run(config, ranks=3)
     assert by_path.digest == alone.digest and json.loads((config.parent / "run" / "env.json").read_text())["ranks"] == 3
     by_dict = fedtorch.run({"base": str(config)}, {"run.dir": str(config.parent / "dict")}, 2, resume="never")
