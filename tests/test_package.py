@@ -28,6 +28,7 @@ OPTIONAL = {
     "deepspeed": "deepspeed",
     "mlflow": "mlflow-skinny",
     "pandas": "pandas",
+    "peft": "peft",
     "rouge_score": "rouge-score",
     "sacrebleu": "sacrebleu",
     "scipy": "scipy",
