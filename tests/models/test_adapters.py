@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
-from fedtorch.models.adapters.lora import add_adapter, lora_layers, merged, removed, save_adapter
+from fedtorch.models.adapters.lora import add_adapter, add_to_base, lora_layers, merged, removed, save_adapter
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.auto import AnyModel, Head
 from fedtorch.models.encoder_decoder import EncoderDecoder
@@ -154,6 +154,68 @@ def test_the_same_as_peft_itself(tokenizer: Any) -> None:
         each(input_ids=ids, labels=ids).loss.backward()
     for name in trained(model):
         assert torch.equal(model.get_parameter(name).grad, theirs.get_base_model().get_parameter(name).grad)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])  # Conv1D and Linear, of square matrices and others
+def test_what_was_added_to_the_base_is_computed_summed_and_written(
+    kind: str, rslora: bool, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Against a dense sum in the base's own weights; an exported adapter has all factors."""
+    model = moved(build(kind, tokenizer, r=2, alpha=6, rslora=rslora, targets="all-linear"))
+    dense = moved(build(kind, tokenizer, r=2, alpha=6, rslora=rslora, targets="all-linear"))
+    scale, draw = 6 / 2**0.5 if rslora else 3.0, torch.Generator().manual_seed(5)
+    save_adapter(model, tmp_path / "without")
+    for rank in (3, 5):  # later factors take the place of earlier ones
+        factors = {}
+        for name, layer in lora_layers(model).items():
+            d_out, d_in = layer.lora_B["default"].weight.shape[0], layer.lora_A["default"].weight.shape[1]
+            factors[name] = (torch.randn(d_out, rank, generator=draw) / 4, torch.randn(rank, d_in, generator=draw) / 4)
+        add_to_base(model, factors)
+    for name, (left, right) in factors.items():
+        layer = lora_layers(dense)[name]
+        product = scale * (left.double() @ right.double())
+        weight = layer.base_layer.weight
+        weight.data = (weight.double() + (product.T if kind == "gpt2" else product)).float()
+    assert (logits(model) - logits(dense)).abs().max() < 1e-5
+    with merged(model):
+        assert (logits(model) - logits(dense)).abs().max() < 1e-5
+    save_adapter(model, tmp_path / "adapter")
+    with removed(model):
+        save_model(model, tmp_path / "base")
+    for b_is_zero in (False, True):
+        loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter").eval()
+        assert (logits(loaded) - logits(model)).abs().max() < 1e-5
+        assert loaded.peft_config["default"].r == (5 if b_is_zero else 7)
+        for layer in lora_layers(model).values():
+            layer.lora_B["default"].weight.data.zero_()
+        save_adapter(model, tmp_path / "adapter")
+    add_to_base(model, {name: (left[:, :0], right[:0]) for name, (left, right) in factors.items()})
+    without = build(kind, tokenizer, path=str(tmp_path / "without"))
+    for layer in lora_layers(without).values():
+        layer.lora_B["default"].weight.data.zero_()
+    assert torch.equal(logits(model), logits(without.eval()))
+
+
+def test_layers_of_unlike_rank_are_written_with_their_own_scale(tokenizer: Any, tmp_path: Path) -> None:
+    model = moved(build("gpt2", tokenizer, r=2, alpha=6, targets=["c_attn", "c_fc"]))
+    save_adapter(model, tmp_path / "one")
+    told = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
+    told |= {"rank_pattern": {"c_fc": 1}, "alpha_pattern": {"c_fc": 5}}
+    (tmp_path / "one" / "adapter_config.json").write_text(json.dumps(told))
+    path = tmp_path / "one" / "adapter_model.safetensors"
+    tensors, factor = load_file(path), "base_model.model.transformer.h.0.mlp.c_fc.lora_{}.weight"
+    tensors[factor.format("A")] = tensors[factor.format("A")][:1].contiguous()
+    tensors[factor.format("B")] = tensors[factor.format("B")][:, :1].contiguous()
+    save_file(tensors, path)
+    model = build("gpt2", tokenizer, path=str(tmp_path / "one")).eval()
+    name = "transformer.h.0.mlp.c_fc"
+    add_to_base(model, {name: (torch.ones(64, 2) / 8, torch.ones(2, 16) / 8)})
+    save_adapter(model, tmp_path / "two")
+    again = build("gpt2", tokenizer, path=str(tmp_path / "two")).eval()
+    assert [layer.r["default"] for layer in lora_layers(again).values()] == [2, 3]
+    assert [layer.scaling["default"] for layer in lora_layers(again).values()] == [3.0, 5.0]
+    assert (logits(again) - logits(model)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from fedtorch.algorithms.adapters.stacks import FedEx, FLoRA
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core.client import folder_name
 from fedtorch.core.seeds import generator_for, seed_for
@@ -52,7 +53,7 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def trained(folder: Path, task: OwnTask, rounds: int = 1, **changes: Any) -> Runner:
     settings = ClientConfig(optimizer="adamw", lr=1e-2, batch_size=4)
     changes = {"client": settings, "eval": EvalConfig(every=0), **changes}
-    runner = make_runner(make_config(folder, task, rounds=rounds, **changes))
+    runner = make_runner(make_config(folder, task, **{"rounds": rounds, **changes}))
     runner.run()
     return runner
 
@@ -128,6 +129,28 @@ def test_the_saved_adapter_gives_the_judged_logits(kind: str, tmp_path: Path) ->
         assert torch.equal(load_saved(tmp_path / "model")[0](**inputs).logits, judged)
         again = task.trained(tmp_path / "model").build_model(1).eval()
         assert torch.equal(again(**inputs).logits, judged)
+
+
+@pytest.mark.parametrize("rule", [FLoRA, FedEx])
+@pytest.mark.parametrize("kind", ["classes", "continued"])
+def test_what_joined_the_base_is_in_the_saved_adapter(kind: str, rule: Any, tmp_path: Path) -> None:
+    task: Any = ALL[kind](adapter=LORA)
+    runner = trained(tmp_path / "run", task, rounds=2, algorithm=rule(ranks={next(iter(task.manifest())): 1}))
+    runner.export(tmp_path / "model")
+    model = runner.components.engine.module.eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])}
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    base = type(model).from_pretrained(tmp_path / "model" / "base", config=config)
+    start = task.build_model(runner.components.config.run.seed).eval()
+    with torch.no_grad():
+        judged = model(**inputs).logits
+        assert (judged - start(**inputs).logits).abs().max() > 1e-3
+        for loaded in (PeftModel.from_pretrained(base, tmp_path / "model").eval(), load_saved(tmp_path / "model")[0],
+                       task.trained(tmp_path / "model").build_model(1).eval()):  # fmt: skip
+            assert (loaded(**inputs).logits - judged).abs().max() < 1e-5
+        assert task.save_merged(model, tmp_path / "whole")
+        whole = type(model).from_pretrained(tmp_path / "whole").eval()
+        assert (whole(**inputs).logits - judged).abs().max() < 1e-5
 
 
 def test_an_adapter_on_a_base_from_a_folder_is_saved_alone_with_what_the_base_lacks(tmp_path: Path) -> None:
