@@ -197,6 +197,46 @@ def test_what_was_added_to_the_base_is_computed_summed_and_written(
     assert torch.equal(logits(model), logits(without.eval()))
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_of_fed_sb_a_square_is_trained_between_factors_that_all_have(kind: str, tokenizer: Any, tmp_path: Path) -> None:
+    """From the run's seed, as if R were 0 at first; written as LoRA of R·A and B, which gives the bits it computes."""
+    plain, model = build(kind, tokenizer).eval(), build(kind, tokenizer, kind="sb", r=2, targets="all-linear").eval()
+    assert torch.equal(logits(plain), logits(model))
+    layers = lora_layers(model)
+    heads = [name for name in trained(model) if "modules_to_save" in name]
+    assert trained(model) == [*(f"{name}.lora_A.default.square" for name in layers), *heads]
+    for other, is_same in ((build(kind, tokenizer, kind="sb", r=2, targets="all-linear"), True),
+                           (build(kind, tokenizer, 8, kind="sb", r=2, targets="all-linear"), False)):  # fmt: skip
+        for name, layer in lora_layers(other).items():
+            assert torch.equal(layer.lora_A["default"].fixed, layers[name].lora_A["default"].fixed) == is_same
+            assert torch.equal(layer.lora_B["default"].weight, layers[name].lora_B["default"].weight) == is_same
+    save_adapter(moved(model), tmp_path / "adapter")
+    with removed(model):
+        save_model(model, tmp_path / "base")
+    loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter").eval()
+    assert torch.equal(logits(loaded), logits(model)) and not torch.equal(logits(plain), logits(model))
+    with merged(model):
+        assert (logits(model) - logits(loaded)).abs().max() < 1e-5
+
+
+def test_means_of_squares_are_exact_and_gradients_are_those_of_the_product(tokenizer: Any) -> None:
+    """Mean of B R_i A = B·mean(R_i)·A, and dL/dR = s Bᵀ (dL/dW) Aᵀ."""
+    model = moved(build("gpt2", tokenizer, kind="sb", r=3, alpha=6)).double()
+    (layer,) = lora_layers(model).values()
+    factor, b = layer.lora_A["default"], layer.lora_B["default"].weight
+    ids = torch.tensor([[5, 6, 7, 8]])
+    layer.base_layer.weight.requires_grad_(True)
+    model(input_ids=ids, labels=ids).loss.backward()
+    expected = 2.0 * b.T @ layer.base_layer.weight.grad.T @ factor.fixed.T
+    assert torch.allclose(factor.square.grad, expected, rtol=1e-12, atol=1e-16)
+    squares, product = torch.randn(4, 3, 3).double(), layer.get_delta_weight("default").detach()
+    products = []
+    for square in (*squares, squares.mean(0)):
+        factor.square.data = square
+        products.append(layer.get_delta_weight("default").detach())
+    assert (torch.stack(products[:-1]).mean(0) - products[-1]).norm() < 1e-14 * product.norm()
+
+
 def test_layers_of_unlike_rank_are_written_with_their_own_scale(tokenizer: Any, tmp_path: Path) -> None:
     model = moved(build("gpt2", tokenizer, r=2, alpha=6, targets=["c_attn", "c_fc"]))
     save_adapter(model, tmp_path / "one")
@@ -223,6 +263,7 @@ def test_layers_of_unlike_rank_are_written_with_their_own_scale(tokenizer: Any, 
     [
         ({"r": 0}, r"task.model.adapter.r is 0: input should be greater than or equal to 1"),
         ({"rank": 4}, r"unknown key task.model.adapter.rank; there are kind, r, alpha"),
+        ({"kind": "sb", "targets": ["wpe"]}, r"kind is sb, but `transformer.wpe` among .* is no linear layer"),
         ({"kind": "dora"}, r"task.model.adapter.kind is 'dora'"),
         ({"targets": ["c_atn"]}, r"targets has 'c_atn', which is the end of no module's name; there are c_attn"),
         ({"save": ["haed"]}, r"save has 'haed', which is the end of no module's name"),

@@ -29,6 +29,7 @@ from fedtorch.report.command_line import main as report
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 from fedtorch.tasks.own import OwnTask
+from fedtorch.tracking.tracker import Tracker
 
 LORA = {"kind": "lora", "r": 2, "alpha": 8, "dropout": 0.1}
 ONE = ClientRule(iid=1)
@@ -103,6 +104,26 @@ def test_a_round_sends_the_factors_and_the_head_and_nothing_else(tmp_path: Path)
     written = [load_file(path) for path in tmp_path.rglob("*.safetensors")]
     largest = max(tensor.numel() for tensors in written for tensor in tensors.values())
     assert written and largest == numbers  # the base is in no checkpoint
+
+
+def test_of_fed_sb_the_squares_and_the_head_are_sent_and_nothing_is_lost(tmp_path: Path) -> None:
+    task = classifier("rows.jsonl", model={**BERT, "adapter": {"kind": "sb", "r": 4}})
+    folder = tmp_path / "run"
+    tracker = Tracker(folder, clients=list(CLIENTS), rounds=2)
+    tracker.working = lambda text: None  # type: ignore[method-assign]
+    client = ClientConfig(optimizer="adamw", lr=1e-2, batch_size=4)
+    config = make_config(folder, task, rounds=2, client=client, eval=EvalConfig(every=0))
+    runner = make_runner(config, tracker=tracker)
+    runner.run()
+    numbers = 2 * 16 + 16 * 2 + 2
+    assert runner.components.engine.shared.size == numbers
+    assert runner.context.comm.meter.totals()["aggregate/bytes_up"] == 2 * 4 * numbers * len(CLIENTS)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["extra"]["adapter/aggregation_error"] for line in lines if line["kind"] == "round"] == [0.0, 0.0]
+    runner.export(tmp_path / "model")
+    ids, model = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]]), runner.components.engine.module.eval()
+    with torch.no_grad():
+        assert torch.equal(load_saved(tmp_path / "model")[0](input_ids=ids).logits, model(input_ids=ids).logits)
 
 
 ALL = {

@@ -28,6 +28,7 @@ from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
 from fedtorch.models.adapters.settings import KEY, Adapter
+from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.pretrained import located
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -39,8 +40,8 @@ log = logging.getLogger(__name__)
 def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str] = (), base: str | None = None) -> None:
     """Put `adapter` into `model` in place and freeze the rest.
 
-    A is drawn from `seed` and from nothing else, B is 0: the model computes what it did before. With `adapter.path`
-    both are those of the file.
+    A is drawn from `seed` and from nothing else, B is 0 (of Fed-SB, R): the model computes what it did before. With
+    `adapter.path` both are those of the file.
 
     heads: modules that are new, so trained whole. base: where the model came from, for the adapter's own config.
 
@@ -66,6 +67,8 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
         what = f"path is {adapter.path!r}, which does not fit the model" if adapter.path else what
         raise ConfigError(f"{KEY}.{what}: {error}") from error
     _refuse_tied(model, adapter)
+    if adapter.kind == "sb":
+        make_square(lora_layers(model), seed)
     if adapter.path:
         _load(model, Path(adapter.path))
 
@@ -127,6 +130,7 @@ def save_adapter(model: Any, folder: Path) -> None:
     config = model.peft_config[NAME]
     tensors = dict(get_peft_model_state_dict(model, save_embedding_layers=False))
     written = {**config.to_dict(), "inference_mode": True}
+    made_plain(lora_layers(model), tensors)
     put_together(lora_layers(model), tensors, written)
     save_file(unshared({_PREFIX + name: tensor for name, tensor in tensors.items()}), folder / WEIGHTS)
     plain = {name: sorted(value) if isinstance(value, set) else value for name, value in written.items()}

@@ -21,8 +21,8 @@ class Adapter:
     Everything else of the model is frozen but `save` and a head that the pretrained model lacks.
     """
 
-    kind: Literal["lora"] = "lora"
-    """What is added."""
+    kind: Literal["lora", "sb"] = "lora"
+    """What is added; sb: s·B·R·A, of which R (r × r) alone is trained (Fed-SB)."""
     r: Count = 8
     """Rank of the product."""
     alpha: Positive = 16.0
