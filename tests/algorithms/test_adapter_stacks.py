@@ -146,9 +146,9 @@ def run_of(folder: Path, algorithm: AddsToBase, task: Regression = TASK, **chang
     return runner, [line["extra"] for line in lines if line["kind"] == "round"]
 
 
-def function_of(runner: Runner) -> Tensor:
-    """The matrix and the shift that the server's model computes, (5, 3)."""
-    model = runner.components.engine.module
+def function_of(run: Any) -> Tensor:
+    """The matrix and the shift that a model computes, or a runner's, (4, 4)."""
+    model = run.components.engine.module if isinstance(run, Runner) else run
     with torch.no_grad():
         shift = model(torch.zeros(1, 3, dtype=torch.float64))
         return torch.cat([model(torch.eye(3, dtype=torch.float64)) - shift, shift])
@@ -159,6 +159,24 @@ def test_nothing_is_lost_in_rounds_and_that_is_recorded(rule: type[AddsToBase], 
     _, records = run_of(tmp_path, rule(ranks={"a": 1}))
     assert len(records) == 3 and all(0 <= record[ERROR] < 1e-12 for record in records)
     assert [record[RANK] for record in records] == ([5, 10, 15] if rule is FLoRA else [7, 14, 21])
+
+
+@RULES
+def test_the_servers_model_computes_the_mean_of_what_clients_models_do(rule: type[AddsToBase], tmp_path: Path) -> None:
+    """A layer is linear in W, so exactness shows in outputs: unlike ranks, each with the scale of its own."""
+    ends: dict[str, Tensor] = {}
+
+    class Watched(rule):  # type: ignore[misc, valid-type]
+        def report(self, job: Any, curve: Any, **extra: float) -> Report:
+            job.task.scale_adapter(job.engine.module, self.ranks.get(job.client.name))
+            ends[job.client.name] = function_of(job.engine.module)
+            job.task.scale_adapter(job.engine.module, None)
+            return super().report(job, curve, **extra)  # type: ignore[no-any-return]
+
+    runner, _ = run_of(tmp_path, Watched(ranks={"a": 1, "c": 1}))
+    mean = (8 * ends["a"] + 24 * ends["b"] + 16 * ends["c"]) / 48
+    found = function_of(runner)
+    assert (found - mean).norm() < 1e-12 * mean.norm() and (ends["a"] - mean).norm() > 0.1 * mean.norm()
 
 
 def test_the_digest_of_a_run_is_about_the_base_too(tmp_path: Path) -> None:
