@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,9 +15,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
+from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.models.adapters.lora import add_adapter, add_to_base, lora_layers, merged, removed, save_adapter
+from fedtorch.models.adapters.saved import saved_keys
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.auto import AnyModel, Head
 from fedtorch.models.encoder_decoder import EncoderDecoder
@@ -338,3 +341,73 @@ def test_the_base_is_in_the_memory_of_its_file_and_training_leaves_it_there(toke
     assert in_file and in_file < set(engine.fixed)
     embeddings = model.get_parameter("bert.embeddings.word_embeddings.weight")
     assert torch.equal(embeddings, whole.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_base_of_16_bits_stays_as_it_is_and_what_is_trained_is_of_32(
+    kind: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    sizes, head = MODELS[kind]
+    settings = {"num_labels": 3} if head.endswith("Classification") else {}
+    base = AnyModel.of({"random": kind, **sizes}).build(head, 7, tokenizer, **settings).bfloat16()
+    base.save_pretrained(tmp_path / "base")
+    model, wide = (
+        AnyModel.of({"path": str(tmp_path / "base"), "adapter": {"r": 2, "base": which}})
+        .build(head, 7, tokenizer, **settings)
+        .eval()
+        for which in ("saved", "fp32")
+    )
+    engine = Engine(model, Partition(), torch.device("cpu"))
+    kept = [model.get_parameter(name) for name in engine.fixed]
+    assert {(parameter.dtype, mapped_file(parameter)) for parameter in kept} == {(torch.bfloat16, "model.safetensors")}
+    assert engine.trained and {parameter.dtype for parameter in engine.trained} == {torch.float32}
+    for each in (model, wide):
+        moved(each)
+    assert (logits(model) - logits(wide)).abs().max() < 0.05 * logits(wide).abs().max()
+    model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in engine.trained)
+    save_pretrained(model, tokenizer, tmp_path / "adapter")
+    again = AnyModel.of(saved_keys(tmp_path / "adapter")).build(head, 1, tokenizer, **settings).eval()
+    assert torch.equal(logits(again), logits(model))
+    if kind == "gpt2":  # peft 0.21 leaves heads in the base's dtype
+        loaded = type(base).from_pretrained(tmp_path / "base", dtype="auto")
+        assert torch.equal(logits(PeftModel.from_pretrained(loaded, tmp_path / "adapter").eval()), logits(model))
+
+
+def test_only_tasks_over_rows_of_ones_own_keep_the_dtype(tokenizer: Any) -> None:
+    source = GPT2Model(width=16, layers=1, heads=2, positions=16, adapter=Adapter(r=2, base="saved"))
+    with pytest.raises(ConfigError, match="adapter.base is saved, which only tasks over data of your own take"):
+        source.build(7, tokenizer)
+
+
+def private_bytes() -> int:
+    """Of this process's memory, what no file is behind."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+
+
+@pytest.mark.parametrize("base", ["fp32", "saved"])
+def test_a_rank_has_no_copy_of_the_base(base: str, tokenizer: Any, tmp_path: Path) -> None:
+    """Neither a server nor a worker, before and after a step, beyond what is trained and a step's gradients."""
+    keys = {"n_layer": 4, "n_embd": 512, "n_head": 4, "n_positions": 64}
+    whole = AnyModel.of({"random": "gpt2", **keys}).build("CausalLM", 7, tokenizer)
+    (whole.bfloat16() if base == "saved" else whole).save_pretrained(tmp_path)
+    num_bytes = (tmp_path / "model.safetensors").stat().st_size
+    del whole
+    gc.collect()
+    before = private_bytes()
+    model = AnyModel.of({"path": str(tmp_path), "adapter": {"r": 8, "base": base}}).build("CausalLM", 7, tokenizer)
+    engine = Engine(model, Partition(), torch.device("cpu"))
+    gc.collect()
+    held = private_bytes() - before
+    hp = ClientConfig(optimizer="adamw", lr=1e-3)
+    engine.start(engine.initial_shared, None, hp, steps=1, seed=0)
+    batch = {"input_ids": torch.arange(8)[None], "labels": torch.arange(8)[None]}
+    engine.step(lambda module, each: (module(**each).loss, 1), [batch], 1)
+    gc.collect()
+    assert engine.shared.size * 16 < num_bytes / 20
+    assert held < num_bytes / 5 and private_bytes() - before < num_bytes / 4, (
+        held,
+        private_bytes() - before,
+        num_bytes,
+    )

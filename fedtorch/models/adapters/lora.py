@@ -27,6 +27,7 @@ from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
+from fedtorch.models.adapters.precision import train_in_fp32
 from fedtorch.models.adapters.settings import KEY, Adapter
 from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.pretrained import located
@@ -67,6 +68,7 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
         what = f"path is {adapter.path!r}, which does not fit the model" if adapter.path else what
         raise ConfigError(f"{KEY}.{what}: {error}") from error
     _refuse_tied(model, adapter)
+    train_in_fp32(model)
     if adapter.kind == "sb":
         make_square(lora_layers(model), seed)
     if adapter.path:
@@ -80,6 +82,8 @@ def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | N
         ConfigError: as `add_adapter`; or the model has more embeddings than its source, which are in no adapter.
     """
     if adapter is not None:
+        if adapter.base != "fp32":
+            raise ConfigError(f"{KEY}.base is {adapter.base}, which only tasks over data of your own take; remove it")
         base = None if source is None else kept_path(source)
         if base is not None and model.config.vocab_size != AutoConfig.from_pretrained(located(base)).vocab_size:
             raise ConfigError(f"{KEY} is set but {source} has fewer embeddings than the tokenizer has tokens, and new "
