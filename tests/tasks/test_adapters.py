@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from fedtorch.algorithms.adapters.stacks import FedEx, FLoRA
+from fedtorch.algorithms.fedassistant import FedAssistant
+from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core.client import folder_name
 from fedtorch.core.seeds import generator_for, seed_for
@@ -235,3 +237,21 @@ eval: {{every: 0}}
     with torch.no_grad():
         difference = (whole(input_ids=ids).logits - adapted(input_ids=ids).logits).abs().max()
     assert difference < 1e-5 and not (tmp_path / "whole" / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("compression", "exchanges"),
+    [("topk", ("dense", "star", "replicated", "allreduce")), ("quantise", ("dense", "star", "replicated"))],
+)
+def test_compressed_messages_go_over_an_adapter_as_over_any_parameters(
+    compression: Any, exchanges: Sequence[Any], tmp_path: Path
+) -> None:
+    """The same bits by every exchange; what travels has the adapter's size."""
+    task, found = classifier("rows.jsonl", model={**BERT, "adapter": LORA}), set()
+    for exchange in exchanges:
+        algorithm = FedAssistant(payload="delta", compression=compression, topk=TopK(ratio=0.1), exchange=exchange)
+        runner = trained(tmp_path / exchange, task, rounds=3, algorithm=algorithm)
+        found.add(runner.result.digest)
+        size, sent = runner.components.engine.shared.size, runner.context.comm.meter.totals()["aggregate/bytes_up"]
+        assert sent == 4 * size * 3 * len(CLIENTS) if exchange == "dense" else sent < 2 * size * 3 * len(CLIENTS)
+    assert len(found) == 1
