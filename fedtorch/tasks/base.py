@@ -220,7 +220,13 @@ class Task:
 
     def save_merged(self, model: nn.Module, folder: Path) -> bool:
         """The same with what was added to the model (an adapter) become part of its weights; False: nothing was."""
-        return False
+        from fedtorch.models.adapters.lora import has_adapter, merged
+
+        if not has_adapter(model):
+            return False
+        with merged(model):
+            self.save_model(model, folder)
+        return True
 
     def usage_merged(self) -> Mapping[str, str]:
         """`usage` of what `save_merged` writes."""
