@@ -123,8 +123,6 @@ def test_the_benchmark_of_lengths_computes_fewer_tokens_the_more_is_done() -> No
 @pytest.mark.slow
 def test_a_large_base_is_measured_on_three_ranks(tmp_path: Path) -> None:
     found = large_adapter_main(["--small", "--rounds", "1", "--json", str(tmp_path / "large.json")])
-    factors = (
-        4 * 2 * 8 * 2 * (2 * 64 + 64 + 16)
-    )  # of queries and values, four key heads sharing 64 numbers; two clients
-    assert found["up"][0] < 2 * factors and found["peak_bytes"] > sum(found["private_bytes"]) > 0
+    factors = 4 * 2 * 2 * 2 * 8 * (64 + 64)  # of two clients, two layers, queries and values
+    assert factors < found["up"][0] < factors + 4000 and found["peak_bytes"] > sum(found["private_bytes"]) > 0
     assert json.loads((tmp_path / "large.json").read_text()) == found
