@@ -61,9 +61,11 @@ def own_task(task: object, name: str) -> OwnTask:
     return task
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """The arguments `config` and `--set`."""
-    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first")
+def add_config(parser: argparse.ArgumentParser, name: str = "config", **more: Any) -> None:
+    """The arguments `config`, or what else it is called, and `--set`."""
+    parser.add_argument(
+        name, type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first", **more
+    )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
 
 

@@ -94,11 +94,13 @@ class OwnTask(Judged):
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
         return folder_for(self.data, self.kind, self._row_settings(), self.prepare_into)
 
-    def prepare_into(self, folder: Path) -> None:
-        """Write the prepared rows, and the vocabulary of a random model."""
+    def prepare_into(self, folder: Path) -> list[int]:
+        """Write the prepared rows, and the vocabulary of a random model; how many rows each client has."""
         settings = self._row_settings()
         train = partial(train_subwords, size=self.data.tokenizer_size) if settings["vocabulary"] else None
-        prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings)
+        return prepare(
+            folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings
+        )
 
     def _row_settings(self) -> dict[str, Any]:
         return {**self.settings(), "vocabulary": self.source_model.random is not None and self.tokenizer is None}
