@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of
 from benchmarks.clients import main as clients_main
 from benchmarks.exchanges import main as exchanges_main
 from benchmarks.lengths import main as lengths_main
+from benchmarks.many_rows import main as many_rows_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
 from benchmarks.precision import main as precision_main
@@ -117,3 +118,13 @@ def test_the_benchmark_of_lengths_computes_fewer_tokens_the_more_is_done() -> No
     for name in ("dialogs", "texts"):
         assert tokens[name, "both"] < tokens[name, "as shuffled"] > tokens[name, "group_by_length"]
     assert tokens["dialogs", "pack"] < tokens["dialogs", "as shuffled"]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_benchmark_of_many_rows_checks_them_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "rows.json"
+    assert many_rows_main(["--rows", "300", "--clients", "3", "--json", str(target)]) == 0
+    found = json.loads(target.read_text())
+    assert found["rows"] == 300 and found["first"]["peak_mb"] > 50
+    assert capsys.readouterr().out.count("of processor time") == 2
