@@ -9,9 +9,7 @@ again and again to as many clients as are asked for.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import os
 import sys
 import tempfile
@@ -28,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.processes import Ended, run_ranks
 
 COUNTS = (100, 1000, 10_000, 100_000)
@@ -178,17 +177,15 @@ def show(records: dict[int, dict[str, Any]], console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; see the top of the file."""
-    parser = argparse.ArgumentParser(prog="benchmarks/clients.py", description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=COUNTS, help="numbers of clients, the first is 1.0")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds in each run (default 5)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each number, interleaved (default 3)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file too")
     args = parser.parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = console_of(150)
     records = measure(args.clients, args.rounds, args.repeat, console)
     show(records, console)
-    if args.json is not None:
-        args.json.write_text(json.dumps(records, indent=1) + "\n")
+    write_figures(args.json, records)
     return 0
 
 

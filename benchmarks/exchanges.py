@@ -8,8 +8,6 @@ and the bytes those of the communicator's own meter, second selection included.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.processes import run_ranks
 
 EXCHANGES = ("star", "replicated", "allreduce")
@@ -124,20 +123,18 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; see the top of the file."""
-    parser = argparse.ArgumentParser(prog="benchmarks/exchanges.py", description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--numbers", type=int, default=10_000_000, help="numbers in the vector")
     parser.add_argument("--one-in", type=int, nargs="+", default=[12, 50], help="ratios are 1 in so many")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks")
-    parser.add_argument("--json", type=Path, help="write all figures to this file too")
     parser.add_argument("--tiny", action="store_true", help="one small vector: does it run?")
     args = parser.parse_args(arguments)
     if args.tiny:
         vars(args).update(TINY)
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = console_of(160)
     records = [measure(args.numbers, one_in, ranks) for one_in in args.one_in for ranks in args.ranks]
     show(records, console)
-    if args.json is not None:
-        args.json.write_text(json.dumps(records, indent=1) + "\n")
+    write_figures(args.json, records)
     return 0
 
 

@@ -8,7 +8,6 @@ Memory is the ranks' proportional set size, in which a page that several process
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.command import parser_of, write_figures
 from fedtorch.models.pretrained import save_model
 from fedtorch.text.byte_bpe import train_subwords
 
@@ -119,11 +119,10 @@ def watch(command: list[str], run: Path) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Measure, print, and return the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--small", action="store_true", help="a base of a few layers, to see that it works")
     parser.add_argument("--rule", default="fedavg", help="algorithm.name")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args(arguments)
     with TemporaryDirectory() as folder:
         base, rows, run = (Path(folder) / name for name in ("base", "rows.jsonl", "run"))
@@ -140,8 +139,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print(f"of which no file is behind, by rank: {megabytes['private_bytes']} MB")
     print(f"a round: {megabytes['up']} MB up, {megabytes['down']} MB down, of both clients together")
     print(f"seconds: {found['seconds']:.0f} in all, {[round(each) for each in found['round_seconds']]} by round")
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_figures(args.json, found)
     return found
 
 

@@ -8,8 +8,6 @@ pair: a GPT-2 for each side of a dialog (FedAssistant); two ranks are a user and
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import sys
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
+from benchmarks.command import parser_of, write_figures
 from benchmarks.processes import run_ranks
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import ClientConfig, EngineConfig
@@ -163,7 +162,7 @@ def table(shape: Shape, names: list[str], widths: list[int]) -> list[dict[str, A
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Print a table for the README."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--model", choices=["t5", "gpt2", "pair"], default="t5")
     parser.add_argument("--optimizer", choices=["adamw", "adafactor"], default="adamw")
     parser.add_argument("--steps", type=int, default=3)
@@ -171,7 +170,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="+", choices=list(ENGINES), default=list(ENGINES))
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     shape = Shape(args.width, args.layers, args.model, args.optimizer, args.steps)
     rows = table(shape, args.only, args.ranks)
@@ -181,8 +179,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     for row in rows:
         cells = f"{row['peak_mb']:.0f} | {row['ratio']:.2f} | {row['sum_mb']:.0f} | {row['states_mb']:.0f}"
         print(f"| {row['engine']} | {row['ranks']} | {cells} |")
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_figures(args.json, rows)
     return rows
 
 

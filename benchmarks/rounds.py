@@ -5,8 +5,6 @@ python benchmarks/rounds.py [--workload a|b|c|memory|startup|all] [--rounds N] [
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.measured import Timing, time_plain, time_runner
 from benchmarks.processes import Ended, run_ranks
 from benchmarks.workloads import WORKLOADS, Workload, hosting, shrunk
@@ -211,15 +210,14 @@ def _seconds(command: Sequence[str]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; see the top of the file."""
-    parser = argparse.ArgumentParser(prog="benchmarks/rounds.py", description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     chosen = (*WORKLOADS, "memory", "startup", "all")
     parser.add_argument("--workload", choices=chosen, default="all", help="what to measure; see benchmarks/README.md")
     parser.add_argument("--rounds", type=int, help="timed rounds in each run; by default 3 to 5")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case, interleaved (default 3)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file too")
     parser.add_argument("--tiny", action="store_true", help="shrink models and data: does it run? not for timing")
     args = parser.parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = console_of(150)
     results: dict[str, list[dict[str, Any]]] = {}
     for letter, workload in WORKLOADS.items():
         if args.workload in (letter, "all"):
@@ -230,8 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results["memory"] = measure_memory(console)
     if args.workload in ("startup", "all"):
         results["startup"] = measure_startup(args.repeat, console)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_figures(args.json, results)
     return 0
 
 

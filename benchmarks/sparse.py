@@ -9,8 +9,6 @@ same repetition; seconds are medians.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.processes import run_ranks
 
 PARTS = ("select", "encode", "exchange", "sum", "apply")
@@ -155,24 +154,22 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; see the top of the file."""
-    parser = argparse.ArgumentParser(prog="benchmarks/sparse.py", description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--millions", type=float, nargs="+", default=[10, 124.439808], help="numbers in the tensor")
     parser.add_argument("--one-in", type=int, nargs="+", default=[12, 25, 50, 100], help="ratios are 1 in so many")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 5], help="numbers of ranks")
     parser.add_argument("--repeat", type=int, default=3, help="timed repetitions in each run (default 3)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file too")
     parser.add_argument("--tiny", action="store_true", help="one small tensor: does it run? not for timing")
     args = parser.parse_args(arguments)
     if args.tiny:
         vars(args).update(TINY)
-    console, records = Console(width=None if sys.stdout.isatty() else 200), []
+    console, records = console_of(200), []
     for millions in args.millions:
         for ranks in args.ranks:
             console.log(f"{millions:g} million numbers on {ranks} ranks")
             records += measure(round(millions * 1e6), args.one_in, ranks, args.repeat)
     show(records, console)
-    if args.json is not None:
-        args.json.write_text(json.dumps(records, indent=1) + "\n")
+    write_figures(args.json, records)
     return 0
 
 

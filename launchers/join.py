@@ -5,55 +5,38 @@ fedtorch join --server 192.168.7.1:29500 --config FILE --silo north
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError
 
 from . import silo
-from .submit import Request
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join") -> int:
     """Join; returns the run's exit code."""
-    args = _parser(prog).parse_args(arguments)
-    request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
-    try:
-        config = request.load()
-        place = silo.address(args.server, "--server", config)
-        ranks = silo.silos(config)
+    parser = silo.parser(prog, __doc__)
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where it serves")
+    parser.add_argument("--silo", required=True, metavar="CLIENT", help="a client of system.pinned that is here")
+    args = parser.parse_args(arguments)
+
+    def side(config: Config, ranks: dict[int, list[str]]) -> tuple[int, list[str]]:
         rank = next((rank for rank, names in ranks.items() if args.silo in names), 0)
         if not rank:
             near = get_close_matches(args.silo, config.system.pinned, 1)
             known = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(config.system.pinned)}"
             raise ConfigError(f"--silo is {args.silo}, which system.pinned does not have; {known}")
-        command = silo.command("join", args, ["--server", args.server, "--silo", args.silo])
-        environ = silo.environment(rank, len(ranks) + 1, place, os.environ, command)
-    except FedtorchError as error:
-        return silo.refused(prog, error)
-    told = [
-        f"{prog}: silo {' and '.join(ranks[rank])}, rank {rank} of {len(ranks) + 1}, of the server at {args.server}",
-        "the server will see: how many examples and characters each split has, digests of the files, losses, scores, "
-        "and every round's update of the shared weights, from which text can be inferred (docs/safety.md)",
-        f"here stay: the data; private weights and what else clients keep, their own models and this log, in "
-        f"{config.folder} (on a disk of this machine, if that is one)",
-    ]
-    try:
-        return silo.start(prog, request, config.folder, environ, told, args.max_restarts)
-    except FedtorchError as error:
-        return silo.refused(prog, error)
+        return rank, [
+            f"{prog}: silo {' and '.join(ranks[rank])}, rank {rank} of {len(ranks) + 1}, of the server at "
+            f"{args.server}",
+            "the server will see: how many examples and characters each split has, digests of the files, losses, "
+            "scores, and every round's update of the shared weights, from which text can be inferred (docs/safety.md)",
+            f"here stay: the data; private weights and what else clients keep, their own models and this log, in "
+            f"{config.folder} (on a disk of this machine, if that is one)",
+        ]
 
-
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where it serves")
-    parser.add_argument("--silo", required=True, metavar="CLIENT", help="a client of system.pinned that is here")
-    silo.add_options(parser)
-    return parser
+    return silo.run(prog, args, "join", "server", side)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtorch.config.masking import mask_assignment
+from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, RestartsError
 from fedtorch.lifecycle.status import write_status
@@ -85,7 +85,7 @@ def command_of(request: Request, ranks: int, max_restarts: int = MAX_RESTARTS, m
     words += ["--ranks", str(ranks)]
     words += ["--max-restarts", str(max_restarts)] if max_restarts != MAX_RESTARTS else []
     words += ["--max-returns", str(max_returns)] if max_returns else []
-    return shlex.join([*words, *(["--set", *map(mask_assignment, request.overrides)] if request.overrides else [])])
+    return shlex.join([*words, *set_options(request.overrides)])
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -6,16 +6,18 @@ Each starts one rank of the job: the server is rank 0, a silo the rank that `sys
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedtorch.comm.signing import VARIABLE
 from fedtorch.comm.trust import refuse_public
-from fedtorch.config.masking import mask_assignment
+from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError
+from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, RestartsError
+from fedtorch.lifecycle.status import write_status
 
 from . import start_words
 from .keep import MAX_RESTARTS, Kept, say
@@ -91,36 +93,46 @@ def environment(
     }
 
 
-def start(
-    prog: str, request: Request, folder: Path, environ: Mapping[str, str], told: list[str], max_restarts: int
-) -> int:
-    """Say what is about to happen, and be that rank; its exit code.
+Side = Callable[[Config, dict[int, list[str]]], tuple[int, list[str]]]
+"""(config, clients by rank) -> (which rank this side is, what is said before it starts)"""
 
-    Raises:
-        FedtorchError: see `Kept.run`.
+
+def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side) -> int:
+    """Say what is about to happen, and be that rank; the exit code.
+
+    name: of the launcher. option: by which the server's address was given, without dashes.
     """
-    print("\n".join(told), flush=True)
-    return Kept(request.arguments(), environ, folder, say(prog)).run(max_restarts)
+    request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
+    try:
+        config = request.load()
+        given = getattr(args, option)
+        place = address(given, f"--{option}", config)
+        ranks = silos(config)
+        rank, told = side(config, ranks)
+        again = [*start_words(name), f"--{option}", given, *(["--silo", args.silo] if rank else [])]
+        again += ["--config", *map(str, args.config)]
+        again += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
+        command = shlex.join([*again, *set_options(args.set)])
+        environ = environment(rank, len(ranks) + 1, place, os.environ, command)
+        print("\n".join(told), flush=True)
+        try:
+            return Kept(request.arguments(), environ, config.folder, say(prog)).run(args.max_restarts)
+        except RestartsError as error:
+            if not rank:
+                write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
+            raise
+    except FedtorchError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return error.exit_code
 
 
-def command(name: str, args: argparse.Namespace, options: list[str]) -> str:
-    """The words that start this side again."""
-    words = [*start_words(name), *options, "--config", *map(str, args.config)]
-    words += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
-    return shlex.join([*words, *(["--set", *map(mask_assignment, args.set)] if args.set else [])])
-
-
-def refused(prog: str, error: FedtorchError) -> int:
-    """Say why nothing was started; the exit code."""
-    print(f"{prog}: {error}", file=sys.stderr)
-    return error.exit_code
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of both sides."""
+def parser(prog: str, about: str | None) -> argparse.ArgumentParser:
+    """The options of both sides."""
+    parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="the same on all sides")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(
         "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of this side's process (%(default)s)"
     )
     parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help="see fedtorch.main")
+    return parser

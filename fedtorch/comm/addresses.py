@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
 
-from fedtorch.comm.interfaces import Interface, find, interfaces, network_name, towards
+from fedtorch.comm.interfaces import LOOPBACK_NAMES, Interface, find, interfaces, is_loopback, network_name, towards
 from fedtorch.comm.trust import problem_of, refuse_public
 
 log = logging.getLogger(__name__)
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """By which the libraries are told an interface; NCCL takes the beginning of a name unless it is told otherwise."""
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TRY_S = 15.0  # for a connection between two hosts; a wire that is cut for five seconds is no reason to give up
 _SHOWN = 8
 _ADVICE = (
@@ -67,7 +66,7 @@ def may_span_hosts(environ: Mapping[str, str]) -> bool:
     """Can the ranks be on several hosts? Where they cannot, nothing has to be found out."""
     if local := environ.get("LOCAL_WORLD_SIZE"):
         return int(local) < int(environ["WORLD_SIZE"])
-    return environ["MASTER_ADDR"] not in _LOOPBACK
+    return environ["MASTER_ADDR"] not in LOOPBACK_NAMES
 
 
 def check_master(environ: Mapping[str, str], *, trusts: bool) -> None:
@@ -148,7 +147,7 @@ def decide(notes: Notes) -> dict[str, Any]:
     for rank in sorted(notes):
         note = notes[rank]
         address = note["address"].partition(" ")[0]
-        usable = address if note["phase"] != "found" or not _is_loopback(address) else ""
+        usable = address if note["phase"] != "found" or not is_loopback(address) else ""
         places[note["network"]] = places.get(note["network"]) or f"{usable} {note['port']}".strip()
     if len(places) < 2:
         return verdict
@@ -168,7 +167,7 @@ def _unusable(notes: Notes, rank: int) -> str:
     note = notes[rank]
     if note["problem"]:
         return f"{_who(notes, rank)}: {note['problem']}"
-    if note["phase"] == "chosen" and (not note["address"] or _is_loopback(note["address"].partition(" ")[0])):
+    if note["phase"] == "chosen" and (not note["address"] or is_loopback(note["address"].partition(" ")[0])):
         return f"{_who(notes, rank)} would announce the loopback address, which no other host reaches"
     return ""
 
@@ -240,7 +239,3 @@ def _address(found: Interface | None) -> str:
 
 def _shown(found: Interface | None) -> str:
     return str(found) if found else ""
-
-
-def _is_loopback(address: str) -> bool:
-    return Interface("", address).is_loopback

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+"""What a job whose ranks are all on one machine calls it."""
 _ANY_PORT = 9  # nothing is sent there
 _DUMP_ADDRESSES = 22  # RTM_GETADDR of <linux/rtnetlink.h>
 _NEW_ADDRESS, _DONE, _ERROR = 20, 3, 2

@@ -15,12 +15,11 @@ from typing import Any
 import torch.distributed as dist
 
 from fedtorch.comm.attempt import agree_on_attempt
-from fedtorch.comm.interfaces import is_own
+from fedtorch.comm.interfaces import LOOPBACK_NAMES, is_own
 from fedtorch.comm.signing import UNSIGNED, Signature
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 _Answer = tuple[Any, str]  # value, or what went wrong
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 
 
@@ -250,7 +249,7 @@ def host_store(host: str, port: int, limit: timedelta = timedelta(seconds=300)) 
     Raises:
         OSError: the port is taken.
     """
-    if host not in _LOOPBACK and not is_own(host):
+    if host not in LOOPBACK_NAMES and not is_own(host):
         return dist.TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=1024) as listener:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 MASK = "<masked>"
@@ -15,6 +16,11 @@ def mask_data(data: Any, key: str = "") -> Any:
     if isinstance(data, dict):
         return {name: mask_data(value, name) for name, value in data.items()}
     return MASK if isinstance(data, str) and data and key.lower().split("_")[-1] in _SECRET else data
+
+
+def set_options(assignments: Sequence[str]) -> list[str]:
+    """`--set` with these overrides, masked, as words of a command; nothing where there are none."""
+    return ["--set", *map(mask_assignment, assignments)] if assignments else []
 
 
 def mask_assignment(text: str) -> str:

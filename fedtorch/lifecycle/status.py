@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtorch.config.masking import mask_assignment
+from fedtorch.config.masking import mask_assignment, set_options
 from fedtorch.core.errors import Interrupted
 from fedtorch.core.files import replace_file
 
@@ -72,7 +72,7 @@ def resume_command(configs: Sequence[Path] | None, overrides: Sequence[str]) -> 
         start = agent_words(_words_of(os.getppid())) or unknown
     words = [*start, "-m", "fedtorch.main"]
     words += ["--config", *map(str, configs)] if configs else []
-    words += ["--set", *map(mask_assignment, overrides)] if overrides else []
+    words += set_options(overrides)
     return shlex.join(words)
 
 

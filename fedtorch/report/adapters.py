@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.report.compared import by_settings, figure
+from fedtorch.core.scores import AGGREGATION_ERROR
+from fedtorch.report.compared import figure
 from fedtorch.report.find_runs import NamedRun
-from fedtorch.report.groups import group_name
+from fedtorch.report.groups import Group, make_groups
 from fedtorch.tracking.run_folder import Run
 
-ERROR = "adapter/aggregation_error"
 _HEADS = (
     "run",
     "rule",
@@ -31,7 +31,8 @@ def adapters_markdown(runs: Sequence[NamedRun]) -> str:
     """The table; runs that differ in the seed alone share a row (mean ± standard deviation).
 
     Bytes of a round are what clients send and receive by the meter, evaluations included. The error is the mean
-    over the rounds, and that of the last one. The score is the micro mean of the final evaluation.
+    over the rounds, and that of the last one. The score is the micro
+    mean, in the evaluation that counts, of what the run was selected by.
 
     Raises:
         ConfigError: a run has no adapter.
@@ -40,13 +41,12 @@ def adapters_markdown(runs: Sequence[NamedRun]) -> str:
         if not _adapter(run):
             raise ConfigError(f"{run.folder} has no task.model.adapter; name runs with adapters")
     lines = ["| " + " | ".join(_HEADS) + " |", "|---|---|" + "---:|" * (len(_HEADS) - 2)]
-    for group in by_settings(runs):
-        found, (_, first) = [run for _, run in group], group[0]
-        rounds = [run.of_kind("round") for run in found]
-        errors = [[r["extra"][ERROR] for r in one if r.get("extra", {}).get(ERROR) is not None] for one in rounds]
-        metric, scores = _scores(found)
+    for group in make_groups(runs):
+        first, rounds = group.runs[0], [run.of_kind("round") for run in group.runs]
+        told = [[r.get("extra", {}).get(AGGREGATION_ERROR) for r in one] for one in rounds]
+        errors = [[error for error in one if error is not None] for one in told]
         columns = [
-            group_name([name for name, _ in group]) + (f" (n={len(group)})" if len(group) > 1 else ""),
+            group.label,
             _rule(first),
             str(_adapter(first).get("r", "")),
             str(sum(record.get("examples", 0) for record in first.last.values())),
@@ -55,7 +55,7 @@ def adapters_markdown(runs: Sequence[NamedRun]) -> str:
               for name in ("bytes_up", "bytes_down")),
             figure([fmean(one) for one in errors if one], 4),
             figure([one[-1] for one in errors if one], 4),
-            f"{figure(scores, 4)} {metric}".strip(),
+            _score(group),
         ]  # fmt: skip
         lines.append("| " + " | ".join(columns) + " |")
     return "\n".join(lines) + "\n"
@@ -73,13 +73,7 @@ def _rule(run: Run) -> str:
     return "; ".join([str(run.setting("algorithm.name") or "fedavg"), *parts]).replace("|", "\\|")
 
 
-def _scores(runs: Sequence[Run]) -> tuple[str, list[float]]:
-    """The first metric of the final evaluation, and its micro mean in each run that has one."""
-    metric, values = "", list[float]()
-    for run in runs:
-        final = [record for record in run.of_kind("eval_total") if record["label"] == "final"]
-        if final and (metrics := final[-1]["metrics"]):
-            metric = metric or next(iter(metrics))
-            if (mean := metrics.get(metric, {}).get("micro")) is not None:
-                values.append(mean)
-    return metric, values
+def _score(group: Group) -> str:
+    metric = next((name for run in group.runs if (name := run.metric())), "")
+    means = [found.average(metric)["micro"] for found in group.evaluations(metric)]
+    return f"{figure([mean for mean in means if mean is not None], 4)} {metric}".strip()

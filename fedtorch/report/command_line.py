@@ -21,7 +21,7 @@ from fedtorch.report import significance as paired
 from fedtorch.report import sweep as sweep_report
 from fedtorch.report.adapters import adapters_markdown
 from fedtorch.report.compared import read_all, say_left_out, say_written, show_page
-from fedtorch.report.find_runs import find_runs
+from fedtorch.report.find_runs import NamedRun, find_runs
 from fedtorch.report.groups import make_groups
 from fedtorch.report.html_page import html_page
 from fedtorch.report.overlay import plot_comparison
@@ -82,52 +82,21 @@ def make_table(args: argparse.Namespace) -> None:
     say_written(paths)
 
 
-def add_measures_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `measures`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run of the task wikisql")
-    parser.add_argument("--out", type=Path, help="folder for measures.md; default: RUN/report")
+def page(about: str, name: str, whose: str, markdown_of: Callable[[Sequence[NamedRun]], str]) -> Command:
+    """A report that is one page, printed and written as `name`.md.
 
-
-def make_measures(args: argparse.Namespace) -> None:
-    """Print and write the table of measures.
-
-    Raises:
-        ConfigError: a folder is no run.
+    whose: the runs that it is for. markdown_of: raises ConfigError if a run is none of them.
     """
-    text = measures_markdown(read_all(args.runs))
-    say_written([show_page(text, (args.out or args.runs[0] / "report") / "measures.md")])
 
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"folder of a run {whose}")
+        parser.add_argument("--out", type=Path, help=f"folder for {name}.md; default: RUN/report")
 
-def add_perplexity_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `perplexity`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run of the task dialog")
-    parser.add_argument("--out", type=Path, help="folder for perplexity.md; default: RUN/report")
+    def make(args: argparse.Namespace) -> None:
+        text = markdown_of(read_all(args.runs))
+        say_written([show_page(text, (args.out or args.runs[0] / "report") / f"{name}.md")])
 
-
-def make_perplexity(args: argparse.Namespace) -> None:
-    """Print and write the tables of perplexities and of bytes.
-
-    Raises:
-        ConfigError: a folder is no run of the task dialog.
-    """
-    text = perplexity_markdown(read_all(args.runs))
-    say_written([show_page(text, (args.out or args.runs[0] / "report") / "perplexity.md")])
-
-
-def add_adapters_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `adapters`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run with task.model.adapter")
-    parser.add_argument("--out", type=Path, help="folder for adapters.md; default: RUN/report")
-
-
-def make_adapters(args: argparse.Namespace) -> None:
-    """Print and write the table of adapters.
-
-    Raises:
-        ConfigError: a folder is no run with an adapter.
-    """
-    text = adapters_markdown(read_all(args.runs))
-    say_written([show_page(text, (args.out or args.runs[0] / "report") / "adapters.md")])
+    return Command(about, add_arguments, make)
 
 
 COMMANDS = {
@@ -135,14 +104,17 @@ COMMANDS = {
     "sweep": Command("score over a swept key, a line for each client", sweep_report.add_arguments, sweep_report.make),
     "apir": Command("few-shot tasks against a base run (FewFedWeight)", apir_report.add_arguments, apir_report.make),
     "ttest": Command("paired t-test between two runs, over single examples", paired.add_arguments, paired.make),
-    "measures": Command(
-        "WikiSQL's measures, beside those of the FedParsing paper", add_measures_arguments, make_measures
+    "measures": page(
+        "WikiSQL's measures, beside those of the FedParsing paper", "measures", "of the task wikisql", measures_markdown
     ),
-    "adapters": Command("bytes, errors of averaging and scores of adapters", add_adapters_arguments, make_adapters),
-    "perplexity": Command(
+    "adapters": page(
+        "bytes, errors of averaging and scores of adapters", "adapters", "with task.model.adapter", adapters_markdown
+    ),
+    "perplexity": page(
         "perplexities and bytes of dialog runs, beside those of the FedAssistant paper",
-        add_perplexity_arguments,
-        make_perplexity,
+        "perplexity",
+        "of the task dialog",
+        perplexity_markdown,
     ),
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     try:
         config = yaml_config.load(args.config, args.set)
         task = own_task(config.task, config.task_name)
-        found = overview(task)
+        found = _looked_at(task)
         show(found, task)
         picture = args.out or args.config[0].with_name(f"{args.config[0].stem}.check.png")
         draw(found, picture)
@@ -45,6 +46,18 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     except FedtorchError as error:
         print(f"fedtorch: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _looked_at(task: OwnTask) -> Overview:
+    """The overview; on a terminal a bar shows how far it is."""
+    form = "{desc}{bar:20} {n_fmt}/{total_fmt} clients {elapsed}"
+    with tqdm(desc="rows are prepared ", total=1, file=sys.stderr, disable=None, leave=False, bar_format=form) as bar:
+
+        def say(done: int, of: int) -> None:
+            bar.total, bar.n, bar.desc = of, done, "rows are looked at "
+            bar.refresh()
+
+        return overview(task, say)
 
 
 def own_task(task: object, name: str) -> OwnTask:
@@ -61,9 +74,11 @@ def own_task(task: object, name: str) -> OwnTask:
     return task
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """The arguments `config` and `--set`."""
-    parser.add_argument("config", type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first")
+def add_config(parser: argparse.ArgumentParser, name: str = "config", **more: Any) -> None:
+    """The arguments `config`, or what else it is called, and `--set`."""
+    parser.add_argument(
+        name, type=Path, nargs="+", metavar="CONFIG", help="YAML file; later ones change the first", **more
+    )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
 
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import FedtorchError
 from fedtorch.setup.data_check import add_config, own_task
+from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import write_partition_of
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.data_partition") -> int:
     """Write the folder; returns the exit code (0, 2 the config is wrong, 3 the data are or DIR is taken)."""
-    args = _parser(prog).parse_args(arguments)
+    return write_folder(_parser(prog).parse_args(arguments), write_partition_of)
+
+
+def write_folder(args: argparse.Namespace, write: Callable[[OwnTask, Path], Sequence[int]]) -> int:
+    """Write what a config's own data are made into, and say how many rows clients have; returns the exit code.
+
+    args: `config`, `set` and `out`. write: into a new folder; returns each client's rows.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         config = yaml_config.load(args.config, args.set)
-        sizes = write_partition_of(own_task(config.task, config.task_name), args.out)
+        sizes = write(own_task(config.task, config.task_name), args.out)
         print(f"{args.out}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} of {sum(sizes)} rows")
         return 0
     except FedtorchError as error:

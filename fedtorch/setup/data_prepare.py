@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtorch.config import load as yaml_config
-from fedtorch.core.errors import DataError, FedtorchError
-from fedtorch.setup.data_check import own_task
+from fedtorch.core.errors import DataError
+from fedtorch.setup.data_check import add_config
+from fedtorch.setup.data_partition import write_folder
+from fedtorch.tasks.own import OwnTask
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.data_prepare") -> int:
     """Write the folder; returns the exit code (0, 2 the config is wrong, 3 the data are or DIR is taken)."""
     args = _parser(prog).parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    try:
-        config = yaml_config.load(args.config, args.set)
-        if args.out.exists():
-            raise DataError(f"{args.out} is there already; name a new folder, or remove it")
-        own_task(config.task, config.task_name).prepare_into(args.out)
-        clients = json.loads((args.out / "manifest.json").read_text())["clients"].values()
-        sizes = [sum(split["examples"] for split in client["splits"].values()) for client in clients]
-        print(f"{args.out}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} of {sum(sizes)} rows")
-        names = " ".join(map(str, args.config))
-        print(f"fedtorch run --config {names} --set task.data.prepared={args.out}")
-        return 0
-    except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+    if code := write_folder(args, _prepare):
+        return code
+    print(f"fedtorch run --config {' '.join(map(str, args.config))} --set task.data.prepared={args.out}")
+    return 0
+
+
+def _prepare(task: OwnTask, out: Path) -> list[int]:
+    if out.exists():
+        raise DataError(f"{out} is there already; name a new folder, or remove it")
+    return task.prepare_into(out)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -40,10 +34,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         description="Write the rows of a config's own data as a prepared folder, which can be looked at, copied to "
         "other machines and be named in task.data.prepared; a run does the same by itself, below data/.",
     )
-    parser.add_argument(
-        "--config", type=Path, nargs="+", required=True, metavar="CONFIG", help="YAML file; later ones change the first"
-    )
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config(parser, "--config", required=True)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     return parser
 

@@ -20,6 +20,7 @@ from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.model_folder import model_folder
 from fedtorch.setup.data_check import own_task
 from fedtorch.setup.engine import device
+from fedtorch.tasks.new_rows import new_rows
 from fedtorch.tasks.own import OwnTask
 
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         torch.set_num_threads(config.system.threads)
         model = task.build_model(config.run.seed).to(device(config.system.device)).eval()
         with _output(args.out) as file:
-            answers = _answers(task, model, task.new_rows(args.file, form), config.eval.batch_size)
+            answers = _answers(task, model, new_rows(args.file, task.data, form), config.eval.batch_size)
             for row, answer in enumerate(answers, start=1):
                 file.write(json.dumps({"row": row, **answer}, ensure_ascii=False) + "\n")
         return 0

@@ -140,21 +140,17 @@ class CausalLM(TextTask):
             )
         return tokenizer
 
-    def load(self, client: str, split: str) -> list[Continued]:
-        """Tokenised rows of one client.
+    def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Continued]:
+        """See OwnTask."""
+        return [self.tokens.sample(row, where) for row in rows]
 
-        Raises:
-            DataError: more than 1 % of the rows have no token to learn within `max_length`.
-        """
-        rows, where = self.rows(client, split), f"{split} of client {client}"
-        found = [self.tokens.sample(row, where) for row in rows]
-        if empty := sum(not sample.learned for sample in found):
-            if empty > _MOST_UNSUPERVISED * len(found):
-                raise DataError(
-                    f"{where}: {empty} of {len(found)} rows have no token to learn within task.max_length = "
-                    f"{self.max_length}; raise it, set task.truncate to left, or leave empty answers out"
-                )
-        return found
+    def refuse(self, examples: Sequence[Continued], where: str) -> None:
+        """Where more than 1 % of them have no token to learn within `max_length`."""
+        if (empty := self.unsupervised(examples)) > _MOST_UNSUPERVISED * len(examples):
+            raise DataError(
+                f"{where}: {empty} of {len(examples)} rows have no token to learn within task.max_length = "
+                f"{self.max_length}; raise it, set task.truncate to left, or leave empty answers out"
+            )
 
     def example_lengths(self, examples: Sequence[Continued]) -> list[tuple[int, ...]]:
         """Tokens of each, as if all its texts were as long as the longest."""
@@ -285,10 +281,10 @@ class CausalLM(TextTask):
         found = {"perplexity": math.exp(min(700.0, totals[f"{COUNT}nll"] / tokens))} if tokens else {}
         return {**found, **super().figures(totals)}
 
-    def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Of each with its right answer alone."""
-        return super().lengths([{name: text for name, text in row.items() if name != CHOICES} for row in rows])
+    def texts_read(self, row: Mapping[str, Any]) -> list[str]:
+        """With the right answer alone."""
+        return super().texts_read({name: text for name, text in row.items() if name != CHOICES})
 
-    def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
-        """Rows none of whose tokens is learned within `max_length`."""
-        return sum(not self.tokens.sample(row, "a row").learned for row in rows)
+    def unsupervised(self, examples: Sequence[Continued]) -> int:
+        """Those none of whose tokens is learned within `max_length`."""
+        return sum(not example.learned for example in examples)

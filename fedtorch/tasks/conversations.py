@@ -27,17 +27,10 @@ class Conversations:
             right = _right(choices, values[self.required[-1]])
             found = replace(self, required=tuple(name for name in self.required if name != "choices"))
             return {**found.convert({**values, self.required[-1]: right}), "choices": choices}
-        for name in self.required:
-            if not isinstance(values[name], str):
-                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
+        _check_strings({name: values[name] for name in self.required})
         if self.required == ("text",):
             return {"text": values["text"]}
-        prompt = (
-            values["prompt"]
-            if self.template is None
-            else self.template.format(**{k: v for k, v in values.items() if k != "choices"})
-        )
-        return {"prompt": prompt, "completion": values[self.required[-1]]}
+        return {"prompt": _prompt(values, self.template), "completion": values[self.required[-1]]}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """All of them."""
@@ -78,16 +71,26 @@ class Unchosen:
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """prompt and choices."""
-        choices, prompts = _choices(values["choices"]), {k: v for k, v in values.items() if k != "choices"}
-        for name, value in prompts.items():
-            if not isinstance(value, str):
-                raise ValueError(f"`{name}` is a {type(value).__name__}, expected a string")
-        prompt = prompts["prompt"] if self.template is None else self.template.format(**prompts)
-        return {"prompt": prompt, "choices": choices}
+        choices = _choices(values["choices"])
+        _check_strings({name: value for name, value in values.items() if name != "choices"})
+        return {"prompt": _prompt(values, self.template), "choices": choices}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """All of them."""
         return [row["prompt"], *row["choices"]]
+
+
+def _check_strings(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise ValueError(f"`{name}` is a {type(value).__name__}, expected a string")
+
+
+def _prompt(values: Mapping[str, Any], template: str | None) -> str:
+    """The column of that name, or what the columns make of the template."""
+    if template is None:
+        return str(values["prompt"])
+    return template.format(**{name: value for name, value in values.items() if name != "choices"})
 
 
 def _choices(choices: Any) -> list[str]:

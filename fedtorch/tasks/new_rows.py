@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedtorch.core.errors import DataError
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.own.init import check_there
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.rows import Form, check_required, columns_of
@@ -86,3 +86,13 @@ def _converted(values: Any, columns: Mapping[str, str], form: Form) -> dict[str,
         raise values
     check_required(values, columns, form)
     return form.convert(values)
+
+
+def refuse_perplexity(kind: str, asked: bool) -> None:
+    """For a task that has none.
+
+    Raises:
+        ConfigError: it is asked for.
+    """
+    if asked:
+        raise ConfigError(f"--perplexity is given but the run's task.name is {kind}; it is for causal_lm")

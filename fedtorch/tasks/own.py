@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.chosen_metrics import code_of
 from fedtorch.tasks.judged import Judged
-from fedtorch.tasks.new_rows import new_rows
 from fedtorch.tasks.own_usage import usage
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
@@ -94,11 +93,13 @@ class OwnTask(Judged):
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
         return folder_for(self.data, self.kind, self._row_settings(), self.prepare_into)
 
-    def prepare_into(self, folder: Path) -> None:
-        """Write the prepared rows, and the vocabulary of a random model."""
+    def prepare_into(self, folder: Path) -> list[int]:
+        """Write the prepared rows, and the vocabulary of a random model; how many rows each client has."""
         settings = self._row_settings()
         train = partial(train_subwords, size=self.data.tokenizer_size) if settings["vocabulary"] else None
-        prepare(folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings)
+        return prepare(
+            folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings
+        )
 
     def _row_settings(self) -> dict[str, Any]:
         return {**self.settings(), "vocabulary": self.source_model.random is not None and self.tokenizer is None}
@@ -174,19 +175,6 @@ class OwnTask(Judged):
         """
         raise NotImplementedError
 
-    def no_perplexity(self, asked: bool) -> None:
-        """Refuse the question for it.
-
-        Raises:
-            ConfigError: it is asked for.
-        """
-        if asked:
-            raise ConfigError(f"--perplexity is given but the run's task.name is {self.kind}; it is for causal_lm")
-
-    def new_rows(self, source: str, form: Form) -> Iterator[list[dict[str, Any]]]:
-        """Rows of a source in blocks, in the form of `new_form`."""
-        return new_rows(source, self.data, form)
-
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
         """What a model in eval mode says of rows in the form of `new_form`: plain JSON for each, in their order."""
         raise NotImplementedError
@@ -256,19 +244,35 @@ class OwnTask(Judged):
         model = self.source_model
         return base_digests(model.path) if model.adapter is not None and model.path else {}
 
-    def lengths(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens of each of some prepared rows before anything is cut, all its texts together."""
-        found, form, vocabulary = list[int](), self.form(), self.vocabulary
-        for start in range(0, len(rows), 1000):
-            texts = [list(form.texts(row)) for row in rows[start : start + 1000]]
-            ids = iter(
-                vocabulary([text for own in texts for text in own], verbose=False).input_ids if any(texts) else ()
-            )
-            found += [sum(len(next(ids)) for _ in own) for own in texts]
-        return found
+    def load(self, client: str, split: str) -> list[Any]:
+        """Tokenised rows of one client."""
+        rows, where = self.rows(client, split), f"{split} of client {client}"
+        examples = self.examples(rows, where) if rows else []
+        self.refuse(examples, where)
+        return examples
 
-    def unsupervised(self, rows: Sequence[Mapping[str, Any]]) -> int:
-        """How many of some prepared rows of train have nothing to learn from; every row has its label by default."""
+    def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
+        """Prepared rows as they are collated, one example each; there are some. where: for messages.
+
+        Raises:
+            DataError: training would refuse one of them.
+        """
+        raise NotImplementedError
+
+    def refuse(self, examples: Sequence[Any], where: str) -> None:
+        """Raises DataError if training cannot do with these examples together; where: for messages."""
+
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """The most tokens that each of an example's `example_lengths` can have; one that has so many may be cut."""
+        return (self.max_length,)
+
+    def texts_read(self, row: Mapping[str, Any]) -> list[str]:
+        """The texts of a prepared row that are read together."""
+        return list(self.form().texts(row))
+
+    def unsupervised(self, examples: Sequence[Any]) -> int:
+        """How many of some examples have nothing to learn from; every row has its label by default."""
         return 0
 
     def cut(self, ids: Sequence[int], most: int, where: str) -> list[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.processes import on_all_cores
 from fedtorch.data.own.overview import NAMED, ClientRows, Overview, set_divergences, split_digests
 from fedtorch.data.own.partition_files import write_partition
 from fedtorch.data.own.picture import draw
@@ -18,29 +20,41 @@ from fedtorch.tasks.own import OwnTask
 
 __all__ = ["Overview", "draw", "overview", "some_rows", "write_partition_of"]
 
+ROWS_ON_ALL_CORES = 50_000
+"""From so many rows on further processes are worth their start."""
 
-def overview(task: OwnTask) -> Overview:
-    """Look at all rows of all clients, as they were prepared.
 
-    What one client's rows make training refuse is in `problems`; the others are looked at all the same.
+@dataclass(frozen=True)
+class Looked:
+    """One client, looked at."""
+
+    facts: ClientRows
+    digests: dict[str, list[bytes]]
+    """split -> `content_digest` of every row"""
+    problems: list[str]
+    """why training would refuse"""
+
+
+def overview(task: OwnTask, say: Callable[[int, int], None] = lambda done, of: None) -> Overview:
+    """Look at all rows of all clients, as they were prepared; of many rows on all cores.
+
+    What one client's rows make training refuse is in `problems`; the others are looked at all the same. say: is told
+    after how many clients of how many it is.
 
     Raises:
         ConfigError, DataError: the rows cannot be prepared at all.
     """
-    entries, form = task.prepared["clients"], task.form()
-    found = Overview(task.kind, {}, _shared(task), task.prepared.get("record", {}).get("left_out", 0))
+    entries, shared = task.prepared["clients"], _shared(task)
+    found = Overview(task.kind, {}, shared, task.prepared.get("record", {}).get("left_out", 0))
     digests: dict[tuple[str, str], list[bytes]] = {}
-    for client, entry in entries.items():
-        facts = found.clients[client] = ClientRows()
-        for split in entry["splits"]:
-            rows = task.rows(client, split)
-            facts.rows[split] = len(rows)
-            if split in found.shared and client != next(iter(entries)):
-                continue
-            digests[client, split] = [content_digest(form.texts(row)) for row in rows]
-            _add(facts, task, split, rows)
-        if len(found.problems) < NAMED:
-            found.problems += _refusals(task, client)
+    task.vocabulary, task.form()  # noqa: B018  # read once, for all processes
+    rows = sum(split["examples"] for entry in entries.values() for split in entry["splits"].values())
+    each = on_all_cores(partial(_look, task, shared), list(entries), is_worth_it=rows >= ROWS_ON_ALL_CORES)
+    for client, looked in zip(entries, each, strict=True):
+        found.clients[client] = looked.facts
+        digests |= {(client, split): rows for split, rows in looked.digests.items()}
+        found.problems += looked.problems[: max(0, NAMED - len(found.problems))]
+        say(len(found.clients), len(entries))
     set_divergences(found)
     split_digests(digests, found, task.folder)
     return found
@@ -82,17 +96,59 @@ def row_ids_of(task: OwnTask, scratch: Path | None = None) -> dict[str, list[str
     return {client: [ids[row] for row in rows.tolist()] for client, rows in parts.items()}
 
 
-def _add(facts: ClientRows, task: OwnTask, split: str, rows: list[dict[str, Any]]) -> None:
-    lengths = task.lengths(rows)
+def _look(task: OwnTask, shared: Collection[str], client: str) -> Looked:
+    entries, form = task.prepared["clients"], task.form()
+    looked = Looked(ClientRows(), {}, [])
+    is_first = client == next(iter(entries))
+    for split in entries[client]["splits"]:
+        rows, where = task.rows(client, split), f"{split} of client {client}"
+        looked.facts.rows[split] = len(rows)
+        if split in shared and not is_first:
+            continue
+        looked.digests[split] = [content_digest(form.texts(row)) for row in rows]
+        _add(looked, task, split, rows, where)
+    return looked
+
+
+def _add(looked: Looked, task: OwnTask, split: str, rows: list[dict[str, Any]], where: str) -> None:
+    facts, examples = looked.facts, []
+    try:
+        examples = task.examples(rows, where) if rows else []
+        task.refuse(examples, where)
+    except DataError as error:
+        looked.problems.append(str(error))
+    lengths = _lengths(task, rows, examples)
     facts.tokens += lengths
     facts.cut += sum(length > task.max_length for length in lengths) if task.cuts else 0
     if split == "train":
-        with suppress(DataError):  # it is among the problems
-            facts.unsupervised += task.unsupervised(rows)
+        facts.unsupervised += task.unsupervised(examples)
         for row in rows:
             label = task.label_of(row)
             if label is not None:
                 facts.labels.update(map(str, label) if isinstance(label, list) else [str(label)])
+
+
+def _lengths(task: OwnTask, rows: Sequence[Mapping[str, Any]], examples: Sequence[Any]) -> list[int]:
+    """Tokens of each row before anything is cut, all its texts together; of long ones without what a template adds.
+
+    examples: of these rows; none, if training refuses one of them.
+    """
+    if not examples:
+        return _lengths_of_texts(task, rows)
+    each = task.example_lengths(examples)
+    is_whole = [all(size < most for size, most in zip(sizes, task.longest, strict=True)) for sizes in each]
+    uncut = iter(_lengths_of_texts(task, [row for row, whole in zip(rows, is_whole, strict=True) if not whole]))
+    return [sum(sizes) if whole else next(uncut) for sizes, whole in zip(each, is_whole, strict=True)]
+
+
+def _lengths_of_texts(task: OwnTask, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    found = list[int]()
+    for start in range(0, len(rows), 1000):
+        texts = [task.texts_read(row) for row in rows[start : start + 1000]]
+        together = [text for own in texts for text in own]
+        ids = iter(task.vocabulary(together, verbose=False).input_ids if together else ())
+        found += [sum(len(next(ids)) for _ in own) for own in texts]
+    return found
 
 
 def _shared(task: OwnTask) -> tuple[str, ...]:
@@ -104,11 +160,3 @@ def _shared(task: OwnTask) -> tuple[str, ...]:
         for split, value in given.items()
         if isinstance(value, str) and len({entry.get(split, {}).get("sha256") for entry in entries}) == 1
     )
-
-
-def _refusals(task: OwnTask, client: str) -> list[str]:
-    try:
-        task.check(client)
-    except DataError as error:
-        return [str(error)]
-    return []

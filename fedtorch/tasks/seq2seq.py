@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedtorch.core.ranges import Count
 from fedtorch.models.padding import pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.new_rows import NewPrompts
+from fedtorch.tasks.new_rows import NewPrompts, refuse_perplexity
 from fedtorch.tasks.text_generation import IGNORED, SourceTarget, Texts, TextTask, token_loss
 
 
@@ -29,11 +29,8 @@ class Seq2Seq(TextTask):
         """`source` and `target`, or the columns of the template and `target`."""
         return Texts((*(self.template_columns() if self.template else ["source"]), "target"), self.template)
 
-    def load(self, client: str, split: str) -> list[SourceTarget]:
-        """Tokenised rows of one client; case and spaces are as in the file."""
-        rows, where = self.rows(client, split), f"{split} of client {client}"
-        if not rows:
-            return []
+    def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[SourceTarget]:
+        """See OwnTask; case and spaces are as in the file."""
         sources = self._encoded(rows, where)
         targets = self.vocabulary(text_target=[row["target"] for row in rows]).input_ids
         end = self.vocabulary.eos_token_id
@@ -55,6 +52,11 @@ class Seq2Seq(TextTask):
     def example_lengths(self, examples: Sequence[SourceTarget]) -> list[tuple[int, ...]]:
         """Of source and target, which are padded each for itself."""
         return [(len(example.source), len(example.target)) for example in examples]
+
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """Of source and target."""
+        return self.max_length, self.max_target_length
 
     def supervised(self, example: SourceTarget) -> int:
         """Target tokens."""
@@ -96,7 +98,7 @@ class Seq2Seq(TextTask):
 
     def new_form(self, *, perplexity: bool = False) -> NewPrompts:
         """`source`, or the columns of the template."""
-        self.no_perplexity(perplexity)
+        refuse_perplexity(self.kind, perplexity)
         return NewPrompts(self.template_columns() if self.template else ["source"], self.template)
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from fedtorch.tasks.base import Scores
 from fedtorch.tasks.label_figures import BUILT_IN, known_metrics, label_figures
 from fedtorch.tasks.labelled_texts import LabelledTexts, Problem
 from fedtorch.tasks.long_texts import LongTexts, Window, padded
-from fedtorch.tasks.new_rows import NewTexts
+from fedtorch.tasks.new_rows import NewTexts, refuse_perplexity
 
 _PROBLEMS = {
     "single_label": "single_label_classification",
@@ -125,12 +125,8 @@ class TextClassification(LongTexts):
             "problem_type": _PROBLEMS[self.problem],
         }
 
-    def load(self, client: str, split: str) -> list[Example]:
-        """Tokenised rows of one client."""
-        rows = self.rows(client, split)
-        if not rows:
-            return []
-        where = f"{split} of client {client}"
+    def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
+        """See OwnTask."""
         return [
             Example.of(windows, self._target(row["label"], where))
             for windows, row in zip(self._inputs(rows, where), rows, strict=True)
@@ -226,7 +222,7 @@ class TextClassification(LongTexts):
 
     def new_form(self, *, perplexity: bool = False) -> NewTexts:
         """A text, or two."""
-        self.no_perplexity(perplexity)
+        refuse_perplexity(self.kind, perplexity)
         return NewTexts(optional=("text_pair",))
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.judged import pooled
 from fedtorch.tasks.long_texts import LongTexts, best_windows, padded, split_up
+from fedtorch.tasks.new_rows import refuse_perplexity
 from fedtorch.tasks.tagged_words import Annotation, TaggedWords, UntaggedWords
 from fedtorch.tasks.word_tokens import Example, first_pieces, spans_in_text, tags_of_words
 
@@ -123,12 +124,8 @@ class TokenClassification(LongTexts):
             return None
         return f"{lost} of {len(found)} words lie beyond task.max_length {self.max_length}; they count as predicted O"
 
-    def load(self, client: str, split: str) -> list[Example]:
-        """Tokenised rows of one client."""
-        rows = self.rows(client, split)
-        return self._encoded(rows, f"{split} of client {client}") if rows else []
-
-    def _encoded(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
+    def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
+        """See OwnTask."""
         examples = []
         places = [row.get("where", where) for row in rows]
         for windows, row in zip(
@@ -215,12 +212,12 @@ class TokenClassification(LongTexts):
 
     def new_form(self, *, perplexity: bool = False) -> UntaggedWords:
         """Words, or a text."""
-        self.no_perplexity(perplexity)
+        refuse_perplexity(self.kind, perplexity)
         return UntaggedWords(self.annotation)
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
         """A tag for each word; or the spans of a text: start, end (not included), label."""
-        found = self.predict(model, self._encoded(rows, ""), batch_size)
+        found = self.predict(model, self.examples(rows, ""), batch_size)
         tags = [[self.tags[number] for number in row] for row in found]
         if self.annotation == "words":
             return [{"tags": row} for row in tags]

@@ -13,13 +13,13 @@ from factors import A, B, Factors, Regression
 from harness import make_config, make_runner
 from torch import Tensor
 
-from fedtorch.algorithms.adapters.error import ERROR
 from fedtorch.algorithms.adapters.factors import from_rows, pairs_of, to_rows
 from fedtorch.algorithms.adapters.ranks import stacked_factors
 from fedtorch.algorithms.adapters.stacks import ADDED, COMPRESSED, RANK, AddsToBase, FedEx, FLoRA, compressed
 from fedtorch.config.schema import ClientConfig, EvalConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.scores import AGGREGATION_ERROR as ERROR
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout

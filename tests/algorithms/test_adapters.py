@@ -14,7 +14,7 @@ from harness import make_config, make_runner
 from torch import Tensor
 from toy import Quadratic
 
-from fedtorch.algorithms.adapters.error import ERROR, figures
+from fedtorch.algorithms.adapters.error import figures
 from fedtorch.algorithms.adapters.factors import norm_of_product, pairs_of
 from fedtorch.algorithms.adapters.ranks import NORM, FlexLoRA, HetLoRA, truncated
 from fedtorch.algorithms.adapters.rolora import RoLoRA
@@ -22,6 +22,7 @@ from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config.schema import ClientConfig, PartitionConfig
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.tracking.tracker import Tracker
@@ -37,7 +38,7 @@ def test_the_error_by_hand() -> None:
     flat = [torch.tensor(pair, dtype=torch.float64) for pair in ([1.0, 2.0], [3.0, 4.0])]
     received = torch.tensor([1.0, 0.0], dtype=torch.float64)
     found = figures(layout(1, 1, 1), None, received, [received - each for each in flat], [0.5, 0.5])
-    assert found == {ERROR: pytest.approx(1 / 7, abs=1e-15)}
+    assert found == {AGGREGATION_ERROR: pytest.approx(1 / 7, abs=1e-15)}
 
 
 @pytest.mark.parametrize(("d_in", "d_out"), [(5, 5), (4, 9), (9, 4), (1, 7)])
@@ -54,12 +55,11 @@ def test_the_covariance_identity(d_in: int, d_out: int) -> None:
 
     of_products = sum(p * product(end) for p, end in zip(weights, ends, strict=True))
     expected = (of_products - product(mean)).norm() / (of_products - product(received)).norm()
-    found = figures(where, None, received, [received - end for end in ends], weights)[ERROR]
+    found = figures(where, None, received, [received - end for end in ends], weights)[AGGREGATION_ERROR]
     assert abs(found / float(expected) - 1) < 1e-12
     # weights that do not add up to 1 mean the same shares
-    assert figures(where, None, received, [received - end for end in ends], [5.0, 2.0, 3.0])[ERROR] == pytest.approx(
-        found
-    )
+    again = figures(where, None, received, [received - end for end in ends], [5.0, 2.0, 3.0])
+    assert again[AGGREGATION_ERROR] == pytest.approx(found)
 
 
 def test_the_norm_of_a_product_is_that_of_the_matrix() -> None:
@@ -74,7 +74,7 @@ def test_what_is_said_of_one_factor_alone() -> None:
     assert [tuple(pair) for pair in pairs_of(both)] == [(A, B)]
     assert [tuple(pair) for pair in pairs_of(only_b)] == [("", B)]
     nothing = torch.zeros(only_b.size, dtype=torch.float64)
-    assert figures(only_b, None, nothing, [nothing], [1.0]) == {ERROR: 0.0}  # the other one is fixed
+    assert figures(only_b, None, nothing, [nothing], [1.0]) == {AGGREGATION_ERROR: 0.0}  # the other one is fixed
     assert figures(only_a, only_b, nothing, [nothing], [1.0]) == {}  # every client has a product of its own
     assert figures(Layout(("w",), ((3,),)), None, nothing, [nothing], [1.0]) == {}
 
@@ -102,7 +102,7 @@ def rounds_of(
     runner._step = step  # type: ignore[method-assign]
     runner.run()
     lines = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
-    return seen, [line["extra"].get(ERROR) for line in lines if line["kind"] == "round"]
+    return seen, [line["extra"].get(AGGREGATION_ERROR) for line in lines if line["kind"] == "round"]
 
 
 def test_fedit_loses_tens_of_per_cent_of_unlike_clients_and_says_so_every_round(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_flexlora_of_clients_of_one_rank_keeps_the_mean_of_products(tmp_path: Pa
     runner.context.components.tracker.working = lambda text: None  # type: ignore[union-attr, method-assign]
     runner.run()
     lines = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
-    errors = [line["extra"][ERROR] for line in lines if line["kind"] == "round"]
+    errors = [line["extra"][AGGREGATION_ERROR] for line in lines if line["kind"] == "round"]
     assert len(errors) == 2 and max(errors) < 1e-12
 
 

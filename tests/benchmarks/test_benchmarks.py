@@ -16,6 +16,7 @@ from benchmarks.clients import main as clients_main
 from benchmarks.exchanges import main as exchanges_main
 from benchmarks.large_adapter import main as large_adapter_main
 from benchmarks.lengths import main as lengths_main
+from benchmarks.many_rows import main as many_rows_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
 from benchmarks.precision import main as precision_main
@@ -121,8 +122,19 @@ def test_the_benchmark_of_lengths_computes_fewer_tokens_the_more_is_done() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_a_large_base_is_measured_on_three_ranks(tmp_path: Path) -> None:
     found = large_adapter_main(["--small", "--rounds", "1", "--json", str(tmp_path / "large.json")])
     factors = 4 * 2 * 2 * 2 * 8 * (64 + 64)  # of two clients, two layers, queries and values
     assert factors < found["up"][0] < factors + 4000 and found["peak_bytes"] > sum(found["private_bytes"]) > 0
     assert json.loads((tmp_path / "large.json").read_text()) == found
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_benchmark_of_many_rows_checks_them_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "rows.json"
+    assert many_rows_main(["--rows", "300", "--clients", "3", "--json", str(target)]) == 0
+    found = json.loads(target.read_text())
+    assert found["rows"] == 300 and found["first"]["peak_mb"] > 50
+    assert capsys.readouterr().out.count("of processor time") == 2

@@ -93,7 +93,10 @@ def test_the_wire_is_cut(
     hosts.cut("b")
     time.sleep(seconds)
     hosts.mend("b")
-    assert {outcome.exit_code for outcome in ranks.join(90)} == {code}
+    codes = {outcome.exit_code for outcome in ranks.join(90)}
+    if phase == "init" and code:
+        codes -= {4}  # of a rank that had not found the store yet
+    assert codes == {code}
     if code:
         assert run(hosts, words) == [0] * 4
     assert digest(hosts.hosts["a"].disk / "run") == alone

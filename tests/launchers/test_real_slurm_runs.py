@@ -111,21 +111,32 @@ def test_the_others_go_on_without_a_rank_that_is_killed(
     assert digest(run) == alone(config, "rounds=3", *sets)
 
 
+@pytest.mark.parametrize(
+    ("file", "options", "rank"),
+    [
+        ("cpu", ["--ntasks-per-node=3"], 1),
+        ("several-nodes", ["--ntasks-per-node=2", "--gpus-per-node=1", "--cpus-per-task=1"], 3),
+    ],
+)
 def test_a_rank_that_is_killed_comes_back_while_the_others_go_on(
-    real_slurm: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, options: list[str], rank: int, real_slurm: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also one on another node than the server's."""
+    if file == "several-nodes" and not private_slurm.two_nodes():
+        pytest.skip("this machine cannot play two nodes")
     monkeypatch.setenv("RETURNS", "1")
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
-    monkeypatch.setenv("FEDTORCH_FAULTS", "kill:rank=1,phase=train,round=1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", f"kill:rank={rank},phase=train,round=1")
     patient = "import os\nif os.environ.get('RANK') == '0':\n    import patient; patient.wait_for_return()\n"
     (real_slurm / "sitecustomize.py").write_text(patient)
     monkeypatch.setenv("PYTHONPATH", f"{real_slurm}:{os.environ['PYTHONPATH']}")
-    number, run = submit("batch file", config, 5, "clients.on_loss=continue", ranks=3), real_slurm / "run"
+    words = ["--config", config, "--set", "rounds=5", "clients.on_loss=continue"]
+    number, run = sbatch(*options, ROOT / "slurm" / f"{file}.sbatch", *words), real_slurm / "run"
     wait_for(run, "done", "failed")
     until(lambda: not queued(number), "the job does not end")
     assert status(run)["reason"] == "done" and shown(number)["Restarts"] == "0"
     log = (run / "log.rank0.txt").read_text()
-    assert "going on without rank 1" in log and "rank 1 is back; all go on together" in log
+    assert f"going on without rank {rank}" in log and f"rank {rank} is back; all go on together" in log
 
 
 def ranks_of(number: str, rank: int) -> list[int]:

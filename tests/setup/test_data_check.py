@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from fedtorch.cli.__main__ import main
+from fedtorch.config.load import load
+from fedtorch.core.errors import DataError
 from fedtorch.data.own.partition_files import read_partition
+from fedtorch.tasks.own_overview import overview
 
 CONFIG = """
 task:
@@ -58,6 +61,37 @@ def test_what_clients_have_is_shown_and_no_text(folder: Path, capsys: pytest.Cap
     assert re.search(rf"{place}/north/test.jsonl:1 is {place}/west/train.jsonl:4", said)
     assert (folder / "notes.check.png").read_bytes().startswith(b"\x89PNG")
     assert not [word for word in WORDS if word in said.casefold()]
+
+
+@pytest.mark.processes
+def test_many_rows_are_looked_at_by_several_processes_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose errors come as they are."""
+    rows = [row(i, site=f"site{i % 5}") for i in range(120)]
+    rows[7]["note"] = "scan of " * 30
+    write(folder, rows)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    task: Any = load("notes.yaml", ["task.truncate=refuse"]).task
+    told = list[tuple[int, int]]()
+    alone = overview(task)
+    monkeypatch.setattr("fedtorch.tasks.own_overview.ROWS_ON_ALL_CORES", 1)
+    assert overview(task, lambda done, of: told.append((done, of))) == alone
+    assert told == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    assert len(alone.problems) == 1 and "site2 has a row of" in alone.problems[0]
+    next(iter(task.folder.glob("site3/train.jsonl"))).unlink()
+    with pytest.raises(DataError, match="train.jsonl is missing, although the manifest names client 'site3'"):
+        overview(task)
+
+
+def test_tokens_are_those_before_anything_is_cut(folder: Path) -> None:
+    """Also of rows that are a token shorter, as long as, and longer than what is kept."""
+    rows = [row(i, note="scan " * (i % 20 + 1)) for i in range(60)]
+    write(folder, rows)
+    task: Any = load("notes.yaml").task
+    vocabulary = task.vocabulary
+    wanted = sorted(len(vocabulary(each["note"]).input_ids) for each in rows)
+    found = overview(task)
+    assert sorted(found.total().tokens) == wanted and {15, 16, 17} <= set(wanted)
+    assert found.total().cut == sum(length > 16 for length in wanted)
 
 
 def test_rows_are_shown_if_they_are_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

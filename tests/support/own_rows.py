@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from harness import make_config, make_runner
@@ -30,6 +30,7 @@ LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embe
 T5 = {"random": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 WORDS = {"bad": ("rain", "cold", "grey", "storm"), "good": ("sun", "warm", "blue", "calm")}
 CLIENTS = ("north", "south", "west")
+Made = TypeVar("Made")
 BY_HOME = ClientRule(by="home")
 ONE = ClientRule(iid=1)
 DECODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -86,32 +87,17 @@ def own(source: str, **changes: Any) -> OwnData:
     return OwnData(source, **{"clients": BY_HOME, "splits": SplitRule(0.25, 0.25), "tokenizer_size": 270, **changes})
 
 
-def classifier(
-    source: str, *, model: Mapping[str, Any] = BERT, data: Mapping[str, Any] | None = None, **changes: Any
-) -> TextClassification:
-    """`data`: changes of the section `task.data`."""
-    return TextClassification(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+def _maker(cls: Callable[..., Made], random: Mapping[str, Any]) -> Callable[..., Made]:
+    def make(source: str, *, model: Mapping[str, Any] = random, data: Mapping[str, Any] | None = None,
+             **changes: Any) -> Made:  # fmt: skip
+        return cls(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+
+    return make
 
 
-def tagger(
-    source: str, *, model: Mapping[str, Any] = BERT, data: Mapping[str, Any] | None = None, **changes: Any
-) -> TokenClassification:
-    """The same for words."""
-    return TokenClassification(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
-
-
-def completer(
-    source: str, *, model: Mapping[str, Any] = GPT2, data: Mapping[str, Any] | None = None, **changes: Any
-) -> CausalLM:
-    """The same for prompts that are continued."""
-    return CausalLM(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
-
-
-def translator(
-    source: str, *, model: Mapping[str, Any] = T5, data: Mapping[str, Any] | None = None, **changes: Any
-) -> Seq2Seq:
-    """The same for texts from texts."""
-    return Seq2Seq(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+classifier = _maker(TextClassification, BERT)
+"""A task over a source; `data` holds changes of the section `task.data`."""
+tagger, completer, translator = _maker(TokenClassification, BERT), _maker(CausalLM, GPT2), _maker(Seq2Seq, T5)
 
 
 def trained(folder: Path, task: Task, rounds: int = 1, every: int = 1, **client: Any) -> Runner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from harness import make_config, make_runner
 from own_rows import BERT, CLIENTS, GPT2, T5, classifier, completer, tagger, translator, weather, write_rows
 from own_rows import names as tagged
 from peft import LoraConfig, PeftModel, get_peft_model
+from plain_loop import Rows, assert_same_bits, plain_loop, rows_and_tokenizer
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from fedtorch.algorithms.adapters.stacks import FedEx, FLoRA
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core.client import folder_name
-from fedtorch.core.seeds import generator_for, seed_for
+from fedtorch.core.seeds import seed_for
 from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.lifecycle.export import export
 from fedtorch.main import main
@@ -65,34 +67,21 @@ def test_one_client_equals_a_plain_loop_over_peft(tmp_path: Path) -> None:
     """Dropout of the adapter included."""
     task = classifier("rows.jsonl", model={**BERT, "adapter": LORA}, data={"clients": ONE})
     runner = trained(tmp_path, task, rounds=2)
-    tokenizer = AutoTokenizer.from_pretrained(task.folder / "tokenizer")
-    rows = [json.loads(line) for line in (task.folder / "client_000" / "train.jsonl").read_text().splitlines()]
+    rows, tokenizer = rows_and_tokenizer(task)
     plain = classifier("rows.jsonl", data={"clients": ONE}).build_model(0)
     torch.manual_seed(seed_for(0, "adapter"))
     config = LoraConfig(r=2, lora_alpha=8, lora_dropout=0.1, target_modules=["query", "value"],
                         modules_to_save=["classifier"])  # fmt: skip
-    model = get_peft_model(plain, config).train()
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for round in range(2):
-        before = [parameter.detach().clone() for parameter in learned]
-        optimizer = torch.optim.AdamW(learned, lr=1e-2, weight_decay=0.0, fused=True)
-        torch.manual_seed(seed_for(0, "train/dropout", "client_000", round))
-        draw = generator_for(seed_for(0, "train"), "order", "client_000", round)
-        order = torch.randperm(len(rows), generator=draw).tolist()
-        for start in range(0, len(rows), 4):
-            batch = [rows[i] for i in order[start : start + 4]]
-            inputs = tokenizer([row["text"] for row in batch], padding=True, return_tensors="pt")
-            labels = torch.tensor([["bad", "good"].index(row["label"]) for row in batch])
-            model(**inputs, labels=labels).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        with torch.no_grad():  # what travels is the difference of a round
-            for parameter, value in zip(learned, before, strict=True):
-                parameter.copy_(value + (parameter - value))
-    expected = torch.cat([parameter.detach().flatten() for parameter in learned])
-    found = runner.context.server.weights
-    visible = expected.abs() > 1e-9  # sums of clients keep 51 bits below the largest difference
-    assert torch.equal(found[visible], expected[visible]) and (found - expected).abs().max() < 1e-15
+    model = get_peft_model(plain, config)
+
+    def loss(batch: Rows) -> torch.Tensor:
+        inputs = tokenizer([row["text"] for row in batch], padding=True, return_tensors="pt")
+        labels = torch.tensor([["bad", "good"].index(row["label"]) for row in batch])
+        found: torch.Tensor = model(**inputs, labels=labels).loss
+        return found
+
+    expected = plain_loop(model, rows, loss, partial(torch.optim.AdamW, fused=True), 1e-2, rounds=2)
+    assert_same_bits(runner.context.server.weights, expected, most=1e-15)
 
 
 def test_a_round_sends_the_factors_and_the_head_and_nothing_else(tmp_path: Path) -> None:

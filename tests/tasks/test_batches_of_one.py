@@ -20,13 +20,18 @@ QWEN = {"random": "qwen3", **SMALL, "intermediate_size": 16, "num_key_value_head
 XLNET = {"random": "xlnet", "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16}
 BART = {"random": "bart", "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
         "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}  # fmt: skip
-OTHER = {
-    "roberta": {**SMALL, "intermediate_size": 16, "max_position_embeddings": 80},
-    "electra": {**SMALL, "intermediate_size": 16, "embedding_size": 16},
-    "albert": {**SMALL, "intermediate_size": 16, "embedding_size": 16},
-    "deberta-v2": {**SMALL, "intermediate_size": 16},
-    "modernbert": {**SMALL, "intermediate_size": 16},
-}
+OTHERS = (
+    {"random": "roberta", **SMALL, "intermediate_size": 16, "max_position_embeddings": 80},
+    {"random": "electra", **SMALL, "intermediate_size": 16, "embedding_size": 16},
+    {"random": "albert", **SMALL, "intermediate_size": 16, "embedding_size": 16},
+    {"random": "deberta-v2", **SMALL, "intermediate_size": 16},
+    {"random": "modernbert", **SMALL, "intermediate_size": 16},
+)
+either_side = pytest.mark.parametrize("side", ["left", "right"])
+
+
+def each_of(*models: dict[str, Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("model", models, ids=lambda model: model["random"])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -53,9 +58,8 @@ def padding_on(task: Any, side: str) -> Any:
     return replace(task, tokenizer=str(folder))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model", [BERT, GPT2, LLAMA, BART, XLNET, *({"random": k, **v} for k, v in OTHER.items())],
-                         ids=lambda model: model["random"])  # fmt: skip
+@either_side
+@each_of(BERT, GPT2, LLAMA, BART, XLNET, *OTHERS)
 def test_classified_texts(model: dict[str, Any], side: str) -> None:
     task = padding_on(classifier("rows.jsonl", model=model), side)
     examples, net = task.load("north", "train"), task.build_model(0).eval()
@@ -66,9 +70,8 @@ def test_classified_texts(model: dict[str, Any], side: str) -> None:
     assert len({len(example.ids) for example in examples}) > 2
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model", [BERT, GPT2, LLAMA, XLNET, *({"random": k, **v} for k, v in OTHER.items())],
-                         ids=lambda model: model["random"])  # fmt: skip
+@either_side
+@each_of(BERT, GPT2, LLAMA, XLNET, *OTHERS)
 def test_tagged_words(model: dict[str, Any], side: str) -> None:
     task = padding_on(tagger("names.jsonl", model=model), side)
     examples, net = task.load("north", "train"), task.build_model(0).eval()
@@ -79,8 +82,8 @@ def test_tagged_words(model: dict[str, Any], side: str) -> None:
             assert (row[: len(example.ids)] - alone).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model", [T5, BART], ids=lambda model: model["random"])
+@either_side
+@each_of(T5, BART)
 def test_texts_from_texts(model: dict[str, Any], side: str) -> None:
     task = padding_on(translator("pairs.jsonl", model=model), side)
     examples, net = task.load("n", "train"), task.build_model(0).eval()
@@ -92,8 +95,8 @@ def test_texts_from_texts(model: dict[str, Any], side: str) -> None:
     assert task.predict(net, examples, len(examples)) == task.predict(net, examples, 1)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model", [GPT2, LLAMA, QWEN], ids=lambda model: model["random"])
+@either_side
+@each_of(GPT2, LLAMA, QWEN)
 def test_continued_texts(model: dict[str, Any], side: str) -> None:
     """What is generated is padded on the left, whose positions have to begin at the text.
 

@@ -133,6 +133,6 @@ def test_rows_whose_answers_are_cut_away_are_counted() -> None:
     write_rows(Path("cut.jsonl"), rows)
     task = completer("cut.jsonl", data={"tokenizer_size": 261})
     kept = task.rows("n", "train")
-    assert task.unsupervised(kept) == sum(len(row["prompt"]) > 100 for row in kept) > 0
+    assert task.unsupervised(task.examples(kept, "train")) == sum(len(row["prompt"]) > 100 for row in kept) > 0
     with pytest.raises(DataError, match="rows have no token to learn within task.max_length = 64"):
         task.load("n", "train")

@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.adapters.factors import norm_of_product, pairs_of, stacked
+from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.core.weights import Layout
-
-ERROR = "adapter/aggregation_error"
-"""Its name in a round's record."""
 
 
 def figures(
     layout: Layout, private: Layout | None, received: Tensor, updates: Iterable[Tensor], weights: Sequence[float]
 ) -> dict[str, float]:
-    """`ERROR` of a round, over all layers: the norm of the difference / that of the product's true change.
+    """`AGGREGATION_ERROR` of a round, over all layers: the norm of the difference / that of the product's true change.
 
     layout: of what is shared; private: of what every client keeps for itself. received: the weights that clients began
     with, flat. updates: what each sent, received − trained, possibly with further vectors behind. Nothing where no
@@ -36,7 +34,7 @@ def figures(
     if not pairs or (private is not None and pairs_of(private)):
         return {}
     if not any(pair.a and pair.b for pair in pairs):
-        return {ERROR: 0.0}
+        return {AGGREGATION_ERROR: 0.0}
     # an update is valid only until the next one is taken
     kept = [layout.view(update[: layout.size].clone()) for update in updates]
     begun, total = layout.view(received), math.fsum(weights)
@@ -47,7 +45,7 @@ def figures(
             moved = [(update[pair.a], update[pair.b]) for update in kept]
             error, change = _layer(begun[pair.a], begun[pair.b], moved, shares)
             lost, changed = math.hypot(lost, error), math.hypot(changed, change)
-    return {ERROR: lost / changed if changed else 0.0}
+    return {AGGREGATION_ERROR: lost / changed if changed else 0.0}
 
 
 def _layer(

@@ -16,13 +16,13 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from fedtorch.algorithms.adapters.error import ERROR
 from fedtorch.algorithms.adapters.factors import Pair, norm_of_product, pairs_of, rank_places, stacked
 from fedtorch.algorithms.base import Updates
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
+from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
@@ -141,7 +141,7 @@ class UnlikeRanks(FedAvg):
             )
             for other in (new, old)
         )
-        return {ERROR: lost / changed if changed else 0.0}
+        return {AGGREGATION_ERROR: lost / changed if changed else 0.0}
 
 
 def rescale(layout: Layout, flat: Tensor, factor: float) -> Tensor:

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from fedtorch.algorithms.adapters.error import ERROR
 from fedtorch.algorithms.adapters.factors import (
     A,
     B,
@@ -37,6 +36,7 @@ from fedtorch.algorithms.base import Updates
 from fedtorch.core import state_keys as keys
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
+from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
@@ -107,7 +107,7 @@ class AddsToBase(UnlikeRanks):
             changed = math.hypot(changed, norm_of_product(*stacked([left, -start[pair.b]], [right, start[pair.a]])))
         cut, loss = compressed(layout, grown, self.added_rank)
         ranks = from_rows(layout, cut)[next(iter(products))][1]
-        return {ERROR: lost / changed if changed else 0.0, COMPRESSED: loss, RANK: float(len(ranks))}
+        return {AGGREGATION_ERROR: lost / changed if changed else 0.0, COMPRESSED: loss, RANK: float(len(ranks))}
 
     def _grown(self, server: ServerState, weights: Tensor, stack: Tensor) -> Tensor:
         """P with the stack and without the product of `weights`, flat."""

@@ -73,8 +73,8 @@ def prepare(
     label_of: LabelOf | None = None,
     train: Train | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the prepared folder `out`; several processes may do so at once.
+) -> list[int]:
+    """Write the prepared folder `out` and return how many rows each client has; several processes may do so at once.
 
     label_of: the label of a converted row, for splits that are stratified and rules that look at labels. train: makes a
     vocabulary of all training texts in the folder it is given. settings: what else decides about the rows, for the
@@ -106,6 +106,7 @@ def prepare(
             "settings": json.loads(json.dumps(dict(settings or {}), default=str)),
         }
         write_manifest(folder, name, clients=entries, record=record)
+    return [sum(map(len, splits.values())) for splits in dealt.clients.values()]
 
 
 def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None = None) -> Dealt:

@@ -17,7 +17,7 @@ KEY = "task.data.prepared"
 log = logging.getLogger(__name__)
 
 
-def folder_for(data: OwnData, name: str, settings: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+def folder_for(data: OwnData, name: str, settings: Mapping[str, Any], make: Callable[[Path], object]) -> Path:
     """`data.prepared` if it is set, else a folder below data/ that is made where it is missing.
 
     settings: what beside `data` decides about the rows.

@@ -187,7 +187,8 @@ def is_file(text: str) -> bool:
 def content_digest(texts: Iterable[str]) -> bytes:
     """16 bytes that are equal for texts that differ in case, spaces or Unicode forms alone."""
     hasher = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        hasher.update(" ".join(unicodedata.normalize("NFKC", text).casefold().split()).encode("utf-8", "replace"))
+    for text in texts:  # of ASCII the normal form is the text itself
+        folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+        hasher.update(" ".join(folded.split()).encode("utf-8", "replace"))
         hasher.update(b"\0")
     return hasher.digest()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.files import hash_file
 from fedtorch.models.adapters.lora import CONFIG, NAME, removed, save_adapter
 from fedtorch.models.pretrained import save_model
 from fedtorch.text.pretrained import located
@@ -59,12 +60,4 @@ def saved_keys(folder: Path) -> dict[str, Any]:
 def base_digests(path: str) -> dict[str, str]:
     """`base <file>` -> the start of its sha256, of every file with weights of the base: facts of a run."""
     files = sorted(Path(located(path, key="task.model.path")).glob("*.safetensors"))
-    return {f"base {file.name}": _sha256(file)[:16] for file in files}
-
-
-def _sha256(path: Path) -> str:
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            hasher.update(block)
-    return hasher.hexdigest()
+    return {f"base {file.name}": hash_file(file, hashlib.sha256()).hexdigest()[:16] for file in files}
