@@ -9,6 +9,7 @@ Memory is the ranks' proportional set size, in which a page that several process
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -19,10 +20,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.command import parser_of, write_figures
-from fedtorch.models.pretrained import save_model
 from fedtorch.text.byte_bpe import train_subwords
 
 LARGE = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
@@ -40,7 +41,7 @@ task:
   generate: {{max_new_tokens: 1}}
 algorithm: {{name: {rule}}}
 rounds: {rounds}
-client: {{optimizer: adamw, lr: 1.0e-3, batch_size: 2, steps: 2}}
+client: {{optimizer: adamw, lr: 1.0e-3, batch_size: 1, steps: 1}}
 eval: {{every: 0}}
 checkpoint: {{every: {rounds}}}
 run: {{name: large, dir: {run}, export: none}}
@@ -49,14 +50,20 @@ track: {{tensorboard: false, progress: "off"}}
 
 
 def make_base(folder: Path, sizes: dict[str, int]) -> int:
-    """Write a base of random weights in bf16 with a tokenizer; its parameters."""
+    """Write a base in bf16 with a tokenizer; its parameters. Weights repeat a million random numbers, drawn quickly."""
     train_subwords([" ".join(WORDS)], folder, size=262)
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    model = LlamaForCausalLM(LlamaConfig(**sizes))
-    torch.set_default_dtype(torch.float32)
-    save_model(model, folder)
-    return sum(parameter.numel() for parameter in model.parameters())
+    config = LlamaConfig(**sizes, dtype="bfloat16", architectures=["LlamaForCausalLM"])
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in LlamaForCausalLM(config).state_dict().items()}
+    drawn = (torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
+    tensors = {}
+    for name, shape in shapes.items():
+        repeats = math.ceil(shape.numel() / len(drawn))
+        flat = drawn.repeat(repeats)[: shape.numel()] if len(shape) > 1 else torch.ones(shape.numel())
+        tensors[name] = flat.bfloat16().view(shape).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    return sum(shape.numel() for shape in shapes.values())
 
 
 def make_rows(path: Path) -> None:
