@@ -17,5 +17,7 @@ ALGORITHMS = {
     "rolora": "fedtorch.algorithms.adapters.rolora:RoLoRA",
     "hetlora": "fedtorch.algorithms.adapters.ranks:HetLoRA",
     "flexlora": "fedtorch.algorithms.adapters.ranks:FlexLoRA",
+    "flora": "fedtorch.algorithms.adapters.stacks:FLoRA",
+    "fedex": "fedtorch.algorithms.adapters.stacks:FedEx",
     "fedparsing": "fedtorch.algorithms.fedparsing:FedParsing",
 }

@@ -15,6 +15,7 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report, Update
 from fedtorch.core.weights import Layout
+from fedtorch.train.engine import Engine
 from fedtorch.train.job import ClientJob
 from fedtorch.train.settings import ClientConfig
 
@@ -56,6 +57,10 @@ class Algorithm:
     """the flat vectors that travel each round, down under these names and up as their pseudo-gradients, all over the
     shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each name in
     `ServerState.tensors`; `weights` are the model's, others start at zero"""
+    varying_vectors: ClassVar[tuple[str, ...]] = ()
+    """further flat vectors of the server, of the shared layout's dtype and of a length that its step may change, which
+    go down beside those above: what was added to an adapter's base. In `ServerState.tensors`; one that is missing is
+    empty. `server_update` replaces them; of one that only grew, what is new travels"""
     is_personal: ClassVar[bool] = False
     """clients are evaluated with models of their own, each at its home"""
     needs_labels: ClassVar[bool] = True
@@ -159,6 +164,12 @@ class Algorithm:
         All do at the start of a run, after a resume, and for an evaluation of the best model.
         """
         return None
+
+    def adopt(self, engine: Engine, task: Any, vectors: Mapping[str, Tensor]) -> None:
+        """Bring the `varying_vectors`, as the server has them now, into the model; called on every rank after a change.
+
+        vectors: on the CPU, not to be changed. Training, evaluation and what is written to disk then have them.
+        """
 
     def measure(self, server: ServerState, updates: Updates, weights: Sequence[float]) -> Mapping[str, float]:
         """Numbers of a round's combination for its record, by name; before the server's step, nothing by default."""

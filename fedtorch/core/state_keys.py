@@ -113,6 +113,11 @@ def steps(purpose: str) -> str:
     return f"{purpose}/steps"
 
 
+def best(name: str) -> str:
+    """Tensor of the server: one of `Algorithm.varying_vectors` in the best round; written by `BestModel`."""
+    return f"{BEST}/{name}"
+
+
 OPTIMIZER = "/optimizer/"
 """between purpose and name in tensors and numbers of a client: what its optimiser keeps"""
 

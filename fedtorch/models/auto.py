@@ -97,11 +97,15 @@ class AnyModel:
             hf_logging.set_verbosity(verbosity)
         if model.config.pad_token_id is None:
             model.config.pad_token_id = tokenizer.pad_token_id
-        built: nn.Module = model.float()
+        built: nn.Module = model if self._keeps_dtype else model.float()
         if self.adapter is not None:
             base = kept_path(self.path) if self.path else None
             add_adapter(built, self.adapter, seed, heads=_new_heads(built, head, drawn), base=base)
         return built
+
+    @property
+    def _keeps_dtype(self) -> bool:
+        return self.adapter is not None and self.adapter.base == "saved"
 
     def _random(self, loader: Any, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> Any:
         special = {
@@ -131,7 +135,7 @@ class AnyModel:
         try:
             model, info = loader.from_pretrained(
                 place,
-                dtype=torch.float32,
+                dtype="auto" if self._keeps_dtype else torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,
                 trust_remote_code=self.allow_code,

@@ -67,9 +67,11 @@ def _adapter(run: Run) -> dict[str, Any]:
 
 
 def _rule(run: Run) -> str:
-    """The algorithm, and what of the factors is private or frozen."""
+    """The algorithm, and what of the factors is private or frozen, or that a square between them is trained."""
+    added = _adapter(run).get("kind", "lora")
     parts = [f"{kind} {', '.join(patterns)}" for kind in ("private", "frozen")
              if (patterns := run.setting(f"partition.{kind}"))]  # fmt: skip
+    parts += [f"kind {added}"] if added != "lora" else []
     return "; ".join([str(run.setting("algorithm.name") or "fedavg"), *parts]).replace("|", "\\|")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from fedtorch.core import state_keys as keys
 from fedtorch.core.client import ClientState
 from fedtorch.core.server import ServerState
+
+NOTHING: Mapping[str, Tensor] = {}
 
 
 class BestModel:
@@ -61,14 +64,19 @@ class BestModel:
         """No more training: of the run, or of the client alone."""
         self.state.numbers[keys.STOPPED] = 1
 
-    def keep_server_weights(self, weights: Tensor) -> None:
-        """Copy the present weights, flat."""
+    def keep_server_weights(self, weights: Tensor, varying: Mapping[str, Tensor] = NOTHING) -> None:
+        """Copy the present weights, flat; varying: vectors that belong to them, which are never changed in place."""
         self.state.tensors.setdefault(keys.BEST, torch.empty_like(weights)).copy_(weights)
+        self.state.tensors.update({keys.best(name): vector for name, vector in varying.items()})
 
     @property
     def server_weights(self) -> Tensor | None:
         """The server's best weights, flat; None before there are any."""
         return self.state.tensors.get(keys.BEST)
+
+    def server_varying(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The vectors that belong to the server's best weights; those that were empty are missing."""
+        return {name: self.state.tensors[key] for name in names if (key := keys.best(name)) in self.state.tensors}
 
     def keep_client_model(self, weights: Tensor | None, private: Tensor | None) -> None:
         """Put a client's model into its state in place of an earlier best one; the tensors are not to be changed.

@@ -128,6 +128,7 @@ def digest(context: RoundContext) -> str:
         )
     }
     shared = {"weights": context.server.weights} if context.algorithm.exchanged_vectors else {}
+    shared |= {name: tensor for name, tensor in context.server.tensors.items() if name in context.varying.held}
     return digest_of({**states, **shared}) if context.comm.is_server else ""
 
 
@@ -178,7 +179,8 @@ def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -
 def _write(context: RoundContext, gathered: Sequence[Message], is_last: bool) -> str:
     """`ok`, `retry`, `failed` or `nonfinite`; on the server."""
     numbers, components = context.server.numbers, context.components
-    if not is_finite(context.received):
+    varying = [context.server.tensors.get(name, held) for name, held in context.varying.held.items()]
+    if not all(map(is_finite, (context.received, *varying))):
         return "nonfinite"
     failures = int(numbers.pop(FAILED_SAVES, 0))  # no part of what is saved
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from fedtorch.core.update import UpdateBuffer
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership, Progress
 from fedtorch.rounds.rank_role import RankRole
+from fedtorch.rounds.varying import VaryingVectors
 from fedtorch.tasks.base import SERVER
 
 
@@ -98,6 +99,11 @@ class RoundContext:
         return self.received[: self.components.engine.shared.size]
 
     @cached_property
+    def varying(self) -> VaryingVectors:
+        """What the server sends beside its vectors, as all ranks have it."""
+        return VaryingVectors(self.algorithm.varying_vectors, self.components.engine.shared.dtype)
+
+    @cached_property
     def total(self) -> Tensor:
         """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
         return torch.empty(self.components.engine.shared.size, dtype=self.components.engine.shared.dtype)
@@ -161,12 +167,18 @@ class RoundContext:
         if self.only_stepped:
             places = self.algorithm.broadcast_places(self.components.engine.shared, self.round - 1)
         part = self.received if places is None else places.take(self.received)
-        send = partial(self.comm.broadcast, part)
-        if (numbers := self._received_numbers()) is not None:
-            send = partial(send, numbers=numbers)
-        self.members.retry_on_loss("broadcast", send)
+        numbers = self._received_numbers()
+
+        def send() -> dict[str, Tensor]:
+            if part.numel():
+                self.comm.broadcast(part, numbers=numbers)
+            return self.varying.send(self.comm, self.server.tensors, round=self.round)
+
+        found = self.members.retry_on_loss("broadcast", send)
         if places is not None:
             places.put(part, self.received)
+        if self.varying.adopt(found):
+            self.algorithm.adopt(self.components.engine, self.components.task, self.varying.held)
 
     def _received_numbers(self) -> int | None:
         """How many numbers all clients together get, where the algorithm says so for each."""

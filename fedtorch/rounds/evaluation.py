@@ -69,6 +69,9 @@ class Evaluation:
         context = self.context
         if context.comm.is_server and self.best.server_weights is not None:
             context.server.weights.copy_(self.best.server_weights)
+            for name in context.varying.held:
+                context.server.tensors.pop(name, None)
+            context.server.tensors.update(self.best.server_varying(context.varying.held))
         context.is_fresh = context.only_stepped = False
         context.broadcast()
 
@@ -119,7 +122,8 @@ class Evaluation:
         macro, micro, count = averages(self.context.components.task, scores, self.metric)
         is_best = bool(count) and self.best.offer(micro if config.merge else macro, self.context.round, config.patience)
         if is_best:
-            self.best.keep_server_weights(server.weights)
+            varying = {name: server.tensors[name] for name in self.context.varying.held if name in server.tensors}
+            self.best.keep_server_weights(server.weights, varying)
         return is_best
 
     def _all_have_stopped(self, scores: Mapping[str, Scores], patience: int) -> bool:

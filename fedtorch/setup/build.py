@@ -22,10 +22,11 @@ from fedtorch.core.client import Client
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
-from fedtorch.setup.checks import check, something_is_shared, something_is_trained, what_travels_is_there
+from fedtorch.setup.checks import check, something_is_trained
 from fedtorch.setup.engine import device, divide, make_engine
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.remarks import about_data, about_decay, about_metrics
+from fedtorch.setup.vector_checks import check_vectors
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.engine import Engine
 
@@ -138,8 +139,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     sizes = plan.topology.sizes
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])
     something_is_trained(plan, engine)
-    something_is_shared(plan, engine)
-    what_travels_is_there(plan, engine)
+    check_vectors(plan, engine)
     remarks += about_decay(plan, engine)
     return _whole(plan, placement, engine, remarks)
 

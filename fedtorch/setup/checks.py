@@ -284,17 +284,3 @@ def something_is_trained(plan: Plan, engine: Engine) -> None:
             f"{len(engine.frozen.names)} are frozen by the partition, {len(engine.fixed)} have requires_grad False; "
             "take patterns out of partition.frozen, or give the model something to train (task.model.adapter)"
         )
-
-
-def what_travels_is_there(plan: Plan, engine: Engine) -> None:
-    """An algorithm that sends parts of the shared parameters finds them in the model; it raises ConfigError if not."""
-    for client, _ in plan.first_cohort:
-        plan.algorithm.sent_places(engine.shared, client.name, 0)
-
-
-def something_is_shared(plan: Plan, engine: Engine) -> None:
-    """An algorithm that exchanges vectors has parameters to exchange; the engine knows which those are."""
-    if plan.algorithm.exchanged_vectors and engine.shared.size == 0:
-        raise ConfigError(
-            "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
-        )

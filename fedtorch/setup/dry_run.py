@@ -45,7 +45,8 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
         down, up = message * copies * (num_ranks - 1), message * cohort
     count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
-    return f"traffic: {count}; per round at most {sizes}, {cohort} clients"
+    beside = f", and down what {' and '.join(names)} grow by" if (names := algorithm.varying_vectors) else ""
+    return f"traffic: {count}; per round at most {sizes}{beside}, {cohort} clients"
 
 
 def _memory(built: BuiltRun) -> str:

@@ -208,9 +208,25 @@ class Task:
 
         return scale_factors(model, rank)
 
+    def add_to_base(self, model: nn.Module, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Beside each layer that is named stands s·left·right from now on, never trained; s as of its own factors.
+
+        factors: layer -> left, shape (d_out, k), and right, (k, d_in), on the model's device, not copied. They take the
+        place of earlier ones.
+        """
+        from fedtorch.models.adapters.lora import add_to_base  # brings transformers
+
+        add_to_base(model, factors)
+
     def save_merged(self, model: nn.Module, folder: Path) -> bool:
         """The same with what was added to the model (an adapter) become part of its weights; False: nothing was."""
-        return False
+        from fedtorch.models.adapters.lora import has_adapter, merged
+
+        if not has_adapter(model):
+            return False
+        with merged(model):
+            self.save_model(model, folder)
+        return True
 
     def usage_merged(self) -> Mapping[str, str]:
         """`usage` of what `save_merged` writes."""

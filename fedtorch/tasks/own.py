@@ -21,7 +21,7 @@ from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.prepare import prepare
 from fedtorch.data.own.prepared_folder import folder_for
 from fedtorch.data.own.rows import Form
-from fedtorch.models.adapters.lora import has_adapter, merged
+from fedtorch.models.adapters.lora import has_adapter
 from fedtorch.models.adapters.saved import base_digests, save_adapted, saved_keys
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
@@ -133,14 +133,6 @@ class OwnTask(Judged):
         """`save_pretrained` of model and tokenizer; an adapter alone."""
         (save_adapted if has_adapter(model) else save_model)(model, folder)
         save_tokenizer(self.vocabulary, folder)
-
-    def save_merged(self, model: nn.Module, folder: Path) -> bool:
-        """The same as if there were no adapter."""
-        if not has_adapter(model):
-            return False
-        with merged(model):
-            self.save_model(model, folder)
-        return True
 
     def usage(self) -> Mapping[str, str]:
         """By the head; see `own_usage`."""

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of
 
 from benchmarks.clients import main as clients_main
 from benchmarks.exchanges import main as exchanges_main
+from benchmarks.large_adapter import main as large_adapter_main
 from benchmarks.lengths import main as lengths_main
 from benchmarks.many_rows import main as many_rows_main
 from benchmarks.measured import time_plain, time_runner
@@ -118,6 +119,15 @@ def test_the_benchmark_of_lengths_computes_fewer_tokens_the_more_is_done() -> No
     for name in ("dialogs", "texts"):
         assert tokens[name, "both"] < tokens[name, "as shuffled"] > tokens[name, "group_by_length"]
     assert tokens["dialogs", "pack"] < tokens["dialogs", "as shuffled"]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_large_base_is_measured_on_three_ranks(tmp_path: Path) -> None:
+    found = large_adapter_main(["--small", "--rounds", "1", "--json", str(tmp_path / "large.json")])
+    factors = 4 * 2 * 2 * 2 * 8 * (64 + 64)  # of two clients, two layers, queries and values
+    assert factors < found["up"][0] < factors + 4000 and found["peak_bytes"] > sum(found["private_bytes"]) > 0
+    assert json.loads((tmp_path / "large.json").read_text()) == found
 
 
 @pytest.mark.slow

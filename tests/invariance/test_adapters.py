@@ -13,6 +13,7 @@ from ranks import run_ranks
 
 from fedtorch.algorithms.adapters.ranks import FlexLoRA, HetLoRA
 from fedtorch.algorithms.adapters.rolora import RoLoRA
+from fedtorch.algorithms.adapters.stacks import FedEx, FLoRA
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.comm.base import Communicator
@@ -34,6 +35,8 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedsa": (FedAvg(), {"partition": PartitionConfig(private=("*lora_B*",))}),
     "rolora": (RoLoRA(), {"eval": EvalConfig(every=2)}),
     "hetlora": (HetLoRA(ranks={"c1": 1, "c4": 1}), {}),
+    "flora": (FLoRA(ranks={"c1": 1}, added_rank=4), {"eval": EvalConfig(every=2)}),
+    "fedex": (FedEx(ranks={"c4": 1}), {}),
     "flexlora": (FlexLoRA(ranks={"c0": 1, "c3": 1}), {}),
 }
 
@@ -45,7 +48,7 @@ def config_of(name: str, folder: str, **changes: Any) -> Any:
     return make_config(Path(folder) / name, TASK, algorithm, **{**settings, **changes})
 
 
-PARTS = ("rolora", "hetlora", "flexlora")
+PARTS = ("rolora", "hetlora", "flexlora", "flora", "fedex")
 """Those of which not everything travels."""
 
 
@@ -99,7 +102,7 @@ def test_parts_that_travel_are_all_that_matters(
     alone: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RoLoRA and unlike ranks with whole vectors on the way."""
-    for rule in (RoLoRA, HetLoRA, FlexLoRA):
+    for rule in (RoLoRA, HetLoRA, FlexLoRA, FLoRA, FedEx):
         monkeypatch.setattr(rule, "sent_places", lambda *_: None)
         monkeypatch.setattr(rule, "broadcast_places", lambda *_: None)
     for name, (digest, sent) in run_all(str(tmp_path), names=PARTS).items():

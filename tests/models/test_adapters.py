@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
+from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
-from fedtorch.models.adapters.lora import add_adapter, lora_layers, merged, removed, save_adapter
+from fedtorch.models.adapters.lora import add_adapter, add_to_base, lora_layers, merged, removed, save_adapter
+from fedtorch.models.adapters.saved import saved_keys
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.auto import AnyModel, Head
 from fedtorch.models.encoder_decoder import EncoderDecoder
@@ -156,11 +159,114 @@ def test_the_same_as_peft_itself(tokenizer: Any) -> None:
         assert torch.equal(model.get_parameter(name).grad, theirs.get_base_model().get_parameter(name).grad)
 
 
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])  # Conv1D and Linear, of square matrices and others
+def test_what_was_added_to_the_base_is_computed_summed_and_written(
+    kind: str, rslora: bool, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Against a dense sum in the base's own weights; an exported adapter has all factors."""
+    model = moved(build(kind, tokenizer, r=2, alpha=6, rslora=rslora, targets="all-linear"))
+    dense = moved(build(kind, tokenizer, r=2, alpha=6, rslora=rslora, targets="all-linear"))
+    scale, draw = 6 / 2**0.5 if rslora else 3.0, torch.Generator().manual_seed(5)
+    save_adapter(model, tmp_path / "without")
+    for rank in (3, 5):  # later factors take the place of earlier ones
+        factors = {}
+        for name, layer in lora_layers(model).items():
+            d_out, d_in = layer.lora_B["default"].weight.shape[0], layer.lora_A["default"].weight.shape[1]
+            factors[name] = (torch.randn(d_out, rank, generator=draw) / 4, torch.randn(rank, d_in, generator=draw) / 4)
+        add_to_base(model, factors)
+    for name, (left, right) in factors.items():
+        layer = lora_layers(dense)[name]
+        product = scale * (left.double() @ right.double())
+        weight = layer.base_layer.weight
+        weight.data = (weight.double() + (product.T if kind == "gpt2" else product)).float()
+    assert (logits(model) - logits(dense)).abs().max() < 1e-5
+    with merged(model):
+        assert (logits(model) - logits(dense)).abs().max() < 1e-5
+    save_adapter(model, tmp_path / "adapter")
+    with removed(model):
+        save_model(model, tmp_path / "base")
+    for b_is_zero in (False, True):
+        loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter").eval()
+        assert (logits(loaded) - logits(model)).abs().max() < 1e-5
+        assert loaded.peft_config["default"].r == (5 if b_is_zero else 7)
+        for layer in lora_layers(model).values():
+            layer.lora_B["default"].weight.data.zero_()
+        save_adapter(model, tmp_path / "adapter")
+    add_to_base(model, {name: (left[:, :0], right[:0]) for name, (left, right) in factors.items()})
+    without = build(kind, tokenizer, path=str(tmp_path / "without"))
+    for layer in lora_layers(without).values():
+        layer.lora_B["default"].weight.data.zero_()
+    assert torch.equal(logits(model), logits(without.eval()))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_of_fed_sb_a_square_is_trained_between_factors_that_all_have(kind: str, tokenizer: Any, tmp_path: Path) -> None:
+    """From the run's seed, as if R were 0 at first; written as LoRA of R·A and B, which gives the bits it computes."""
+    plain, model = build(kind, tokenizer).eval(), build(kind, tokenizer, kind="sb", r=2, targets="all-linear").eval()
+    assert torch.equal(logits(plain), logits(model))
+    layers = lora_layers(model)
+    heads = [name for name in trained(model) if "modules_to_save" in name]
+    assert trained(model) == [*(f"{name}.lora_A.default.square" for name in layers), *heads]
+    for other, is_same in ((build(kind, tokenizer, kind="sb", r=2, targets="all-linear"), True),
+                           (build(kind, tokenizer, 8, kind="sb", r=2, targets="all-linear"), False)):  # fmt: skip
+        for name, layer in lora_layers(other).items():
+            assert torch.equal(layer.lora_A["default"].fixed, layers[name].lora_A["default"].fixed) == is_same
+            assert torch.equal(layer.lora_B["default"].weight, layers[name].lora_B["default"].weight) == is_same
+    save_adapter(moved(model), tmp_path / "adapter")
+    with removed(model):
+        save_model(model, tmp_path / "base")
+    loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter").eval()
+    assert torch.equal(logits(loaded), logits(model)) and not torch.equal(logits(plain), logits(model))
+    with merged(model):
+        assert (logits(model) - logits(loaded)).abs().max() < 1e-5
+
+
+def test_means_of_squares_are_exact_and_gradients_are_those_of_the_product(tokenizer: Any) -> None:
+    """Mean of B R_i A = B·mean(R_i)·A, and dL/dR = s Bᵀ (dL/dW) Aᵀ."""
+    model = moved(build("gpt2", tokenizer, kind="sb", r=3, alpha=6)).double()
+    (layer,) = lora_layers(model).values()
+    factor, b = layer.lora_A["default"], layer.lora_B["default"].weight
+    ids = torch.tensor([[5, 6, 7, 8]])
+    layer.base_layer.weight.requires_grad_(True)
+    model(input_ids=ids, labels=ids).loss.backward()
+    expected = 2.0 * b.T @ layer.base_layer.weight.grad.T @ factor.fixed.T
+    assert torch.allclose(factor.square.grad, expected, rtol=1e-12, atol=1e-16)
+    squares, product = torch.randn(4, 3, 3).double(), layer.get_delta_weight("default").detach()
+    products = []
+    for square in (*squares, squares.mean(0)):
+        factor.square.data = square
+        products.append(layer.get_delta_weight("default").detach())
+    assert (torch.stack(products[:-1]).mean(0) - products[-1]).norm() < 1e-14 * product.norm()
+
+
+def test_layers_of_unlike_rank_are_written_with_their_own_scale(tokenizer: Any, tmp_path: Path) -> None:
+    model = moved(build("gpt2", tokenizer, r=2, alpha=6, targets=["c_attn", "c_fc"]))
+    save_adapter(model, tmp_path / "one")
+    told = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
+    told |= {"rank_pattern": {"c_fc": 1}, "alpha_pattern": {"c_fc": 5}}
+    (tmp_path / "one" / "adapter_config.json").write_text(json.dumps(told))
+    path = tmp_path / "one" / "adapter_model.safetensors"
+    tensors, factor = load_file(path), "base_model.model.transformer.h.0.mlp.c_fc.lora_{}.weight"
+    tensors[factor.format("A")] = tensors[factor.format("A")][:1].contiguous()
+    tensors[factor.format("B")] = tensors[factor.format("B")][:, :1].contiguous()
+    save_file(tensors, path)
+    model = build("gpt2", tokenizer, path=str(tmp_path / "one")).eval()
+    name = "transformer.h.0.mlp.c_fc"
+    add_to_base(model, {name: (torch.ones(64, 2) / 8, torch.ones(2, 16) / 8)})
+    save_adapter(model, tmp_path / "two")
+    again = build("gpt2", tokenizer, path=str(tmp_path / "two")).eval()
+    assert [layer.r["default"] for layer in lora_layers(again).values()] == [2, 3]
+    assert [layer.scaling["default"] for layer in lora_layers(again).values()] == [3.0, 5.0]
+    assert (logits(again) - logits(model)).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("adapter", "shown"),
     [
         ({"r": 0}, r"task.model.adapter.r is 0: input should be greater than or equal to 1"),
         ({"rank": 4}, r"unknown key task.model.adapter.rank; there are kind, r, alpha"),
+        ({"kind": "sb", "targets": ["wpe"]}, r"kind is sb, but `transformer.wpe` among .* is no linear layer"),
         ({"kind": "dora"}, r"task.model.adapter.kind is 'dora'"),
         ({"targets": ["c_atn"]}, r"targets has 'c_atn', which is the end of no module's name; there are c_attn"),
         ({"save": ["haed"]}, r"save has 'haed', which is the end of no module's name"),
@@ -235,3 +341,73 @@ def test_the_base_is_in_the_memory_of_its_file_and_training_leaves_it_there(toke
     assert in_file and in_file < set(engine.fixed)
     embeddings = model.get_parameter("bert.embeddings.word_embeddings.weight")
     assert torch.equal(embeddings, whole.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_base_of_16_bits_stays_as_it_is_and_what_is_trained_is_of_32(
+    kind: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    sizes, head = MODELS[kind]
+    settings = {"num_labels": 3} if head.endswith("Classification") else {}
+    base = AnyModel.of({"random": kind, **sizes}).build(head, 7, tokenizer, **settings).bfloat16()
+    base.save_pretrained(tmp_path / "base")
+    model, wide = (
+        AnyModel.of({"path": str(tmp_path / "base"), "adapter": {"r": 2, "base": which}})
+        .build(head, 7, tokenizer, **settings)
+        .eval()
+        for which in ("saved", "fp32")
+    )
+    engine = Engine(model, Partition(), torch.device("cpu"))
+    kept = [model.get_parameter(name) for name in engine.fixed]
+    assert {(parameter.dtype, mapped_file(parameter)) for parameter in kept} == {(torch.bfloat16, "model.safetensors")}
+    assert engine.trained and {parameter.dtype for parameter in engine.trained} == {torch.float32}
+    for each in (model, wide):
+        moved(each)
+    assert (logits(model) - logits(wide)).abs().max() < 0.05 * logits(wide).abs().max()
+    model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in engine.trained)
+    save_pretrained(model, tokenizer, tmp_path / "adapter")
+    again = AnyModel.of(saved_keys(tmp_path / "adapter")).build(head, 1, tokenizer, **settings).eval()
+    assert torch.equal(logits(again), logits(model))
+    if kind == "gpt2":  # peft 0.21 leaves heads in the base's dtype
+        loaded = type(base).from_pretrained(tmp_path / "base", dtype="auto")
+        assert torch.equal(logits(PeftModel.from_pretrained(loaded, tmp_path / "adapter").eval()), logits(model))
+
+
+def test_only_tasks_over_rows_of_ones_own_keep_the_dtype(tokenizer: Any) -> None:
+    source = GPT2Model(width=16, layers=1, heads=2, positions=16, adapter=Adapter(r=2, base="saved"))
+    with pytest.raises(ConfigError, match="adapter.base is saved, which only tasks over data of your own take"):
+        source.build(7, tokenizer)
+
+
+def private_bytes() -> int:
+    """Of this process's memory, what no file is behind."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+
+
+@pytest.mark.parametrize("base", ["fp32", "saved"])
+def test_a_rank_has_no_copy_of_the_base(base: str, tokenizer: Any, tmp_path: Path) -> None:
+    """Neither a server nor a worker, before and after a step, beyond what is trained and a step's gradients."""
+    keys = {"n_layer": 4, "n_embd": 512, "n_head": 4, "n_positions": 64}
+    whole = AnyModel.of({"random": "gpt2", **keys}).build("CausalLM", 7, tokenizer)
+    (whole.bfloat16() if base == "saved" else whole).save_pretrained(tmp_path)
+    num_bytes = (tmp_path / "model.safetensors").stat().st_size
+    del whole
+    gc.collect()
+    before = private_bytes()
+    model = AnyModel.of({"path": str(tmp_path), "adapter": {"r": 8, "base": base}}).build("CausalLM", 7, tokenizer)
+    engine = Engine(model, Partition(), torch.device("cpu"))
+    gc.collect()
+    held = private_bytes() - before
+    hp = ClientConfig(optimizer="adamw", lr=1e-3)
+    engine.start(engine.initial_shared, None, hp, steps=1, seed=0)
+    batch = {"input_ids": torch.arange(8)[None], "labels": torch.arange(8)[None]}
+    engine.step(lambda module, each: (module(**each).loss, 1), [batch], 1)
+    gc.collect()
+    assert engine.shared.size * 16 < num_bytes / 20
+    assert held < num_bytes / 5 and private_bytes() - before < num_bytes / 4, (
+        held,
+        private_bytes() - before,
+        num_bytes,
+    )

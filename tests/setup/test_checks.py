@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
 
-from fedtorch.setup import checks
+import pytest
 
-LAST = (checks.something_is_trained, checks.something_is_shared, checks.what_travels_is_there)
-CALLED = {*checks.RULES, *checks.MODULE_RULES, *LAST, checks.check, checks.check_module}
+from fedtorch.setup import checks, vector_checks
+
+CALLED = {
+    checks: {*checks.RULES, *checks.MODULE_RULES, checks.something_is_trained, checks.check, checks.check_module},
+    vector_checks: {*vector_checks.RULES, vector_checks.check_vectors},
+}
 
 
-def test_every_rule_is_in_a_list_and_states_itself() -> None:
-    defined = {f for _, f in inspect.getmembers(checks, inspect.isfunction) if f.__module__ == checks.__name__}
-    assert defined == CALLED
+@pytest.mark.parametrize("module", CALLED, ids=lambda module: module.__name__)
+def test_every_rule_is_in_a_list_and_states_itself(module: ModuleType) -> None:
+    defined = {f for _, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__}
+    assert defined == CALLED[module]
     assert all(inspect.getdoc(rule) for rule in defined)
-    assert len(checks.RULES) == len(set(checks.RULES))
+    assert len(module.RULES) == len(set(module.RULES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from plain_loop import Rows, assert_same_bits, plain_loop, rows_and_tokenizer
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from fedtorch.algorithms.adapters.stacks import FedEx, FLoRA
+from fedtorch.algorithms.fedassistant import FedAssistant
+from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core.client import folder_name
 from fedtorch.core.seeds import seed_for
@@ -30,6 +33,7 @@ from fedtorch.report.command_line import main as report
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 from fedtorch.tasks.own import OwnTask
+from fedtorch.tracking.tracker import Tracker
 
 LORA = {"kind": "lora", "r": 2, "alpha": 8, "dropout": 0.1}
 ONE = ClientRule(iid=1)
@@ -54,7 +58,7 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def trained(folder: Path, task: OwnTask, rounds: int = 1, **changes: Any) -> Runner:
     settings = ClientConfig(optimizer="adamw", lr=1e-2, batch_size=4)
     changes = {"client": settings, "eval": EvalConfig(every=0), **changes}
-    runner = make_runner(make_config(folder, task, rounds=rounds, **changes))
+    runner = make_runner(make_config(folder, task, **{"rounds": rounds, **changes}))
     runner.run()
     return runner
 
@@ -93,6 +97,26 @@ def test_a_round_sends_the_factors_and_the_head_and_nothing_else(tmp_path: Path)
     assert written and largest == numbers  # the base is in no checkpoint
 
 
+def test_of_fed_sb_the_squares_and_the_head_are_sent_and_nothing_is_lost(tmp_path: Path) -> None:
+    task = classifier("rows.jsonl", model={**BERT, "adapter": {"kind": "sb", "r": 4}})
+    folder = tmp_path / "run"
+    tracker = Tracker(folder, clients=list(CLIENTS), rounds=2)
+    tracker.working = lambda text: None  # type: ignore[method-assign]
+    client = ClientConfig(optimizer="adamw", lr=1e-2, batch_size=4)
+    config = make_config(folder, task, rounds=2, client=client, eval=EvalConfig(every=0))
+    runner = make_runner(config, tracker=tracker)
+    runner.run()
+    numbers = 2 * 16 + 16 * 2 + 2
+    assert runner.components.engine.shared.size == numbers
+    assert runner.context.comm.meter.totals()["aggregate/bytes_up"] == 2 * 4 * numbers * len(CLIENTS)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["extra"]["adapter/aggregation_error"] for line in lines if line["kind"] == "round"] == [0.0, 0.0]
+    runner.export(tmp_path / "model")
+    ids, model = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]]), runner.components.engine.module.eval()
+    with torch.no_grad():
+        assert torch.equal(load_saved(tmp_path / "model")[0](input_ids=ids).logits, model(input_ids=ids).logits)
+
+
 ALL = {
     "classes": lambda **model: classifier("rows.jsonl", model={**BERT, **model}),
     "words": lambda **model: tagger("names.jsonl", model={**BERT, **model}),
@@ -117,6 +141,28 @@ def test_the_saved_adapter_gives_the_judged_logits(kind: str, tmp_path: Path) ->
         assert torch.equal(load_saved(tmp_path / "model")[0](**inputs).logits, judged)
         again = task.trained(tmp_path / "model").build_model(1).eval()
         assert torch.equal(again(**inputs).logits, judged)
+
+
+@pytest.mark.parametrize("rule", [FLoRA, FedEx])
+@pytest.mark.parametrize("kind", ["classes", "continued"])
+def test_what_joined_the_base_is_in_the_saved_adapter(kind: str, rule: Any, tmp_path: Path) -> None:
+    task: Any = ALL[kind](adapter=LORA)
+    runner = trained(tmp_path / "run", task, rounds=2, algorithm=rule(ranks={next(iter(task.manifest())): 1}))
+    runner.export(tmp_path / "model")
+    model = runner.components.engine.module.eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])}
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    base = type(model).from_pretrained(tmp_path / "model" / "base", config=config)
+    start = task.build_model(runner.components.config.run.seed).eval()
+    with torch.no_grad():
+        judged = model(**inputs).logits
+        assert (judged - start(**inputs).logits).abs().max() > 1e-3
+        for loaded in (PeftModel.from_pretrained(base, tmp_path / "model").eval(), load_saved(tmp_path / "model")[0],
+                       task.trained(tmp_path / "model").build_model(1).eval()):  # fmt: skip
+            assert (loaded(**inputs).logits - judged).abs().max() < 1e-5
+        assert task.save_merged(model, tmp_path / "whole")
+        whole = type(model).from_pretrained(tmp_path / "whole").eval()
+        assert (whole(**inputs).logits - judged).abs().max() < 1e-5
 
 
 def test_an_adapter_on_a_base_from_a_folder_is_saved_alone_with_what_the_base_lacks(tmp_path: Path) -> None:
@@ -180,3 +226,21 @@ eval: {{every: 0}}
     with torch.no_grad():
         difference = (whole(input_ids=ids).logits - adapted(input_ids=ids).logits).abs().max()
     assert difference < 1e-5 and not (tmp_path / "whole" / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("compression", "exchanges"),
+    [("topk", ("dense", "star", "replicated", "allreduce")), ("quantise", ("dense", "star", "replicated"))],
+)
+def test_compressed_messages_go_over_an_adapter_as_over_any_parameters(
+    compression: Any, exchanges: Sequence[Any], tmp_path: Path
+) -> None:
+    """The same bits by every exchange; what travels has the adapter's size."""
+    task, found = classifier("rows.jsonl", model={**BERT, "adapter": LORA}), set()
+    for exchange in exchanges:
+        algorithm = FedAssistant(payload="delta", compression=compression, topk=TopK(ratio=0.1), exchange=exchange)
+        runner = trained(tmp_path / exchange, task, rounds=3, algorithm=algorithm)
+        found.add(runner.result.digest)
+        size, sent = runner.components.engine.shared.size, runner.context.comm.meter.totals()["aggregate/bytes_up"]
+        assert sent == 4 * size * 3 * len(CLIENTS) if exchange == "dense" else sent < 2 * size * 3 * len(CLIENTS)
+    assert len(found) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -66,6 +66,35 @@ def rank_places(layout: Layout, rank: int) -> Places:
 
 
 @lru_cache(maxsize=4)
-def places_without(layout: Layout, kind: str) -> Places:
-    """All but the factors `A` or `B`."""
-    return Places.of_names(layout, [name for name in layout.names if kind not in name])
+def places_without(layout: Layout, *kinds: str) -> Places:
+    """All but the factors `A` or `B`, or both."""
+    return Places.of_names(layout, [name for name in layout.names if not any(kind in name for kind in kinds)])
+
+
+def layer_of(pair: Pair) -> str:
+    """The name of the layer whose factors these are."""
+    return pair.a.partition(A)[0]
+
+
+def to_rows(layout: Layout, factors: Mapping[Pair, tuple[Tensor, Tensor]]) -> Tensor:
+    """One product of every layer as a matrix of k rows: for each rank a column of `left`, then a row of `right`.
+
+    Layers stand side by side in the layout's order, Σ (d_out + d_in) numbers wide, in its dtype; a lower rank than k is
+    filled with 0. So products are added by laying such matrices end to end, and one flat vector has them all.
+    """
+    count = max((len(right) for _, right in factors.values()), default=0)
+    parts = []
+    for left, right in factors.values():
+        part = torch.zeros(count, left.shape[0] + right.shape[1], dtype=layout.dtype)
+        part[: len(right)] = torch.cat([left.T, right], 1)
+        parts.append(part)
+    return torch.cat(parts, 1)
+
+
+def from_rows(layout: Layout, flat: Tensor) -> dict[Pair, tuple[Tensor, Tensor]]:
+    """Of every layer left, shape (d_out, k), and right, (k, d_in), as views of what `to_rows` gave, flat or not."""
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    pairs = pairs_of(layout)
+    widths = [width for pair in pairs for width in (shapes[pair.b][0], shapes[pair.a][1])]
+    parts = flat.view(flat.numel() // sum(widths), sum(widths)).split(widths, 1)
+    return {pair: (left.T, right) for pair, left, right in zip(pairs, parts[::2], parts[1::2], strict=True)}

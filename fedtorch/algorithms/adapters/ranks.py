@@ -9,7 +9,7 @@ server knows of no scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -105,7 +105,8 @@ class UnlikeRanks(FedAvg):
         layout, received, task = job.engine.shared, job.received["weights"], cast(HasScale, job.task)
         rank = self.rank_of(layout, job.client.name)
         places = rank_places(layout, rank)
-        begun, scale = places.spread(places.take(received)), task.scale_adapter(job.engine.module, None)
+        begun = places.spread(places.take(self.start_of(job, received)))
+        scale = task.scale_adapter(job.engine.module, None)
         try:
             own = task.scale_adapter(job.engine.module, rank)
             rescale(layout, begun, scale / own)
@@ -116,6 +117,10 @@ class UnlikeRanks(FedAvg):
         norm = product_norm(layout, trained)
         job.send("weights", rescale(layout, trained, own / scale))
         return self.report(job, curve, **{NORM: norm})
+
+    def start_of(self, job: ClientJob, received: Tensor) -> Tensor:
+        """What a round's training starts from, before it is cut to the client's rank; `received` is not changed."""
+        return received
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """The combined factors take the place of the server's."""
@@ -153,7 +158,9 @@ def product_norm(layout: Layout, flat: Tensor) -> float:
     return math.hypot(*(norm_of_product(views[pair.b], views[pair.a]) for pair in pairs_of(layout)), 0.0)
 
 
-def stacked_factors(layout: Layout, updates: Updates, weights: Sequence[float]) -> dict[Pair, tuple[Tensor, Tensor]]:
+def stacked_factors(
+    layout: Layout, updates: Iterable[Tensor], weights: Sequence[float]
+) -> dict[Pair, tuple[Tensor, Tensor]]:
     """Of every layer (d_out, Σ r_i) and (Σ r_i, d_in) in float64, whose product is Σ p_i B_i A_i.
 
     Only the ranks that a client has: columns of B that are 0 are left out together with their rows of A.
@@ -213,15 +220,21 @@ class FlexLoRA(UnlikeRanks):
         return flat
 
 
-def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """(U S, Vᵀ) of left · right cut to `rank`, shapes (d_out, rank) and (rank, d_in); float64 in and out."""
+def decomposed(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """(U S, Vᵀ) of left · right by QR of both and an SVD of their core; as many columns and rows as that has."""
     outer, upper = torch.linalg.qr(left)
     inner, lower = torch.linalg.qr(right.T)
     u, s, vt = torch.linalg.svd(upper @ lower.T, full_matrices=False)
-    count = min(rank, len(s))
+    return outer @ u * s, vt @ inner.T
+
+
+def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """(U S, Vᵀ) of left · right cut to `rank`, shapes (d_out, rank) and (rank, d_in); float64 in and out."""
+    whole_b, whole_a = decomposed(left, right)
+    count = min(rank, len(whole_a))
     b, a = torch.zeros(len(left), rank, dtype=left.dtype), torch.zeros(rank, right.shape[1], dtype=right.dtype)
-    b[:, :count] = outer @ u[:, :count] * s[:count]
-    rows = (vt @ inner.T)[:count]
+    b[:, :count] = whole_b[:, :count]
+    rows = whole_a[:count]
     if count < rank <= right.shape[1]:
         whole = torch.linalg.qr(rows.T, mode="complete").Q.T if count else torch.eye(right.shape[1], dtype=right.dtype)
         a[count:] = whole[count:rank]

@@ -1,4 +1,4 @@
-"""RoLoRA (Chen et al. 2024, arXiv 2409.02346): B and A are trained in turn, so that their mean is exact."""
+"""RoLoRA (Chen et al. 2024, arXiv 2409.02346; 2025, 2502.01755): B and A in turn; their mean is exact."""
 
 from __future__ import annotations
 

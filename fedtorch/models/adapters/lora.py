@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,13 +25,14 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import unshared
+from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
+from fedtorch.models.adapters.precision import train_in_fp32
 from fedtorch.models.adapters.settings import KEY, Adapter
+from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.pretrained import located
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-NAME = "default"
-"""Of the one adapter in a model, as it stands in the names of its parameters."""
 _PREFIX = "base_model.model."  # of every name in an adapter's file
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str] = (), base: str | None = None) -> None:
     """Put `adapter` into `model` in place and freeze the rest.
 
-    A is drawn from `seed` and from nothing else, B is 0: the model computes what it did before. With `adapter.path`
-    both are those of the file.
+    A is drawn from `seed` and from nothing else, B is 0 (of Fed-SB, R): the model computes what it did before. With
+    `adapter.path` both are those of the file.
 
     heads: modules that are new, so trained whole. base: where the model came from, for the adapter's own config.
 
@@ -68,6 +68,9 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
         what = f"path is {adapter.path!r}, which does not fit the model" if adapter.path else what
         raise ConfigError(f"{KEY}.{what}: {error}") from error
     _refuse_tied(model, adapter)
+    train_in_fp32(model)
+    if adapter.kind == "sb":
+        make_square(lora_layers(model), seed)
     if adapter.path:
         _load(model, Path(adapter.path))
 
@@ -79,6 +82,8 @@ def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | N
         ConfigError: as `add_adapter`; or the model has more embeddings than its source, which are in no adapter.
     """
     if adapter is not None:
+        if adapter.base != "fp32":
+            raise ConfigError(f"{KEY}.base is {adapter.base}, which only tasks over data of your own take; remove it")
         base = None if source is None else kept_path(source)
         if base is not None and model.config.vocab_size != AutoConfig.from_pretrained(located(base)).vocab_size:
             raise ConfigError(f"{KEY} is set but {source} has fewer embeddings than the tokenizer has tokens, and new "
@@ -103,10 +108,13 @@ def scale_factors(model: nn.Module, rank: int | None) -> float:
     """Set s of every layer to that of factors of `rank`; None: of those that are there. Returns the last layer's."""
     scale = 1.0
     for layer in lora_layers(model).values():
-        r = rank or layer.r[NAME]
-        alpha = layer.lora_alpha[NAME]
-        layer.scaling[NAME] = scale = alpha / math.sqrt(r) if layer.use_rslora[NAME] else alpha / r
+        layer.scaling[NAME] = scale = scale_of(layer, rank)
     return scale
+
+
+def add_to_base(model: nn.Module, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Beside the layers that are named stands what was added to the base, see `added.set_added`."""
+    set_added(lora_layers(model), factors)
 
 
 def lora_layers(model: nn.Module) -> dict[str, Any]:
@@ -117,16 +125,18 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
 def save_adapter(model: Any, folder: Path) -> None:
     """Write the adapter alone: `adapter_config.json` and safetensors, for `PeftModel.from_pretrained(base, folder)`.
 
-    Only the factors and the modules that are trained whole; peft would add the embeddings of a model whose vocabulary
-    differs from its folder's.
+    Only the factors, behind them what was added to the base, and the modules that are trained whole; peft would add
+    the embeddings of a model whose vocabulary differs from its folder's.
     """
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)
     config = model.peft_config[NAME]
-    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file(unshared({_PREFIX + name: tensor for name, tensor in tensors.items()}), folder / WEIGHTS)
+    tensors = dict(get_peft_model_state_dict(model, save_embedding_layers=False))
     written = {**config.to_dict(), "inference_mode": True}
+    made_plain(lora_layers(model), tensors)
+    put_together(lora_layers(model), tensors, written)
+    save_file(unshared({_PREFIX + name: tensor for name, tensor in tensors.items()}), folder / WEIGHTS)
     plain = {name: sorted(value) if isinstance(value, set) else value for name, value in written.items()}
     (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
 
@@ -183,7 +193,7 @@ def _summed(module: Any) -> nn.Module | None:
     base = module.base_layer
     copied = base.__class__.__new__(base.__class__)
     copied.__dict__ = {**base.__dict__, "_parameters": dict(base._parameters)}
-    weight = base.weight.float() + module.get_delta_weight(NAME).float()
+    weight = base.weight.float() + delta_of(module)
     copied._parameters["weight"] = nn.Parameter(weight.to(base.weight.dtype), requires_grad=False)
     return copied
 

@@ -52,7 +52,8 @@ def base_of(folder: Path) -> str:
 def saved_keys(folder: Path) -> dict[str, Any]:
     """`task.model` of what a run has written into `folder`."""
     if is_adapter(folder):
-        return {"path": base_of(folder), "adapter": {"path": str(folder)}}
+        narrow = json.loads((folder / "config.json").read_bytes()).get("dtype") in ("bfloat16", "float16")
+        return {"path": base_of(folder), "adapter": {"path": str(folder), "base": "saved" if narrow else "fp32"}}
     return {"path": str(folder)}
 
 

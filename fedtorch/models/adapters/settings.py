@@ -21,8 +21,8 @@ class Adapter:
     Everything else of the model is frozen but `save` and a head that the pretrained model lacks.
     """
 
-    kind: Literal["lora"] = "lora"
-    """What is added."""
+    kind: Literal["lora", "sb"] = "lora"
+    """What is added; sb: s·B·R·A, of which R (r × r) alone is trained (Fed-SB)."""
     r: Count = 8
     """Rank of the product."""
     alpha: Positive = 16.0
@@ -35,12 +35,15 @@ class Adapter:
     """s = alpha / sqrt(r) (Kalajdzievski 2023)."""
     save: tuple[str, ...] = ()
     """Modules that are trained and sent whole, by the ends of their names, beside a head that is new."""
+    base: Literal["fp32", "saved"] = "fp32"
+    """Of the base's weights: made fp32, or as in its files (bf16), which then are in memory once on a machine. What is
+    trained is fp32 in either case. `saved` is for tasks over data of one's own."""
     path: str | None = None
     """A folder with an adapter to start from (adapter_config.json, adapter_model.safetensors), which says the rest."""
 
     def __post_init__(self) -> None:
         given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        if self.path is not None and (other := [name for name in given if name not in ("path", "dropout")]):
+        if self.path is not None and (other := [name for name in given if name not in ("path", "dropout", "base")]):
             raise ConfigError(
                 f"{KEY}.path is {self.path!r}, whose adapter_config.json says what the adapter is, and "
                 f"{KEY}.{other[0]} is set; remove one of them"
