@@ -19,7 +19,7 @@ from fedtorch.algorithms.adapters.stacks import ADDED, COMPRESSED, RANK, AddsToB
 from fedtorch.config.schema import ClientConfig, EvalConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.scores import AGGREGATION_ERROR as ERROR
+from fedtorch.core.scores import AGGREGATION_ERROR as AGGREGATION_ERROR
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -91,7 +91,7 @@ def test_what_joins_the_base_is_the_dense_mean_of_products(rule: type[AddsToBase
         }
         figures = algorithm.measure(server, sent, shares)
         algorithm.server_update(server, algorithm.aggregate(sent, shares))
-        assert figures[ERROR] < 1e-12 and figures[COMPRESSED] == 0
+        assert figures[AGGREGATION_ERROR] < 1e-12 and figures[COMPRESSED] == 0
         views = WIDE.view(server.weights)
         for pair, (left, right) in from_rows(WIDE, server.tensors[ADDED]).items():
             ends = [WIDE.view(flat) for flat in sent.vectors]
@@ -157,7 +157,7 @@ def function_of(run: Any) -> Tensor:
 @RULES
 def test_nothing_is_lost_in_rounds_and_that_is_recorded(rule: type[AddsToBase], tmp_path: Path) -> None:
     _, records = run_of(tmp_path, rule(ranks={"a": 1}))
-    assert len(records) == 3 and all(0 <= record[ERROR] < 1e-12 for record in records)
+    assert len(records) == 3 and all(0 <= record[AGGREGATION_ERROR] < 1e-12 for record in records)
     assert [record[RANK] for record in records] == ([5, 10, 15] if rule is FLoRA else [7, 14, 21])
 
 
@@ -211,7 +211,7 @@ def test_a_stack_cut_to_full_rank_is_as_good_as_a_long_one(rule: type[AddsToBase
     assert records[-1][RANK] == 3 and records[-1][COMPRESSED] < 1e-12
     assert (function_of(long) - function_of(cut)).abs().max() < 1e-6
     _, records = run_of(tmp_path / "short", rule(added_rank=1))
-    assert records[-1][RANK] == 1 and 0.01 < records[-1][COMPRESSED] < 1 and records[-1][ERROR] < 1e-12
+    assert records[-1][RANK] == 1 and 0.01 < records[-1][COMPRESSED] < 1 and records[-1][AGGREGATION_ERROR] < 1e-12
 
 
 @RULES
@@ -274,7 +274,7 @@ def test_factors_to_start_from_are_begun_with_in_every_round(tmp_path: Path, mon
     monkeypatch.setattr(Regression, "build_model", build_model)
     runner, records = run_of(tmp_path, FLoRA())
     views = runner.components.engine.shared.view(runner.context.server.weights)
-    assert (views[B] == 0.5).all() and max(record[ERROR] for record in records) < 1e-12
+    assert (views[B] == 0.5).all() and max(record[AGGREGATION_ERROR] for record in records) < 1e-12
     assert [record[RANK] for record in records] == [8, 16, 24]  # and one for the product that is taken off
 
 
