@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     # what Python code calls in place of commands
     "api": {"cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
-    "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
+    "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "privacy", "config", "core"},
     "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},
     "tasks": {"data", "models", "metrics", "text", "train", "core"},
@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "config": {"core"},
     "checkpoint": {"core"},
     "compression": {"core"},
+    "privacy": {"core"},
     "text": {"core"},
     "tracking": {"core"},
     "metrics": set(),
