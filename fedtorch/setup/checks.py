@@ -68,7 +68,7 @@ def every_draw_counts(plan: Plan) -> None:
 
 def the_sampler_draws_clients(plan: Plan) -> None:
     """The first round's cohort can be drawn."""
-    assert plan.first_cohort
+    assert plan.first_cohort or plan.sampler.may_be_empty
 
 
 # The algorithm
@@ -288,7 +288,7 @@ def something_is_trained(plan: Plan, engine: Engine) -> None:
 
 def what_travels_is_there(plan: Plan, engine: Engine) -> None:
     """An algorithm that sends parts of the shared parameters finds them in the model; it raises ConfigError if not."""
-    for client, _ in plan.first_cohort:
+    for client, _ in plan.first_cohort or [(plan.clients[0], 1)]:
         plan.algorithm.sent_places(engine.shared, client.name, 0)
 
 
