@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """The run in one process, with nothing in its way."""
     config = private_toy(tmp_path_factory.mktemp("undisturbed"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: KEY)
+        patch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: KEY[:size])
         assert main(["--config", str(config)]) == 0
     return Ended(config.parent / "run")
 

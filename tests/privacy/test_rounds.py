@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -13,22 +14,32 @@ import pytest
 import torch
 from harness import SGD, make_runner
 from private_runs import TASK, private
+from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.config.schema import EvalConfig
 from fedtorch.core.errors import BudgetError, CheckpointError
+from fedtorch.core.mechanism import RoundFacts
+from fedtorch.core.places import Places
 from fedtorch.core.state_keys import CLIP
+from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout
 from fedtorch.privacy.client_level import ClientLevel, Terms
 from fedtorch.privacy.clip import bound, exponent_of
 from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.settings import AdaptiveClip, MovingClip
 from fedtorch.privacy.stream import Stream, add_noise, chosen, derived
 from fedtorch.rounds.runner import Runner
+from fedtorch.setup.build import build
+from fedtorch.setup.private import make_mechanism
+from fedtorch.train.job import ClientJob
 
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """One key after the other, the same in every run of the tests."""
     numbers = count()
-    monkeypatch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: sha256(b"%d" % next(numbers)).digest())
+    monkeypatch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: sha256(b"%d" % next(numbers)).digest()[:size])
 
 
 def ledger_of(folder: Path) -> Ledger:
@@ -148,17 +159,11 @@ def test_a_round_that_is_done_again_with_another_sum_has_other_noise_and_is_one_
 
 def test_the_clip_moves_as_the_paper_says(tmp_path: Path) -> None:
     """All of 20 clients are drawn and none is clipped: b̄ is about 1, C shrinks by exp(−0.2 · 0.5) a round."""
-    clip = {"adaptive": {"start": 100.0, "bit_noise": 0.6}}
-    config = private(tmp_path, rate=1.0, rounds=3, privacy={"clip": _moving(clip)})
+    clip = MovingClip(AdaptiveClip(start=100.0, bit_noise=0.6))
+    config = private(tmp_path, rate=1.0, rounds=3, privacy={"clip": clip})
     runner = make_runner(config)
     runner.run()
     assert runner.context.server.numbers[CLIP] == pytest.approx(100 * math.exp(-0.3), rel=0.05)
-
-
-def _moving(clip: dict[str, dict[str, float]]) -> object:
-    from fedtorch.privacy.settings import AdaptiveClip, MovingClip
-
-    return MovingClip(AdaptiveClip(**clip["adaptive"]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"clip": 0.6}, {"noise_multiplier": 2.0}, {"delta": 1e-4}], ids=str)
@@ -222,18 +227,12 @@ def test_revealed_losses_are_one_number_per_round(tmp_path: Path) -> None:
     mechanism = runner.context.mechanism
     result = runner.run()
     assert "the mean training loss" in str(result.privacy["outside"])
-    from fedtorch.core.mechanism import RoundFacts
-    from fedtorch.core.update import Report
-
     reports = [Report("a", examples=1, loss_mean=1.0), Report("b", examples=3, loss_mean=3.0)]
     facts = mechanism.facts(0, RoundFacts(reports))
     assert facts.reports is None and facts.loss == 2.5
 
 
 def test_a_branch_of_another_run_has_a_key_of_its_own(tmp_path: Path) -> None:
-    from fedtorch.setup.build import build
-    from fedtorch.setup.private import make_mechanism
-
     config = private(tmp_path / "first")
     make_runner(replace(config, checkpoint=replace(config.checkpoint, every=1, keep=3))).run()
     second = build(private(tmp_path / "second", client=replace(SGD, lr=0.2)), num_ranks=1, rank=0)
@@ -272,3 +271,48 @@ def test_terms_say_what_is_divided_by(tmp_path: Path) -> None:
     config = private(tmp_path)
     assert Terms(0.1, 1000, 1.0, config.privacy).expected == 100.0
     assert isinstance(make_runner(config), Runner) and FedAvg(weights="equal").why_not_private == ""
+
+
+@dataclass(frozen=True)
+class FirstNumberOnly(FedAvg):
+    """Of the weights only the first number travels, as where a factor of an adapter rests."""
+
+    def sent_places(self, layout: Layout, client: str, round: int) -> Places:
+        return Places(torch.tensor([0]), layout.size)
+
+    def client_update(self, job: ClientJob) -> Report:
+        curve = job.train(job.received["weights"])
+        job.send("weights", torch.cat([job.received["weights"][:1] - job.engine.snapshot()[:1], torch.zeros(2)]))
+        return self.report(job, curve)
+
+
+def test_what_does_not_travel_gets_no_noise(tmp_path: Path) -> None:
+    runner = make_runner(private(tmp_path, FirstNumberOnly(weights="equal"), rounds=2))
+    start = runner.components.engine.initial_shared.clone()
+    runner.run()
+    moved = runner.context.server.weights - start
+    assert float(moved[0]) != 0 and moved[1:].tolist() == [0.0, 0.0]
+
+
+@dataclass(frozen=True)
+class WithPublicRows(Quadratic):
+    """The last entry is held-out rows that belong to nobody who trains."""
+
+    def manifest(self) -> Mapping[str, Mapping[str, int]]:
+        found = dict(super().manifest())
+        *_, last = found
+        return found | {last: {"dev": 3, "test": 3}}
+
+    def load(self, client: str, split: str) -> Sequence[Any]:
+        a, b, _ = self.clients[client]
+        return [(a, b)] * 3
+
+
+@pytest.mark.parametrize("reveal", [(), ("scores",)], ids=["hidden", "revealed"])
+def test_only_rows_without_an_owner_are_judged_and_choose(reveal: tuple[str, ...], tmp_path: Path) -> None:
+    task = WithPublicRows(clients=TASK.clients, start=TASK.start, double=False)
+    config = private(tmp_path, task=task, eval=EvalConfig(every=1), privacy={"reveal": reveal})
+    result = make_runner(config).run()
+    assert len(result.scores) == (20 if reveal else 1) and "client_19" in result.scores
+    assert result.best_round in (1, 2, 3)
+    assert ("clients' scores" in str(result.privacy["outside"])) == bool(reveal)
