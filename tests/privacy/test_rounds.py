@@ -316,3 +316,22 @@ def test_only_rows_without_an_owner_are_judged_and_choose(reveal: tuple[str, ...
     assert len(result.scores) == (20 if reveal else 1) and "client_19" in result.scores
     assert result.best_round in (1, 2, 3)
     assert ("clients' scores" in str(result.privacy["outside"])) == bool(reveal)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_goes_on_with_its_key(tmp_path: Path) -> None:
+    """What it released it would else release again with other noise; only `--resume never` makes a new key."""
+    built = build(private(tmp_path), num_ranks=1, rank=0)
+    keys = []
+    for resume in ("auto", "auto", "never"):
+        mechanism = make_mechanism(built, is_server=True, start=None, resume=resume)
+        assert isinstance(mechanism, ClientLevel) and mechanism.ledger is not None
+        keys.append(mechanism.ledger.key)
+    assert keys[0] == keys[1] != keys[2]
+    elsewhere = make_mechanism(built, is_server=False)
+    assert isinstance(elsewhere, ClientLevel) and elsewhere.ledger is None
+
+
+def test_a_checkpoint_without_its_key_is_refused(tmp_path: Path) -> None:
+    built = build(private(tmp_path), num_ranks=1, rank=0)
+    with pytest.raises(CheckpointError, match=r"privacy/key, the key of this run's noise, cannot be read"):
+        make_mechanism(built, is_server=True, start=2)
