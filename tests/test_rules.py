@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"train", "compression", "core"},
     "models": {"data", "text", "compression", "core"},
     "train": {"comm", "core"},
-    "report": {"tracking", "metrics", "config", "core"},
+    "report": {"tracking", "metrics", "privacy", "config", "core"},
     "data": {"metrics", "text", "core"},
     "comm": {"compression", "core"},
     "config": {"core"},

@@ -6,8 +6,9 @@ Two sets of clients are neighbours when one has one client more than the other (
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
@@ -49,6 +50,14 @@ class Accountant:
             middle = (low + high) // 2
             low, high = (middle, high) if self.epsilon(middle) <= epsilon else (low, middle)
         return low
+
+
+def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """Of releases of several kinds on the same clients, as (q, z, how many)."""
+    composed = [_one_release(z, rate).self_compose(count) for rate, z, count in parts if count]
+    if not composed:
+        return 0.0
+    return float(reduce(lambda one, other: one.compose(other), composed).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=1 << 14)

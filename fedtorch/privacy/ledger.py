@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,17 +76,10 @@ class Ledger:
         key = _read(folder / KEY, "the key of this run's noise")
         if len(key) != KEY_BYTES:
             raise CheckpointError(f"{folder / KEY} has {len(key)} bytes instead of {KEY_BYTES}; {_ADVICE}")
-        lines = _read(folder / LEDGER, "the ledger of this run's releases").splitlines(keepends=True)
-        try:
-            if lines and not lines[-1].endswith(b"\n"):  # a process died in it, so nothing left the server after it
-                lines.pop()
-                _write(folder / LEDGER, b"".join(lines))
-            head, *rest = map(json.loads, lines)
-            if head.pop("form") != _FORM:
-                raise ValueError
-            releases = [Release(int(line["round"]), int(line["attempt"]), str(line["digest"])) for line in rest]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{folder / LEDGER} is damaged; {_ADVICE}") from error
+        lines = _lines(folder)
+        head, releases = _parsed(folder, lines)
+        if (folder / LEDGER).stat().st_size > sum(map(len, lines)):
+            _write(folder / LEDGER, b"".join(lines))
         return cls(key, head, folder, releases)
 
     @property
@@ -133,6 +126,31 @@ class Ledger:
                     "run again"
                 ) from error
         self.releases.append(release)
+
+
+def read_releases(folder: Path) -> tuple[dict[str, Any], list[Release]]:
+    """The terms of a run and its releases, of the ledger in `folder`; the key is not looked at.
+
+    Raises:
+        CheckpointError: the ledger is missing or damaged, or others than the owner may read it.
+    """
+    return _parsed(folder, _lines(folder))
+
+
+def _lines(folder: Path) -> list[bytes]:
+    """Of the ledger; without one in which a process died, as nothing left the server after it."""
+    lines = _read(folder / LEDGER, "the ledger of this run's releases").splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[Release]]:
+    try:
+        head, *rest = map(json.loads, lines)
+        if head.pop("form") != _FORM:
+            raise ValueError
+        return head, [Release(int(line["round"]), int(line["attempt"]), str(line["digest"])) for line in rest]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / LEDGER} is damaged; {_ADVICE}") from error
 
 
 _ADVICE = "bring it back from where the checkpoint came from, or begin anew with `--resume never`"

@@ -17,6 +17,7 @@ from pathlib import Path
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.files import replace_file
 from fedtorch.report import apir as apir_report
+from fedtorch.report import privacy
 from fedtorch.report import significance as paired
 from fedtorch.report import sweep as sweep_report
 from fedtorch.report.adapters import adapters_markdown
@@ -139,6 +140,7 @@ COMMANDS = {
         "WikiSQL's measures, beside those of the FedParsing paper", add_measures_arguments, make_measures
     ),
     "adapters": Command("bytes, errors of averaging and scores of adapters", add_adapters_arguments, make_adapters),
+    "privacy": Command("epsilon of runs, and of all on the same data", privacy.add_arguments, privacy.make),
     "perplexity": Command(
         "perplexities and bytes of dialog runs, beside those of the FedAssistant paper",
         add_perplexity_arguments,

@@ -39,7 +39,9 @@ from fedtorch.train.job import ClientJob
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """One key after the other, the same in every run of the tests."""
     numbers = count()
-    monkeypatch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: sha256(b"%d" % next(numbers)).digest()[:size])
+    monkeypatch.setattr(
+        "fedtorch.privacy.ledger.os.urandom", lambda size: sha256(b"%d" % next(numbers)).digest()[:size]
+    )
 
 
 def ledger_of(folder: Path) -> Ledger:
