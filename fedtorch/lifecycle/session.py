@@ -163,9 +163,9 @@ class Session:
             set_aside(config)
         if start is None:
             built.show_remarks()  # a resumed run has them in its log already
+        mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
         tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None
         facts = lasting_facts(built)
-        mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
         components = built.components(
             comm, checkpoints, stop=self.stop, tracker=tracker, facts=facts, mechanism=mechanism
         )

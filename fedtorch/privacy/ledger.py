@@ -54,7 +54,8 @@ class Ledger:
         """
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            folder.mkdir(parents=True, mode=0o700)
+            folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(mode=0o700)
             _write(folder / KEY, key := os.urandom(KEY_BYTES))
             ledger = cls(key, terms, folder, [])
             _write(folder / LEDGER, json.dumps({"form": _FORM, **ledger.terms}).encode() + b"\n")
