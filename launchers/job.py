@@ -18,6 +18,7 @@ import torch.distributed as dist
 from fedtorch.comm.signing import VARIABLE
 from fedtorch.comm.store import host_store
 from fedtorch.core.errors import (
+    BudgetError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -39,6 +40,7 @@ FINAL = (
     *_SETUP,
     NonFiniteError.exit_code,
     CheckpointError.exit_code,
+    BudgetError.exit_code,
     RestartsError.exit_code,
     Interrupted.exit_code,
 )

@@ -24,8 +24,10 @@ from fedtorch.metrics.generation import LIBRARIES
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "bm25s": "bm25s",
+    "cryptography": "cryptography",
     "datasets": "datasets",
     "deepspeed": "deepspeed",
+    "dp_accounting": "dp-accounting",
     "mlflow": "mlflow-skinny",
     "pandas": "pandas",
     "peft": "peft",

@@ -99,6 +99,27 @@ class Algorithm:
         return "works on the model's own parameters and gradients"
 
     @property
+    def why_not_private(self) -> str:
+        """Why it cannot keep client-level privacy, as a clause after its name; empty: nothing is against it.
+
+        With privacy a round is one sum of clipped updates, all of the same places and with public weights, and the
+        step looks at nothing else that depends on clients. A class that has functions of its own for that, and keeps to
+        it, says so by returning nothing here.
+        """
+        cls, own = type(self), "of its own, in which it may look at more than the sum"
+        if not self.exchanged_vectors:
+            return "exchanges nothing, so nothing is released"
+        if cls.aggregate is not Algorithm.aggregate:
+            return f"combines updates in a way {own}"
+        if _definer(cls, "weigh") is not _definer(cls, "weighting"):
+            return "weighs clients in a way of its own, by numbers that depend on their data"
+        if cls.server_update is not Algorithm.server_update:
+            return f"takes the server's step in a way {own}"
+        if self.weighting != "equal":
+            return f"weighs clients by {self.weighting}, which depends on their data; set algorithm.weights to equal"
+        return ""
+
+    @property
     def precisions(self) -> tuple[str, ...]:
         """The values of `engine.precision` it works with.
 
@@ -186,3 +207,8 @@ class Algorithm:
     def stateful(self, private: Layout) -> bool:
         """Does a client keep anything that a later round needs? Then it trains at its home worker only."""
         return self.is_personal or private.size > 0
+
+
+def _definer(cls: type, name: str) -> type:
+    """The class whose `name` an instance has."""
+    return next(base for base in cls.__mro__ if name in vars(base))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.checks import SumCheck, claim_problem
+from fedtorch.comm.checks import LimitCheck, SumCheck, claim_problem
 from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.places import Places
@@ -89,6 +89,32 @@ class AcceptedUpdates(ABC):
             raise RefusedUpdatesError(check.blamed or everyone)
         return total
 
+    def whole_sum(self, exponent: int, limit: float) -> Tensor:
+        """Σ Δ_i · 2^exponent, whole numbers in float64, shape (size,): exact, at a scale that no report decides.
+
+        For updates that are multiples of 2^-exponent, and so many that whole numbers stay below 2^52. Zero where there
+        are none. limit: the largest norm of an update.
+
+        Raises:
+            RefusedUpdatesError: an update, or the sum, is longer than that or damaged, also when they come one by one.
+        """
+        scale, self.sum_dtype = SumScale(exponent), SUM_DTYPE
+        terms = [(report, 1.0) for report in self.reports]
+        try:
+            total, check = torch.zeros(self.size, dtype=SUM_DTYPE), None
+            for singly in (False, True) if terms else ():
+                check = LimitCheck(self.reports, scale, self.size, limit)
+                total = self._sum_by_places(scale, terms, check, singly=singly)
+                if not check.problems:
+                    break
+                log.warning("the sum of a round is not what it can be; the updates are taken one by one")
+            if check is not None and check.problems:
+                everyone = dict.fromkeys((report.client for report in self.reports), "the sum cannot be what was sent")
+                raise RefusedUpdatesError(check.blamed or everyone)
+        finally:
+            self.sum_dtype = self.dtype
+        return total.mul_(2.0**exponent)
+
     def __iter__(self) -> Iterator[Tensor]:
         """Each update in report order, shape (size,), on the CPU.
 
@@ -116,15 +142,16 @@ class AcceptedUpdates(ABC):
             kinds.setdefault("" if places is None else places.digest, []).append((report, weight))
         if set(kinds) <= {""}:
             return self._sum(scale, terms, check, singly=singly)
-        whole, self.sum_dtype = torch.zeros(self.size, dtype=SUM_DTYPE), SUM_DTYPE
+        wanted, self.sum_dtype = self.sum_dtype, SUM_DTYPE
+        whole = torch.zeros(self.size, dtype=SUM_DTYPE)
         try:
             for own in kinds.values():
                 part = self._sum(scale, own, check, singly=singly)
                 places = self.places[own[0][0].client]
                 whole = whole.add_(part) if places is None else whole.index_add_(0, places.indices, part)
         finally:
-            self.sum_dtype = self.dtype
-        return whole.to(self.dtype)
+            self.sum_dtype = wanted
+        return whole.to(wanted)
 
     def _refused(self) -> dict[str, str]:
         """Every client whose update is not what it reported, with the reason."""

@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,7 @@ from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op, Problem, problem_of
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
+from fedtorch.comm.telling import tell, told
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import UpdateBuffer
 
@@ -94,15 +96,22 @@ class Aggregation:
     """None but in tests."""
     round: int
     """Of the run; a request for another one is an error."""
+    is_secret: bool = False
+    """Does every rank learn of its own terms alone?"""
 
     def broadcast_request(self, request: Request) -> None:
         """On the server: tell the other ranks what comes next."""
         op, terms, scale = request
+        if self.is_secret:
+            for rank in self.group.members[1:]:
+                own = [term for term in terms if term.rank == rank]
+                tell(self.group, rank, torch.tensor([op, self.round, len(own), scale.exponent], dtype=torch.int64))
+                if own:
+                    tell(self.group, rank, _table(own))
+            return
         self.group.broadcast_numbers(torch.tensor([op, self.round, len(terms), scale.exponent], dtype=torch.int64))
         if terms:
-            clients, ranks, weights = zip(*terms, strict=True)
-            bits = torch.tensor(weights, dtype=torch.float64).view(torch.int64)
-            self.group.broadcast_numbers(torch.stack([torch.tensor(clients), torch.tensor(ranks), bits]))
+            self.group.broadcast_numbers(_table(terms))
 
     def receive_request(self) -> Request:
         """Elsewhere: what the server wants.
@@ -111,14 +120,15 @@ class Aggregation:
             PreflightError: it is no operation of this round; the group is closed.
         """
         head = torch.zeros(4, dtype=torch.int64)
-        self.group.broadcast_numbers(head)
+        receive = partial(told, self.group) if self.is_secret else self.group.broadcast_numbers
+        receive(head)
         op, round, count, exponent = head.tolist()
         if op not in list(Op) or round != self.round or count < 0:
             self.group.drop()
             raise PreflightError(f"the server requested {head.tolist()}; expected an operation of round {self.round}")
         table = torch.zeros(3, count, dtype=torch.int64)
         if count:
-            self.group.broadcast_numbers(table)
+            receive(table)
         weights = table[2].view(torch.float64).tolist()
         terms = [Term(*term) for term in zip(table[0].tolist(), table[1].tolist(), weights, strict=True)]
         return Request(Op(op), terms, SumScale(exponent))
@@ -133,6 +143,8 @@ class Aggregation:
         if len(lengths) > 1:
             self.group.drop()
             raise PreflightError(f"an operation is about updates of {sorted(lengths)} numbers; expected one length")
+        if not lengths and self.is_secret and self.names:  # others' are as long as those of a client that is not here
+            return self.local.length(self.names[0])
         return lengths.pop() if lengths else self.local.size
 
     def agree(self, op: Op, terms: Sequence[Term]) -> list[tuple[Tensor, float]]:
@@ -183,3 +195,10 @@ class Aggregation:
             return Problem.UNREADABLE
         fits = grad.shape == (length,) and grad.dtype == self.local.dtype and grad.device.type == "cpu"
         return grad.contiguous() if fits else Problem.MISFIT
+
+
+def _table(terms: Sequence[Term]) -> Tensor:
+    """Terms, of which there are some, as int64, shape (3, their number); the weights' bits as they are."""
+    clients, ranks, weights = zip(*terms, strict=True)
+    bits = torch.tensor(weights, dtype=torch.float64).view(torch.int64)
+    return torch.stack([torch.tensor(clients), torch.tensor(ranks), bits])

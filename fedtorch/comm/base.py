@@ -128,8 +128,12 @@ class Communicator(ABC):
         """The server's `messages` on every rank; what other ranks pass is ignored."""
 
     @abstractmethod
+    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+        """This rank's of the server's `messages`, by rank; what other ranks pass is ignored. No rank gets another's."""
+
+    @abstractmethod
     def aggregate(
-        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int
+        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
     ) -> Tensor | None:
         """Call `combine` with the accepted updates on the server and return its result there; elsewhere None.
 
@@ -137,6 +141,8 @@ class Communicator(ABC):
 
         local: the updates of this rank's clients; the same length and dtype on all ranks.
         accepted: on the server, some of the reports of the last `gather_reports`; ignored elsewhere.
+        secret: the other ranks are told of their own clients alone, and no rank but the server sees what others send;
+        all updates of the round then have the same places.
         If `combine` raises, so does this on every rank: the same error on the server, FedtorchError elsewhere, which
         is RefusedUpdatesError where that of the server is.
         """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -139,6 +140,20 @@ class SumCheck:
         """A client's part is not what it should be."""
         self.blamed.setdefault(client, reason)
         self.problems.append(f"the update of client {client}: {reason}")
+
+
+class LimitCheck(SumCheck):
+    """The same where reports say nothing of an update, and none may be longer than a public limit."""
+
+    def __init__(self, reports: Sequence[Report], scale: SumScale, size: int, limit: float) -> None:
+        """limit: the largest norm of each update, which is a whole vector at the scale already."""
+        super().__init__([(replace(report, norm=limit), 1.0) for report in reports], scale, size)
+        self._rounding = 0.0
+
+    def see_client(self, client: str, squares: float) -> None:
+        """A client's own numbers were added. squares: the sum of theirs."""
+        if not math.sqrt(squares) <= self.bound([client]):
+            self.blame(client, "its update is longer than the clip")
 
 
 @cache

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -211,12 +212,16 @@ class DistributedCommunicator(Communicator):
         """See the base class."""
         return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
+    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+        """See the base class."""
+        return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
+
     def aggregate(
-        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int
+        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
     ) -> Tensor | None:
         """See the base class; the protocol is that of `comm.aggregation`."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
-        aggregation = self._aggregation(local, round)
+        aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
             answer_requests(aggregation)
             return None

@@ -46,6 +46,8 @@ class Op(IntEnum):
     """End of an aggregation that is to be decided again, without the clients whose updates were refused."""
     ALL_REDUCE = 13
     """The sum of sparse messages, of which every rank owns a slice; or what it left out is dealt anew."""
+    SCATTER_MESSAGES = 14
+    """The server's messages of numbers, to each rank its own."""
 
 
 class Problem(IntEnum):

@@ -80,7 +80,13 @@ class LocalCommunicator(Communicator):
         self.meter.count("down", "share", logical=sum(map(len, packed)), messages=len(packed))
         return [decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed]
 
-    def aggregate(self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int) -> Tensor:
+    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+        """Those for this rank, encoded and decoded."""
+        return self.broadcast_messages(messages.get(0, ()), round=round)
+
+    def aggregate(
+        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
+    ) -> Tensor:
         """`combine` of the accepted updates, through the same integer sum as with many ranks."""
         self._count_updates(local, accepted)
         self.faults("payload", round=round)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.meter import Meter
+from fedtorch.comm.telling import tell, told
 from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
 
 
@@ -50,6 +51,25 @@ def broadcast(
         messages=len(messages) if is_server else 0,
         physical=num_bytes * (group.size - 1 if is_server else 1),
     )
+    return _decode(group, buffer, round, num_clients)
+
+
+def scatter(
+    group: Group, meter: Meter, messages: Mapping[int, Sequence[Message]], *, round: int, num_clients: int
+) -> list[Message]:
+    """The server's messages by rank, to each rank its own; what others pass is ignored."""
+    each = {rank: _encode(group, messages.get(rank, ()), round) for rank in group.members if group.rank == 0}
+    group.agree(Op.SCATTER_MESSAGES, round=round)
+    if group.rank == 0:
+        for rank in group.members[1:]:
+            tell(group, rank, torch.tensor([len(each[rank])]))
+            tell(group, rank, to_tensor(each[rank]))
+        buffer = to_tensor(each[0])
+        meter.count("down", "share", physical=sum(map(len, each.values())) - len(buffer))
+    else:
+        size = told(group, torch.zeros(1, dtype=torch.int64))
+        buffer = told(group, torch.zeros(bounded(int(size), 0), dtype=torch.uint8))
+        meter.count("down", "share", physical=len(buffer))
     return _decode(group, buffer, round, num_clients)
 
 

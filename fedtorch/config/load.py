@@ -28,6 +28,7 @@ from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
 from fedtorch.config.yaml_tree import Key, Tree, write
 from fedtorch.core.errors import ConfigError
+from fedtorch.privacy.settings import PrivacyConfig
 
 DEFAULT = Path(__file__).with_name("default.yaml")
 """The job that runs when no config is named; package data."""
@@ -54,6 +55,7 @@ NO_EFFECT = (
     "system.state_memory_mb",
     "system.oom_retry",  # a run that has enough memory never needs it,
     "clients.on_loss",  # nor one that loses nobody this
+    "privacy.max_epsilon",  # when to stop
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 
@@ -75,6 +77,9 @@ ADDED: dict[str, Any] = {
     "task.em_strings": False,
     "algorithm.second_selection": True,
     "task.model.adapter": None,
+    "clients.rate": None,
+    **{f"privacy.{known.name}": known.default for known in dataclasses.fields(PrivacyConfig)},
+    "privacy.reveal": [],
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

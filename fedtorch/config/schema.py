@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedtorch.config.poisson import with_rate
 from fedtorch.config.system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import LARGEST, Count, Positive, Whole
 from fedtorch.core.settings import ServerConfig
+from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.train.settings import ClientConfig, EngineConfig
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "EngineConfig",
     "EvalConfig",
     "PartitionConfig",
+    "PrivacyConfig",
     "RunConfig",
     "ServerConfig",
     "SystemConfig",
@@ -44,8 +47,11 @@ class ClientsConfig:
     """Clients drawn for each round."""
     sampling: str | dict[str, Any] = "uniform"
     """uniform: without replacement; size_proportional: with replacement, by training size (FedProx);
-    numpy_round_seed: legacy numpy generator seeded with the round (FedML); `module:Class`: a `fedtorch.Sampler` of your
+    numpy_round_seed: legacy numpy generator seeded with the round (FedML); poisson: each client by itself with
+    probability `rate`, so that a round can have any number of them; `module:Class`: a `fedtorch.Sampler` of your
     own. As a mapping: its `name` and the fields of its dataclass."""
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of `sampling: poisson`: the probability with which each client takes part in a round, by itself."""
     min: Count = 1
     """With fewer accepted updates than this the server takes no step in that round."""
     on_failure: Literal["skip", "stop"] = "skip"
@@ -61,6 +67,9 @@ class ClientsConfig:
     3 clients send one that is not zero; null: no limit."""
 
     def __post_init__(self) -> None:
+        sampling, rate = with_rate(self.sampling, self.rate, self.per_round)
+        object.__setattr__(self, "sampling", sampling)
+        object.__setattr__(self, "rate", rate)
         if self.per_round != "all" and self.min > self.per_round:
             raise ConfigError(
                 f"clients.min is {self.min} but clients.per_round is {self.per_round}, so no round could count; "
@@ -176,6 +185,8 @@ class Config:
     """Logs and curves."""
     system: SystemConfig = SystemConfig()
     """Devices, threads, memory, transport."""
+    privacy: PrivacyConfig = PrivacyConfig()
+    """What is promised to clients."""
     compare: dict[str, Any] | tuple[str | dict[str, Any], ...] | None = None
     """Runs that are trained after this one and shown beside it: a list of `start` (the model before training), `local`
     (every client by itself), `centralized` (one client with all rows) and mappings of changes; or one such mapping."""

@@ -103,6 +103,12 @@ class RestartsError(LostRankError):
     exit_code = 9
 
 
+class BudgetError(FedtorchError, RuntimeError):
+    """Another round would pass `privacy.max_epsilon`; all before it is saved, and the run can be resumed with more."""
+
+    exit_code = 10
+
+
 class PeerError(RuntimeError):
     """Another rank of this worker failed at the client that they train together; its error is in its own log."""
 
@@ -136,6 +142,7 @@ _BY_CODE = (
     DeadlineError,
     CheckpointError,
     RestartsError,
+    BudgetError,
     Interrupted,
 )
 

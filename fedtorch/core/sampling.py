@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import attrgetter
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from fedtorch.core.client import Client
 from fedtorch.core.errors import ConfigError, FedtorchError, QuorumError
@@ -20,6 +21,7 @@ SAMPLERS = {
     "uniform": "fedtorch.core.sampling:Uniform",
     "size_proportional": "fedtorch.core.sampling:SizeProportional",
     "numpy_round_seed": "fedtorch.core.sampling:NumpyRoundSeed",
+    "poisson": "fedtorch.core.sampling:Poisson",
 }
 """Values of `clients.sampling` in YAML, beside `module:Class`."""
 
@@ -37,6 +39,8 @@ class Sampler:
     with_replacement: ClassVar[bool] = False
     """may a client be drawn more than once for a round? It then trains once and counts once per draw
     (`Report.draws`), which needs an algorithm whose `weighting` is `equal`"""
+    may_be_empty: ClassVar[bool] = False
+    """may it draw nobody for a round? Without privacy that is a round with too few updates (`clients.min`)"""
 
     def draw(self, clients: Sequence[Client], count: int, *, seed: int, round: int) -> Sequence[Client]:
         """At least one and at most `count` of `clients`, in any order.
@@ -98,6 +102,24 @@ class NumpyRoundSeed(Sampler):
         return [clients[i] for i in np.random.RandomState(round).choice(range(len(clients)), count, replace=False)]
 
 
+@dataclass(frozen=True)
+class Poisson(Sampler):
+    """Every client by itself with the probability `rate`; with privacy the server alone draws, from a secret key."""
+
+    rate: Annotated[float, Field(gt=0, le=1)]
+    """q; given as `clients.rate`"""
+    may_be_empty: ClassVar[bool] = True
+
+    def draw(self, clients: Sequence[Client], count: int, *, seed: int, round: int) -> Sequence[Client]:
+        """Between none and all of them."""
+        drawn = self.generator(seed, round).random(len(clients)) < self.rate
+        return [clients[place] for place in np.flatnonzero(drawn).tolist()]
+
+    def chance(self, client: Client, count: int, *, num_clients: int, num_examples: int) -> Fraction:
+        """`rate`."""
+        return Fraction(self.rate)
+
+
 def draws_of(per_round: Literal["all"] | int, sampler: Sampler, num_clients: int) -> int:
     """How many draws a round has; with replacement they may be more than there are clients."""
     if per_round == "all":
@@ -126,7 +148,7 @@ def cohort(
         raise
     except Exception as error:  # whatever code from outside does
         raise ConfigError(f"{label} failed: {type(error).__name__}: {error}") from error
-    if not drawn:
+    if not drawn and not sampler.may_be_empty:
         raise QuorumError(f"{label} drew nobody; let it draw at least one client")
     if len(drawn) > count:
         raise ConfigError(f"{label} drew {len(drawn)} clients; let it draw at most `count`, here {count}")

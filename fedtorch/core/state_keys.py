@@ -91,6 +91,12 @@ VOID_ROUNDS = "void_rounds"
 FAILED_SAVES = "failed_saves"
 """checkpoints in a row that could not be written; written by `save`"""
 
+CLIP = "privacy/clip"
+"""the next round's clip, where it moves; this and the next one are written by the privacy mechanism's `release`"""
+
+NOISE_KEY = "privacy/key_check"
+"""40 bits of a check of the key that noise was drawn with"""
+
 DECIDING = (STOPPED, EVALUATED, SERVER_TRAINED, BEST_ROUND)
 """what decides about the round loop, so that every rank knows it"""
 

@@ -18,6 +18,7 @@ from fedtorch.core.client import folder_name
 from fedtorch.core.model_folder import MODEL
 from fedtorch.core.scores import COUNT
 from fedtorch.tracking.card import CardFacts, write_card
+from fedtorch.tracking.promise import promise
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
     examples = {name: entry["examples"] for name, entry in results["clients"].items()}
     if client and config.paradigm == "local":
         examples = {client: examples[client]}
+    said = results.get("privacy", {})
     return CardFacts(
         name=config.run.name,
         task=config.task_name,
@@ -63,8 +65,8 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
         algorithm=config.paradigm if config.paradigm == "local" else config.algorithm_name,
         rounds=results["rounds"],
         best_round=results["best_round"],
-        clients=sum(size > 0 for size in examples.values()),
-        rows=sum(examples.values()),
+        clients=said["clients"] if said else sum(size > 0 for size in examples.values()),
+        rows=said["rows"] if said else sum(examples.values()),
         digest=digest(config),
         split=results["split"],
         scores=_scores(results, client),
@@ -73,6 +75,7 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        privacy=promise(said),
         is_one_clients=bool(client),
     )
 

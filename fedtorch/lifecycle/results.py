@@ -54,7 +54,14 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
         "digest": result.digest,
         "lost": result.lost,
         "task": built.task.record(),
+        **({"privacy": _privacy(built, result)} if result.privacy else {}),
     }
+
+
+def _privacy(built: BuiltRun, result: Result) -> dict[str, Any]:
+    """What was promised to clients, with the number of rows only where that is revealed."""
+    is_open = "sizes" in built.config.privacy.reveal
+    return {**result.privacy, "rows": sum(client.sizes["train"] for client in built.clients) if is_open else None}
 
 
 def show_beside(config: Config) -> None:

@@ -41,7 +41,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
     write_status(config.folder, code=None, reason="running", command=command, round=start)
     return Tracker(
         config.folder,
-        clients=built.names,
+        clients=() if config.privacy.kind == "client" else built.names,
         rounds=config.rounds,
         tensorboard=False,  # one of `run.trackers`
         trackers=make_trackers(config),

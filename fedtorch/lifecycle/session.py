@@ -36,6 +36,7 @@ from fedtorch.rounds.runner import Result, Runner
 from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import device, share_engine
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
+from fedtorch.setup.private import make_mechanism
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -162,9 +163,13 @@ class Session:
             set_aside(config)
         if start is None:
             built.show_remarks()  # a resumed run has them in its log already
+        mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
         tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None
         facts = lasting_facts(built)
-        runner = Runner(built.components(comm, checkpoints, stop=self.stop, tracker=tracker, facts=facts))
+        components = built.components(
+            comm, checkpoints, stop=self.stop, tracker=tracker, facts=facts, mechanism=mechanism
+        )
+        runner = Runner(components)
         folders = [first.config.folder, config.folder]
         self.stop.last_words = partial(last_words, config, folders, comm.rank, self.command, runner)
         try:

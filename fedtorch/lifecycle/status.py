@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.config.masking import mask_assignment, set_options
-from fedtorch.core.errors import Interrupted
+from fedtorch.core.errors import BudgetError, Interrupted
 from fedtorch.core.files import replace_file
 
 logger = logging.getLogger(__name__)
@@ -97,4 +97,6 @@ def _words_of(pid: int) -> list[str]:
 def _state(code: int | None) -> str:
     if code is None:
         return "running"
-    return {0: "done", Interrupted.exit_code: "interrupted"}.get(code, "failed")
+    if code in (Interrupted.exit_code, BudgetError.exit_code):
+        return "interrupted"
+    return "failed" if code else "done"

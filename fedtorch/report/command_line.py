@@ -17,6 +17,7 @@ from pathlib import Path
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.files import replace_file
 from fedtorch.report import apir as apir_report
+from fedtorch.report import privacy
 from fedtorch.report import significance as paired
 from fedtorch.report import sweep as sweep_report
 from fedtorch.report.adapters import adapters_markdown
@@ -110,6 +111,7 @@ COMMANDS = {
     "adapters": page(
         "bytes, errors of averaging and scores of adapters", "adapters", "with task.model.adapter", adapters_markdown
     ),
+    "privacy": Command("epsilon of runs, and of all on the same data", privacy.add_arguments, privacy.make),
     "perplexity": page(
         "perplexities and bytes of dialog runs, beside those of the FedAssistant paper",
         "perplexity",

@@ -12,6 +12,7 @@ from typing import Any
 from fedtorch.report.groups import Group, charts, differences
 from fedtorch.report.html_style import SORT, STYLE
 from fedtorch.report.svg import bar_chart, line_chart
+from fedtorch.tracking.promise import promise
 from fedtorch.tracking.records import RECEIVED
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -33,6 +34,7 @@ def html_page(title: str, groups: Sequence[Group], metric: str, left_out: Sequen
         f"<p>{sum(len(group.runs) for group in groups)} runs; those that differ in nothing but the seed are one row, "
         "mean ± standard deviation over seeds. A click on a heading sorts.</p>",
         _section("Runs", _runs(groups, metric)),
+        _section("Privacy", _privacy(groups)),
         _section("What sets them apart", _apart(groups)),
         _section("Curves", _curves(groups)),
         _section(f"{metric} of each client", _clients(groups, metric)),
@@ -63,6 +65,12 @@ def _framed(head: str, body: str, kind: str) -> str:
 
 def _section(heading: str, body: str) -> str:
     return f"<section><h2>{escape(heading)}</h2>{body}</section>" if body else ""
+
+
+def _privacy(groups: Sequence[Group]) -> str:
+    """A line for each run that promised something."""
+    runs = [run for group in groups for run in group.runs if run.privacy]
+    return "".join(f"<p>{escape(run.name)}: {escape(promise(run.privacy))}</p>" for run in runs)
 
 
 def _runs(groups: Sequence[Group], metric: str) -> str:

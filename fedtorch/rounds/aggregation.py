@@ -14,6 +14,7 @@ from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.weighting import NothingToWeighError
 from fedtorch.comm.allreduce import Reduced
 from fedtorch.comm.messages import Received
+from fedtorch.comm.wire import Message
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
 from fedtorch.core.norms import is_finite
@@ -21,6 +22,7 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas, slices
+from fedtorch.rounds.cohort import tell
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.report_checks import impossible
 
@@ -107,7 +109,7 @@ def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[
     while True:
         decision = _decide(context, reports, refused) if context.comm.is_server else Decision()
         decision = _share(context, decision)
-        if decision.verdict != "ok" or not decision.accepted or not context.algorithm.exchanged_vectors:
+        if decision.verdict != "ok" or not steps(context, decision):
             return decision
         try:
             _combine(context, decision)
@@ -115,6 +117,11 @@ def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[
             refused.update(found.reasons)
         else:
             return decision
+
+
+def steps(context: RoundContext, decision: Decision) -> bool:
+    """Does the server take a step? The same on all ranks, also where none but the server knows whether clients came."""
+    return bool(context.algorithm.exchanged_vectors and (decision.accepted or context.mechanism.hides_clients))
 
 
 def _combine(context: RoundContext, decision: Decision) -> None:
@@ -129,8 +136,14 @@ def _combine(context: RoundContext, decision: Decision) -> None:
     if context.has_messages:
         decision.messages = replicas.collect(context, decision.accepted)
         return
-    combine = Combination(context.algorithm, context.server)
-    decision.combined = context.comm.aggregate(context.updates, decision.accepted, combine, round=context.round)
+    mechanism, combine = context.mechanism, Combination(context.algorithm, context.server)
+    decision.combined = context.comm.aggregate(
+        context.updates,
+        decision.accepted,
+        mechanism.combination(combine),
+        round=context.round,
+        secret=mechanism.hides_clients,
+    )
     decision.weights, decision.figures = combine.weights, combine.figures
 
 
@@ -154,9 +167,10 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
     Raises:
         NonFiniteError, QuorumError: on all ranks, when the server decided that the run must end.
     """
-    limit = context.config.clients.min
+    limit = context.mechanism.least(context.config.clients.min)
     if context.comm.is_server:
-        for report, reason in decision.refused:
+        # where clients are hidden how many fail tells something of them; the worker's log has a line
+        for report, reason in () if context.mechanism.hides_clients else decision.refused:
             log.warning("round %d: client %s is left out: %s", context.round + 1, report.client, reason)
         context.server.numbers[VOID_ROUNDS] = decision.void_rounds
         if decision.void_rounds:
@@ -231,7 +245,8 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
     config = context.config.clients
     accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median, known)
     usable = sum(report.draws for report in accepted)
-    void_rounds = 0 if usable >= config.min else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
+    enough = usable >= context.mechanism.least(config.min)
+    void_rounds = 0 if enough else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
     has_failed = any(report.status != LOST for report, _ in refused)
     if has_failed and config.on_failure == "stop":
         verdict = "NonFiniteError"
@@ -243,13 +258,13 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
 
 
 def _share(context: RoundContext, decision: Decision) -> Decision:
-    messages = []
-    if context.comm.is_server:
-        messages = [context.message("decision", status=decision.verdict)]
-        messages += [
-            context.message("decision", report.client, numbers=_claims(context, report)) for report in decision.accepted
+    def say() -> list[Message]:
+        return [
+            context.message("decision", status=decision.verdict),
+            *(context.message("decision", r.client, numbers=_claims(context, r)) for r in decision.accepted),
         ]
-    verdict, *names = context.comm.broadcast_messages(messages, round=context.round)
+
+    verdict, *names = tell(context, say)
     if context.comm.is_server:
         return decision
     accepted = [

@@ -107,11 +107,11 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
 def digest(context: RoundContext) -> str:
     """sha256 over the global weights and the state of every client that is not lost; equal exactly when all bits are.
 
-    On the server.
+    On the server. Over the weights alone where clients are hidden.
     """
     context.members.barrier("digest", may_stop=False)
     messages = []
-    for name in context.store.clients():
+    for name in () if context.mechanism.hides_clients else context.store.clients():
         if name in context.members.lost:
             continue
         own = {key: tensor for key, tensor in context.store.get(name).tensors.items() if context.role.keeps(key)}

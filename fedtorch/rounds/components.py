@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint.store import Checkpoints
@@ -12,6 +12,7 @@ from fedtorch.comm.topology import Topology
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
+from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.sampling import Sampler
 from fedtorch.rounds.placement import Placement
 from fedtorch.tasks.base import Task
@@ -51,6 +52,8 @@ class RunComponents:
     """what a checkpoint must agree with, beside the config"""
     stop: Callable[[], bool]
     """was this rank asked to stop?"""
+    mechanism: Mechanism = field(default_factory=Mechanism)
+    """what is done to updates and numbers before anybody else sees them"""
     tracker: Tracker | None = None
     """writes the records; on the server only"""
     worker: WorkerGroup | None = None

@@ -36,7 +36,7 @@ class RoundContext:
 
     def __init__(self, components: RunComponents) -> None:
         self.components, self.config, self.comm = components, components.config, components.comm
-        self.algorithm = components.algorithm
+        self.algorithm, self.mechanism = components.algorithm, components.mechanism
         self.progress = Progress()
         """where the run is"""
         self.members = Membership(components, self.progress)
@@ -45,9 +45,7 @@ class RoundContext:
         """what this rank is within its worker"""
         self.is_stateful = keeps_state(components)
         """do clients keep anything?"""
-        self.has_homes = (
-            self.is_stateful or self.config.clients.on_loss == "continue" or self.config.system.placement == "pinned"
-        )
+        self.has_homes = self.is_stateful or has_homes(components)
         """does a client train at its home only?"""
         self.is_fresh = False
         """do all ranks hold what the server has?"""
@@ -114,10 +112,10 @@ class RoundContext:
         if message_bytes:
             return UpdateBuffer(message_bytes, torch.uint8, folder, memory_bytes)
         buffer = UpdateBuffer(len(self.received), layout.dtype, folder, memory_bytes)
-        buffer.places, buffer.layout = self._sent_places, layout
+        buffer.places, buffer.layout = self.sent_places, layout
         return buffer
 
-    def _sent_places(self, client: str) -> Places | None:
+    def sent_places(self, client: str) -> Places | None:
         """What travels of a client's update in this round."""
         if self._places[0] != self.round:
             self._places = (self.round, {})
@@ -200,6 +198,13 @@ class RoundContext:
         """Show what is being done, where there is someone to show it to."""
         if self.components.tracker is not None:
             self.components.tracker.working(text)
+
+
+def has_homes(components: RunComponents) -> bool:
+    """Does every client train at its home though it keeps nothing? So a worker need not know of others' clients."""
+    config = components.config
+    is_fixed = config.clients.on_loss == "continue" or config.system.placement == "pinned"
+    return is_fixed or components.mechanism.hides_clients
 
 
 def keeps_state(components: RunComponents) -> bool:

@@ -17,10 +17,11 @@ from fedtorch.comm.worker import Verdict
 from fedtorch.core.client import Client
 from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
 from fedtorch.core.norms import norm_and_max
-from fedtorch.core.sampling import cohort, draws_of
+from fedtorch.core.sampling import draws_of
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import Report
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
+from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.placement import costs
@@ -67,11 +68,7 @@ class ClientTrainer:
     def train_cohort(self) -> list[Report]:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         context, components = self.context, self.context.components
-        clients: Sequence[Client] = components.clients
-        if lost := context.members.lost:
-            clients = [client for client in clients if context.round < lost.get(client.name, context.round + 1)]
-        per_round, seed = context.config.clients.per_round, context.config.run.seed
-        self.drawn = cohort(clients, per_round, components.sampler, seed=seed, round=context.round)
+        self.drawn = draw(context)
         expected = costs(context.config, components.training, (client for client, _ in self.drawn))
         placed = self.placed = components.topology.assign(
             expected, components.placement.homes if context.has_homes else None
@@ -108,7 +105,8 @@ class ClientTrainer:
         can_retry = context.config.system.oom_retry and (hp.batch_size > 1 or hp.max_tokens_per_batch is not None)
         if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
-        log.warning("client %s ran out of memory and is tried again with half the micro-batch", client.name)
+        shown = context.mechanism.shown(client.name)
+        log.warning("client %s ran out of memory and is tried again with half the micro-batch", shown)
         return self._train(client, parts=2)
 
     def _train(self, client: Client, parts: int = 1) -> Report:
@@ -129,15 +127,17 @@ class ClientTrainer:
             failure = self._settled(failure)
         if failure:
             self.context.components.engine.free()
-            return Report(client.name, status=failure, seconds=time.monotonic() - started)
-        return replace(report, seconds=time.monotonic() - started)
+            report = Report(client.name, status=failure)
+        return self.context.mechanism.reported(replace(report, seconds=time.monotonic() - started))
 
     def _failure(self, client: Client, error: Exception) -> str:
         """The status of a client whose training raised `error`, which is logged."""
         kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
         shown = f"{kind}: {error}" if isinstance(error, UpdateError) else kind
-        log.warning("client %s failed in round %d: %s", client.name, self.context.round + 1, shown)
-        log.debug("client %s, round %d", client.name, self.context.round + 1, exc_info=error)
+        name, round = self.context.mechanism.shown(client.name), self.context.round + 1
+        log.warning("client %s failed in round %d: %s", name, round, shown)
+        if not self.context.mechanism.hides_clients:
+            log.debug("client %s, round %d", name, round, exc_info=error)
         return OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
 
     def _settled(self, failure: str) -> str:
@@ -204,7 +204,7 @@ class ClientTrainer:
         )
 
     def _on_step(self, client: str, n: int) -> None:
-        context = self.context
+        context, client = self.context, self.context.mechanism.shown(client)
         context.comm.heartbeat(phase="train", round=context.round, client=client, step=n)
         context.working(f"{client} step {n}")
         if context.role.is_stopped():
@@ -239,6 +239,7 @@ class ClientTrainer:
         self.context.comm.faults("update", round=self.context.round, client=job.client.name, update=update)
         if self.context.has_messages:
             return report
+        report = self.context.mechanism.outgoing(update, report)
         norm, max_abs = norm_and_max(update)
         return replace(report, norm=norm, max_abs=max_abs)
 

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from fedtorch.core.errors import Interrupted
+from fedtorch.core.errors import BudgetError, Interrupted
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
-from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log
+from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log, steps
 from fedtorch.rounds.checkpointing import digest, restore, save
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
@@ -50,6 +52,8 @@ class Result:
     """rounds done when the best model was evaluated, where there is one for all"""
     lost: dict[str, int] = field(default_factory=dict)
     """clients of workers that were lost -> rounds that had been drawn with them"""
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """what is promised to clients and what it came to; empty where nothing is"""
 
 
 class Runner:
@@ -75,6 +79,7 @@ class Runner:
         Raises:
             Interrupted: a signal came; the last complete round is saved.
             Returned: lost ranks are back; the same.
+            BudgetError: another round would pass `privacy.max_epsilon`; the same.
             FedtorchError: see `errors`.
         """
         context, config = self.context, self.components.config
@@ -92,11 +97,11 @@ class Runner:
             while context.round < config.rounds and not self.evaluation.best.has_stopped:
                 self._one_round()
             return self._finish()
-        except (Stopped, Returned) as cut:
+        except (Stopped, Returned, BudgetError) as cut:
             if context.round > self.saved:
                 save(context, is_last=True)
                 self.saved = context.round
-            if isinstance(cut, Returned):
+            if not isinstance(cut, Stopped):
                 raise
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
@@ -153,7 +158,7 @@ class Runner:
             reports = of_cohort(gathered, self.trainer.drawn)
             if context.comm.is_server:
                 check_complete(reports, self.trainer.drawn, members.lost)
-                if waited := self.trainer.waited_for(reports):
+                if not context.mechanism.hides_clients and (waited := self.trainer.waited_for(reports)):
                     log.debug("round %d: %s", context.round + 1, waited)
             decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
             apply_verdict(context, decision)
@@ -206,14 +211,16 @@ class Runner:
     def _step(self, decision: Decision) -> None:
         """The server's step along what was combined."""
         context = self.context
-        if not decision.accepted or not context.algorithm.exchanged_vectors:
+        if not steps(context, decision):
             return
         if context.has_messages:
             decision.weights = replicas.step(context, decision.accepted, decision.messages, decision.reduced)
         elif context.comm.is_server:
             assert decision.combined is not None
             context.server.accepted = list(decision.accepted)
-            context.algorithm.server_update(context.server, decision.combined)
+            places = context.sent_places(context.comm.names[0])
+            grad = context.mechanism.release(context.round, decision.combined, context.server, places)
+            context.algorithm.server_update(context.server, grad)
         context.only_stepped = context.is_fresh
         context.is_fresh = context.has_messages  # every rank has taken the step itself
         self.weights, self.figures = decision.weights, decision.figures
@@ -222,11 +229,13 @@ class Runner:
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
         context, result = self.context, self.result
-        result.rounds, result.digest, result.lost = context.round, digest(context), context.members.lost
+        result.rounds, result.digest = context.round, digest(context)
+        result.lost = {} if context.mechanism.hides_clients else context.members.lost
         if context.round > self.saved:
             # once more, if the disk refused: the best weights are about to take the place of the last ones
             save(context, is_last=True)
             self.saved = context.round
+        result.privacy = context.mechanism.summary() if context.comm.is_server else {}
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if context.comm.is_server else {}
         result.best_round = self.evaluation.best.round
@@ -246,12 +255,23 @@ class Runner:
         shown = [
             report for report in reports if context.algorithm.exchanged_vectors or report.steps or report.status != "ok"
         ]
-        self.result.reports.update({report.client: report for report in shown})
         traffic = Counter(context.comm.meter.take())
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
             if report.is_ok:
                 traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
-        tracker.round(context.round - 1, shown, self.weights, context.seconds, traffic, self.figures)
+        facts = RoundFacts(shown, self.weights, context.seconds, traffic=traffic, figures=self.figures)
+        facts = context.mechanism.facts(context.round - 1, facts)
+        self.result.reports.update({report.client: report for report in facts.reports or ()})
+        tracker.round(
+            context.round - 1,
+            facts.reports,
+            facts.weights,
+            facts.seconds,
+            facts.traffic,
+            facts.figures,
+            loss=facts.loss,
+            shown=facts.shown,
+        )
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
         config = self.components.config.eval

@@ -19,12 +19,14 @@ from fedtorch.comm.base import Communicator
 from fedtorch.config.load import digest, to_dict
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
+from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
 from fedtorch.setup.checks import check, something_is_trained
 from fedtorch.setup.engine import device, divide, make_engine
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.private import check_private, make_mechanism
 from fedtorch.setup.remarks import about_data, about_decay, about_metrics
 from fedtorch.setup.vector_checks import check_vectors
 from fedtorch.tracking.tracker import Tracker
@@ -57,8 +59,11 @@ class BuiltRun(Plan):
         stop: Callable[[], bool],
         tracker: Tracker | None = None,
         facts: Mapping[str, str] | None = None,
+        mechanism: Mechanism | None = None,
     ) -> RunComponents:
         """What the runner is made of on this rank. facts: what a checkpoint must agree with, beside the config.
+
+        mechanism: None: that of a run that begins, or goes on in its own folder.
 
         Called by all ranks of a worker alike: the first call makes their group.
         """
@@ -85,6 +90,7 @@ class BuiltRun(Plan):
             facts=facts or {},
             stop=stop,
             tracker=tracker,
+            mechanism=mechanism or make_mechanism(self, is_server=comm.is_server),
         )
 
     def show_remarks(self) -> None:
@@ -125,6 +131,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     if rank == 0:
         _name_idle_clients(plan)
     check(plan)
+    check_private(plan)
     placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
     remarks = [*about_metrics(plan), *about_data(plan, placement, rank)]
     own = plan.topology.worker_of(rank)

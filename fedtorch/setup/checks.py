@@ -68,7 +68,7 @@ def every_draw_counts(plan: Plan) -> None:
 
 def the_sampler_draws_clients(plan: Plan) -> None:
     """The first round's cohort can be drawn."""
-    assert plan.first_cohort
+    assert plan.first_cohort or plan.sampler.may_be_empty
 
 
 # The algorithm

@@ -29,7 +29,7 @@ def something_is_shared(plan: Plan, engine: Engine) -> None:
 
 def what_travels_is_there(plan: Plan, engine: Engine) -> None:
     """An algorithm that sends parts of the shared parameters finds them in the model; it raises ConfigError if not."""
-    for client, _ in plan.first_cohort:
+    for client, _ in plan.first_cohort or [(plan.clients[0], 1)]:
         plan.algorithm.sent_places(engine.shared, client.name, 0)
 
 

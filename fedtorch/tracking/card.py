@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtorch.core.files import replace_file
+from fedtorch.tracking.promise import NOTHING
 
 NAME = "README.md"
 
@@ -33,15 +34,15 @@ class CardFacts:
     """the round whose weights these are; None: the last"""
     clients: int
     """that trained"""
-    rows: int
-    """that they trained on"""
+    rows: int | None
+    """that they trained on; None: that is not told"""
     digest: str
     """of the config's keys that can change results"""
     split: str = "test"
     """what the scores are of"""
     scores: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """metric -> (figure over all rows, rows)"""
-    privacy: str = "none: no differential privacy, no secure aggregation"
+    privacy: str = NOTHING
     """what protected clients"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """of the packages"""
@@ -66,7 +67,7 @@ def card_text(facts: CardFacts) -> str:
         ("task", f"`{facts.task}`"),
         ("began with", facts.start),
         ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
-        ("trained on", f"{facts.rows} rows of {facts.clients} clients"),
+        ("trained on", f"{'rows' if facts.rows is None else f'{facts.rows} rows'} of {facts.clients} clients"),
         ("protection", facts.privacy),
         ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
         ("config", f"sha256 `{facts.digest}`"),

@@ -72,6 +72,12 @@ class Run:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
+    @property
+    def privacy(self) -> Mapping[str, Any]:
+        """What results.json says under `privacy`; empty where nothing was promised, or the run is not over."""
+        results = self.of_kind("result")
+        return results[-1].get("privacy", {}) if results else {}
+
     def of_kind(self, kind: str) -> list[Record]:
         """The records of one kind, in their order."""
         return [record for record in self.records if record["kind"] == kind]

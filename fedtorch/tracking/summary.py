@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.tracking.promise import promise
 from fedtorch.tracking.run_folder import BESIDE, Pair, Run, companions, read_run
 
 
@@ -57,9 +58,16 @@ def show_results(
     if len(columns) > 1:
         table.add_row("steps", "", "", "", *map(str, steps))
     console.print(table)
+    _after(run, console, has_commands=has_commands)
+
+
+def _after(run: Run, console: Console, *, has_commands: bool) -> None:
+    """What stands below the table."""
+    if run.privacy:
+        console.print(f"privacy: {promise(run.privacy)}", highlight=False)
     if not has_commands:
         return
-    here = shlex.quote(str(run_dir))
+    here = shlex.quote(str(run.folder))
     console.print(f"curves:  tensorboard --logdir {here}", highlight=False)
     console.print(f"report:  python -m fedtorch.report {here}", highlight=False)
 

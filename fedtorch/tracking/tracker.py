@@ -90,38 +90,44 @@ class Tracker:
     def round(
         self,
         round: int,
-        reports: Sequence[Report],
+        reports: Sequence[Report] | None,
         weights: Mapping[str, float],
         seconds: Mapping[str, float],
         traffic: Mapping[str, float],
         extra: Mapping[str, float] | None = None,
+        *,
+        loss: float | None = None,
+        shown: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Round `round` (0-based) is over.
 
-        reports: of the whole cohort. weights: of the clients whose updates were combined. seconds: per phase.
+        reports: of the whole cohort; None: nothing is recorded of single clients, nor how many they were, and `loss`
+            is the mean of theirs, if it is known.
+        weights: of the clients whose updates were combined. seconds: per phase.
         traffic: `bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn. The others' sums over
             all rounds so far are the record's `total`, drawn as `total/<name>`.
+        shown: what else the console's line says.
         extra: further numbers of the server, drawn as `round/<name>` (a name with a slash is the tag itself).
         """
-        for report in reports:
+        for report in reports or ():
             self._client(round, report, weights.get(report.client))
-        sums = self._add_up(traffic)
+        sums = {} if reports is None else self._add_up(traffic)
         record = self._record(
             {
                 "kind": "round",
                 "round": round + 1,
-                **cohort_record(reports),
+                **({"loss": loss} if reports is None else cohort_record(reports)),
                 "seconds": dict(seconds),
                 **sums,
                 "total": dict(self._total),
                 "traffic": _by_phase(traffic),
-                **norms_record(reports),
+                **({} if reports is None else norms_record(reports)),
                 "extra": dict(extra or {}),
             }
         )
         self._flush()
         self._shown_round = round + 1
-        self._show_round(record)
+        self._show_round(record, shown)
 
     def end(self, round: int, traffic: Mapping[str, float]) -> None:
         """What was exchanged after the last round (0-based): the last checkpoint, the best model, its evaluation."""
@@ -145,12 +151,11 @@ class Tracker:
             steps = {"kind": "steps", "round": round + 1, "client": report.client, "first_step": first}
             self._record({**steps, "loss": list(report.curve)})
 
-    def _show_round(self, record: Record) -> None:
+    def _show_round(self, record: Record, shown: Sequence[tuple[str, str]]) -> None:
         """The round's line on the console, with the last score."""
-        facts = [
-            ("clients", f"{record['clients_ok']}/{record['clients_ok'] + record['clients_failed']}"),
-            ("loss", "-     " if record["loss"] is None else f"{record['loss']:.4f}"),
-        ]
+        facts = [("loss", "-     " if record["loss"] is None else f"{record['loss']:.4f}"), *shown]
+        if "clients_ok" in record:
+            facts.insert(0, ("clients", f"{record['clients_ok']}/{record['clients_ok'] + record['clients_failed']}"))
         if self._score[0]:
             text, evaluated = self._score
             facts.append((text, "" if evaluated == record["round"] else f"(round {evaluated})"))

@@ -182,9 +182,27 @@ def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(exchange: Exchange
 def test_the_transport_in_which_the_busiest_rank_moves_least(
     homes: list[int], exchange: Exchange, dtype: torch.dtype, expected: Op, tmp_path: Path
 ) -> None:
-    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, tmp_path, 1 << 20), group=None)
+    assert transport(homes, exchange, dtype, tmp_path, is_secret=False) is expected
+
+
+@pytest.mark.parametrize(
+    ("homes", "exchange", "expected"),
+    [
+        ([1, 2, 3] * 2, "auto", Op.SEND_SUMS),  # in a ring, ranks would see sums of others
+        ([1, 2, 3] * 2, "reduce", Op.SEND_SUMS),
+        ([1, 2, 3], "auto", Op.SEND_UPDATES),
+    ],
+)
+def test_where_clients_are_hidden_only_the_server_receives(
+    homes: list[int], exchange: Exchange, expected: Op, tmp_path: Path
+) -> None:
+    assert transport(homes, exchange, torch.float32, tmp_path, is_secret=True) is expected
+
+
+def transport(homes: list[int], exchange: Exchange, dtype: torch.dtype, folder: Path, *, is_secret: bool) -> Op:
+    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, folder, 1 << 20), group=None, is_secret=is_secret)
     updates = DistributedUpdates(stub, [], {}, exchange)  # type: ignore[arg-type]
-    assert updates._transport([Term(place, rank, 1.0) for place, rank in enumerate(homes)]) is expected
+    return updates._transport([Term(place, rank, 1.0) for place, rank in enumerate(homes)])
 
 
 def small_round(exchange: Exchange, folder: str) -> Any:

@@ -96,7 +96,7 @@ def test_layers_merge_the_fields_of_one_sampler_and_drop_those_of_another() -> N
 
 BAD = [
     ("unifrom", "clients.sampling is `unifrom` in x.yaml:1 but there is no such sampler; did you mean `uniform`?"),
-    ("random", "no such sampler; choose one of uniform, size_proportional, numpy_round_seed (or write `module:Class`"),
+    ("random", "no such sampler; choose one of uniform, size_proportional, numpy_round_seed, poisson (or write"),
     ("3", "clients.sampling is 3 in x.yaml:1 but should be a string or a mapping"),
     ("{name: 3}", "clients.sampling.name is 3 in x.yaml:1 but should be a string"),
     ("{name: unifrom}", "clients.sampling.name is `unifrom` in x.yaml:1 but there is no such sampler"),

@@ -1,0 +1,100 @@
+"""What is done to clients' updates and numbers before anybody else sees them, as the round loop asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedtorch.core.client import Client
+from fedtorch.core.places import Places
+from fedtorch.core.server import ServerState
+from fedtorch.core.update import Report
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """What the records say of a round."""
+
+    reports: Sequence[Report] | None
+    """of the clients that took part; None: who and how many did is not recorded"""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """client -> its weight in the combination"""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """by phase"""
+    loss: float | None = None
+    """the mean over the clients where there are no reports"""
+    traffic: Mapping[str, float] = field(default_factory=dict)
+    """bytes and messages"""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """further numbers; a name with a slash is a tag of its own"""
+    shown: Sequence[tuple[str, str]] = ()
+    """(name, text) of what else the console's line says"""
+
+
+class Mechanism:
+    """What stands between clients and those who see what is released; this one does nothing, and promises nothing.
+
+    In a round: `begin` and `draw` on the server, `enter` elsewhere; `outgoing` and `reported` where a client trained;
+    `combination` and, once the exchange counts, `release` on the server; `facts` for its record.
+    """
+
+    hides_clients: bool = False
+    """is it kept from all but the server who takes part? Then the server draws (`draw`) and tells each worker its own
+    clients; `Communicator.aggregate` is called with `secret`; and what is said of clients names none of them"""
+    shows_losses: bool = True
+    """may the mean loss of a round be recorded?"""
+    shows_scores: bool = True
+    """may clients that train be evaluated, each by itself?"""
+
+    def least(self, configured: int) -> int:
+        """How many usable updates a round needs. configured: `clients.min`."""
+        return configured
+
+    def shown(self, client: str) -> str:
+        """What messages, logs and signs of life call a client."""
+        return client
+
+    def begin(self, round: int, server: ServerState) -> Mapping[str, float]:
+        """On the server, before a round (from 0): what the workers must know of it.
+
+        Raises:
+            BudgetError: there must not be another one; the other ranks are told.
+        """
+        return {}
+
+    def enter(self, numbers: Mapping[str, float]) -> None:
+        """On every rank: a round begins for which `begin` has said this."""
+
+    def draw(self, clients: Sequence[Client], round: int) -> list[Client]:
+        """On the server, with `hides_clients`: who takes part, of all clients of the run, in their order."""
+        raise NotImplementedError
+
+    def outgoing(self, update: Tensor, report: Report) -> Report:
+        """A client's update is complete: it may be changed in place; the report with what follows from that."""
+        return report
+
+    def reported(self, report: Report) -> Report:
+        """What the server is told of a client's round."""
+        return report
+
+    def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        """What makes one vector of the accepted updates; otherwise: the algorithm's own."""
+        return otherwise
+
+    def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor:
+        """On the server, once it counts: what the algorithm steps along, of what `combination` made.
+
+        server: `server.accepted` are the reports behind it. places: what of the vectors travelled; None: all.
+        """
+        return total
+
+    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+        """On the server, after a round (from 0): what is recorded of it."""
+        return facts
+
+    def summary(self) -> dict[str, Any]:
+        """On the server: what results.json says under `privacy`; nothing where nothing is promised."""
+        return {}

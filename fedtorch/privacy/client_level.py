@@ -1,0 +1,277 @@
+"""Client-level differential privacy: what is released says little about whether any one client took part.
+
+Central noise: whoever sees the released weights and records is meant, not the server, which sees the exact sum, nor a
+worker's own administrator. DP-FedAvg with a fixed denominator (McMahan et al. 2018, arXiv 1710.06963):
+
+    u_i = Δ_i · min(1, C/‖Δ_i‖),  k_i = trunc(u_i · 2^e),  S = Σ k_i + rint(z·C·2^e · g),  grad = S · 2^-e / (qN)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtorch.core.client import Client
+from fedtorch.core.errors import BudgetError, CheckpointError
+from fedtorch.core.mechanism import Mechanism, RoundFacts
+from fedtorch.core.places import Places
+from fedtorch.core.server import ServerState
+from fedtorch.core.state_keys import CLIP, NOISE_KEY
+from fedtorch.core.update import Report
+from fedtorch.privacy.accounting import RELATION, Accountant
+from fedtorch.privacy.adaptive import bit_noise, moved, noised_count, update_noise
+from fedtorch.privacy.clip import bound, exponent_of
+from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.settings import PrivacyConfig
+from fedtorch.privacy.stream import Stream, add_noise, chosen, derived
+
+UNCLIPPED = "unclipped"
+"""The number of a report that says whether its update was as it is: 1, or 0 where it was clipped."""
+HIDDEN = "(hidden)"
+"""What stands in logs and signs of life in place of a client that takes part."""
+OUTSIDE = (
+    "vocabularies, label sets, clusters and partitions that were fitted to clients' rows",
+    "how long rounds took",
+)
+"""What the guarantee says nothing about, in every run."""
+REVEALED = {
+    "losses": "the mean training loss of every round (privacy.reveal)",
+    "scores": "clients' scores, and the choice of the best round by them (privacy.reveal)",
+    "sizes": "the number of rows (privacy.reveal)",
+}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The public numbers that the promise rests on."""
+
+    rate: float
+    """q: the probability that a client takes part in a round."""
+    clients: int
+    """N."""
+    noise_multiplier: float
+    """z; 0 on ranks that neither draw nor account."""
+    settings: PrivacyConfig
+    """The section of the config."""
+
+    @property
+    def expected(self) -> float:
+        """qN: the fixed denominator."""
+        return self.rate * self.clients
+
+    def record(self, rounds: int) -> dict[str, Any]:
+        """As the ledger keeps them. rounds: of the run, which decide on z where `epsilon` is given."""
+        config = self.settings
+        moving = config.adaptive
+        return {
+            "rate": self.rate,
+            "clients": self.clients,
+            "noise_multiplier": self.noise_multiplier,
+            "delta": config.delta,
+            "clip": config.first_clip,
+            "adaptive": None if moving is None else [moving.quantile, moving.rate, moving.bit_noise],
+            "epsilon": None if config.epsilon is None else [config.epsilon, rounds],
+        }
+
+
+class WholeSum:
+    """What the server makes of the accepted updates: their exact sum at the public scale, float64; looks at no one."""
+
+    def __init__(self, exponent: int, clip: float) -> None:
+        self.exponent, self.clip = exponent, clip
+
+    def __call__(self, updates: Any) -> Tensor:
+        """Σ k_i; `updates` are `comm.accepted.AcceptedUpdates`."""
+        return updates.whole_sum(self.exponent, self.clip)
+
+
+class ClientLevel(Mechanism):
+    """The mechanism of `privacy.kind: client`; the ledger, with its key, is the server's alone.
+
+    Half-way failures: an update that is not finite, or a client that fails, adds nothing, and nothing is divided anew.
+    A process that dies before the ledger's line is on the disk has released nothing; after it, the round that is done
+    again either comes to the same sum, and gets the same noise, or is one more release.
+    """
+
+    hides_clients = True
+
+    def __init__(self, terms: Terms, ledger: Ledger | None) -> None:
+        self.terms, self.ledger = terms, ledger
+        self.settings = terms.settings
+        self.shows_losses = "losses" in self.settings.reveal
+        self.shows_scores = "scores" in self.settings.reveal
+        assert self.settings.delta is not None
+        self.account = Accountant(terms.rate, terms.noise_multiplier, self.settings.delta)
+        self._clip = self.settings.first_clip
+
+    # --- of the round
+
+    def least(self, configured: int) -> int:
+        """0: a round without clients is a round, and looks like any other."""
+        return 0
+
+    def shown(self, client: str) -> str:
+        """Nobody is named."""
+        return HIDDEN
+
+    def begin(self, round: int, server: ServerState) -> Mapping[str, float]:
+        """The clip of the round.
+
+        Raises:
+            BudgetError: its release would pass `max_epsilon`.
+            CheckpointError: the state is of a run with another key, or with releases that the ledger lacks.
+        """
+        ledger = self._own_ledger
+        self._check_state(round, server)
+        if not any(release.round == round for release in ledger.releases):
+            self._check_budget(len(ledger.releases) + 1, round)
+        clip = float(server.numbers.get(CLIP, self.settings.first_clip))
+        return {"clip": clip}
+
+    def enter(self, numbers: Mapping[str, float]) -> None:
+        """Take the clip over."""
+        self._clip = float(numbers["clip"])
+
+    def draw(self, clients: Sequence[Client], round: int) -> list[Client]:
+        """Every client by itself with probability q, from the key; the same again for the same round."""
+        stream = Stream(derived(self._own_ledger.key, "cohort", round))
+        return [clients[place] for place in chosen(stream, len(clients), self.terms.rate)]
+
+    @property
+    def exponent(self) -> int:
+        """e of the round: numbers are multiples of 2^-e."""
+        return exponent_of(self._clip, self.terms.clients)
+
+    def outgoing(self, update: Tensor, report: Report) -> Report:
+        """Clip and cut to whole numbers, in place.
+
+        Raises:
+            UpdateError: it is not finite.
+        """
+        norm = bound(update, self._clip, self.exponent)
+        return replace(report, extra={**report.extra, UNCLIPPED: float(norm <= self._clip)})
+
+    def reported(self, report: Report) -> Report:
+        """That the client took part, or failed, and nothing of what it trained on."""
+        kept = Report(report.client, status=report.status)
+        if self.settings.adaptive is not None and UNCLIPPED in report.extra:
+            kept = replace(kept, extra={UNCLIPPED: report.extra[UNCLIPPED]})
+        if self.shows_losses:
+            kept = replace(kept, examples=report.examples, loss_mean=report.loss_mean)
+        return kept
+
+    def combination(self, otherwise: Callable[[Any], Tensor]) -> WholeSum:
+        """The exact sum, with equal weights, whatever the algorithm's are."""
+        return WholeSum(self.exponent, self._clip)
+
+    def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor:
+        """Noise on the sum, the fixed denominator, and the next round's clip; once the ledger has a line of it."""
+        ledger, accepted = self._own_ledger, server.accepted
+        server.accepted = []  # how many they are is no public number
+        halves = sum(1 if report.extra.get(UNCLIPPED) else -1 for report in accepted)
+        whole = (total if places is None else places.take(total)).numpy()
+        deviation = self.deviation
+        facts = f"{self.exponent} {deviation.hex()} {halves if self.settings.adaptive else 0}".encode()
+        digest = ledger.digest_of(facts, whole.view(np.uint8).data)
+        if ledger.attempt(round, digest) is None:
+            self._check_budget(len(ledger.releases) + 1, round)
+        attempt = ledger.enter(round, digest)
+        add_noise(whole, deviation, Stream(derived(ledger.key, "noise", round, attempt)))
+        whole *= math.ldexp(1.0, -self.exponent) / self.terms.expected
+        part = total.new_tensor(whole) if places is None else places.put(total.new_tensor(whole), total)
+        server.numbers[NOISE_KEY] = ledger.check
+        if (rule := self.settings.adaptive) is not None:
+            sigma = bit_noise(rule, self.terms.expected)
+            count = noised_count(halves, sigma, Stream(derived(ledger.key, "count", round, attempt)))
+            server.numbers[CLIP] = moved(self._clip, rule, count, self.terms.expected)
+        return part.to(server.weights.dtype)
+
+    @property
+    def deviation(self) -> float:
+        """Of the noise on one number of the sum, in steps of 2^-e."""
+        z, rule = self.terms.noise_multiplier, self.settings.adaptive
+        if rule is not None:
+            z = update_noise(z, bit_noise(rule, self.terms.expected))
+        return z * math.ldexp(self._clip, self.exponent)
+
+    # --- what is said of it
+
+    @property
+    def epsilon(self) -> float:
+        """Of all releases so far."""
+        return self.account.epsilon(len(self._own_ledger.releases))
+
+    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+        """ε so far, and the clip where it moves; who took part, how many, and what they sent is left out."""
+        figures = {} if self.settings.adaptive is None else {"privacy/clip": self._clip}
+        shown = [("", "simulated privacy")]
+        if not self.settings.simulate:
+            figures["privacy/epsilon"] = self.epsilon
+            shown = [("ε", f"{self.epsilon:.4f}"), ("δ", f"{self.settings.delta:g}")]
+        loss = None
+        if self.shows_losses and facts.reports:
+            ok = [report for report in facts.reports if report.is_ok]
+            rows = sum(report.examples for report in ok)
+            loss = math.fsum(report.examples * report.loss_mean for report in ok) / rows if rows else None
+        return RoundFacts(None, loss=loss, figures=figures, shown=shown)
+
+    @property
+    def outside(self) -> list[str]:
+        """What the guarantee says nothing about."""
+        return [*OUTSIDE, *(REVEALED[name] for name in self.settings.reveal)]
+
+    def summary(self) -> dict[str, Any]:
+        """For results.json and whatever is made of it."""
+        config, terms = self.settings, self.terms
+        said: dict[str, Any] = {"kind": "client", "simulated": config.simulate}
+        if not config.simulate:
+            said |= {"epsilon": self.epsilon, "delta": config.delta, "releases": len(self._own_ledger.releases)}
+        said |= {
+            "relation": RELATION,
+            "sampling": f"Poisson, rate {terms.rate:g}",
+            "clients": terms.clients,
+            "noise_multiplier": terms.noise_multiplier,
+            "clip": config.first_clip if config.adaptive is None else "adaptive",
+            "accountant": f"privacy loss distribution, dp-accounting {version('dp-accounting')}",
+            "outside": self.outside,
+        }
+        return said
+
+    # --- checks
+
+    @property
+    def _own_ledger(self) -> Ledger:
+        assert self.ledger is not None, "only the server draws, adds noise and accounts"
+        return self.ledger
+
+    def _check_budget(self, releases: int, round: int) -> None:
+        limit = self.settings.max_epsilon
+        if limit is not None and (needed := self.account.epsilon(releases)) > limit:
+            raise BudgetError(
+                f"round {round + 1} would be release {releases} and come to epsilon {needed:.4f}, above "
+                f"privacy.max_epsilon {limit:g}; what was released so far comes to {self.epsilon:.4f}. All rounds "
+                "before it are saved; start the run again with a larger privacy.max_epsilon to go on"
+            )
+
+    def _check_state(self, round: int, server: ServerState) -> None:
+        ledger = self._own_ledger
+        known, since = server.numbers.get(NOISE_KEY), ledger.terms.get("since", 0)
+        if known is not None and known != ledger.check and round != since:
+            raise CheckpointError(
+                f"the state after round {round} was made with another key than the one in {ledger.folder}; bring that "
+                "key back, or begin anew with `--resume never`"
+            )
+        if ledger.folder is None:
+            return
+        missing = set(range(round)) - {release.round for release in ledger.releases}
+        if missing:
+            raise CheckpointError(
+                f"the ledger in {ledger.folder} has no release of round {min(missing) + 1}, but the state is of "
+                f"{round} rounds; bring the ledger back, or begin anew with `--resume never`"
+            )

@@ -1,0 +1,199 @@
+"""The secret key of a run and its ledger of releases: on the server only, read and written by their owner alone.
+
+Both are in `RUN/privacy/`, not in single checkpoints: what was released stays released, whichever checkpoint the run
+goes on from, or if it has none yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtorch.core.errors import CheckpointError
+from fedtorch.privacy.stream import KEY_BYTES, derived
+
+FOLDER, KEY, LEDGER = "privacy", "key", "ledger.jsonl"
+_FORM = 1
+
+
+class Release(NamedTuple):
+    """Something that has left the server, or was about to."""
+
+    round: int
+    """From 0."""
+    attempt: int
+    """How many other sums of that round were released before it."""
+    digest: str
+    """Of the sum before noise, keyed."""
+
+
+class Ledger:
+    """The key, and which sums were released under it. A line is on the disk before what it is about leaves the server.
+
+    With `folder` None nothing is on the disk: for simulations, whose key is no secret.
+    """
+
+    def __init__(self, key: bytes, terms: Mapping[str, Any], folder: Path | None, releases: list[Release]) -> None:
+        self.key, self.terms, self.folder = key, dict(terms), folder
+        self.releases = releases
+        self._digest_key = derived(key, "digest")
+
+    @classmethod
+    def begin(cls, folder: Path, terms: Mapping[str, Any], releases: list[Release] | None = None) -> Ledger:
+        """A new key and an empty ledger in `folder`, in place of what was there.
+
+        terms: the numbers that the account rests on. releases: what counts already, of the run this one goes on from.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(mode=0o700)
+            _write(folder / KEY, key := os.urandom(KEY_BYTES))
+            ledger = cls(key, terms, folder, [])
+            _write(folder / LEDGER, json.dumps({"form": _FORM, **ledger.terms}).encode() + b"\n")
+            for release in releases or ():
+                ledger._append(release)
+            _sync(folder)
+            _sync(folder.parent)
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be written ({error}); free some space, or set `run.dir`") from error
+        return ledger
+
+    @classmethod
+    def open(cls, folder: Path) -> Ledger:
+        """The key and the ledger that are in `folder`.
+
+        Raises:
+            CheckpointError: one is missing or damaged, or others than the owner may read it.
+        """
+        key = _read(folder / KEY, "the key of this run's noise")
+        if len(key) != KEY_BYTES:
+            raise CheckpointError(f"{folder / KEY} has {len(key)} bytes instead of {KEY_BYTES}; {_ADVICE}")
+        lines = _lines(folder)
+        head, releases = _parsed(folder, lines)
+        if (folder / LEDGER).stat().st_size > sum(map(len, lines)):
+            _write(folder / LEDGER, b"".join(lines))
+        return cls(key, head, folder, releases)
+
+    @property
+    def check(self) -> int:
+        """40 bits of a check of the key, for checkpoints: with another key the noise would be another one."""
+        return int.from_bytes(derived(self.key, "check")[:5], "big")
+
+    def digest_of(self, *parts: bytes | memoryview) -> str:
+        """A digest of what is to be released, that nobody without the key can compare with a guess."""
+        hasher = hmac.new(self._digest_key, digestmod=hashlib.blake2b)
+        for part in parts:
+            hasher.update(len(part).to_bytes(8, "big"))
+            hasher.update(part)
+        return hasher.hexdigest()[:64]
+
+    def attempt(self, round: int, digest: str) -> int | None:
+        """Under which attempt a sum with this digest was released in the round; None: it was not."""
+        return next((r.attempt for r in self.releases if r.round == round and r.digest == digest), None)
+
+    def enter(self, round: int, digest: str) -> int:
+        """The attempt for the noise on a sum; a new one is on the disk when this returns.
+
+        Raises:
+            CheckpointError: the disk refuses; then nothing may leave.
+        """
+        found = self.attempt(round, digest)
+        if found is not None:
+            return found
+        release = Release(round, sum(r.round == round for r in self.releases), digest)
+        self._append(release)
+        return release.attempt
+
+    def _append(self, release: Release) -> None:
+        if self.folder is not None:
+            path = self.folder / LEDGER
+            try:
+                with path.open("ab") as file:
+                    file.write(json.dumps(release._asdict()).encode() + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise CheckpointError(
+                    f"{path} cannot be written ({error}), so the round's sum stays here; free some space and start the "
+                    "run again"
+                ) from error
+        self.releases.append(release)
+
+
+def read_releases(folder: Path) -> tuple[dict[str, Any], list[Release]]:
+    """The terms of a run and its releases, of the ledger in `folder`; the key is not looked at.
+
+    Raises:
+        CheckpointError: the ledger is missing or damaged, or others than the owner may read it.
+    """
+    return _parsed(folder, _lines(folder))
+
+
+def _lines(folder: Path) -> list[bytes]:
+    """Of the ledger; without one in which a process died, as nothing left the server after it."""
+    lines = _read(folder / LEDGER, "the ledger of this run's releases").splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[Release]]:
+    try:
+        head, *rest = map(json.loads, lines)
+        if head.pop("form") != _FORM:
+            raise ValueError
+        return head, [Release(int(line["round"]), int(line["attempt"]), str(line["digest"])) for line in rest]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / LEDGER} is damaged; {_ADVICE}") from error
+
+
+_ADVICE = "bring it back from where the checkpoint came from, or begin anew with `--resume never`"
+
+
+def _read(path: Path, what: str) -> bytes:
+    """The content of a file that only its owner may read.
+
+    Raises:
+        CheckpointError: it is missing, or others may read it.
+    """
+    try:
+        status = path.stat()
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}, {what}, cannot be read ({error.strerror}); {_ADVICE}") from error
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise CheckpointError(
+            f"{path}, {what}, has mode {mode}, so others than its owner may read or change it; if nobody has, "
+            f"`chmod 600 {path}`, else begin anew with `--resume never`"
+        )
+    if status.st_uid != os.geteuid():
+        raise CheckpointError(f"{path}, {what}, belongs to user {status.st_uid}, this process to {os.geteuid()}")
+    return content
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    with suppress(OSError):
+        partial.unlink(missing_ok=True)
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,71 @@
+"""Who takes part in a round: drawn by every rank alike, or by the server, which tells each worker its own clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.core.client import Client
+from fedtorch.core.errors import BudgetError
+from fedtorch.core.sampling import cohort
+from fedtorch.rounds.context import RoundContext
+
+_OVER = "budget"
+
+
+def draw(context: RoundContext) -> list[tuple[Client, int]]:
+    """The clients of the round under way, each with how often it was drawn; of a hidden cohort elsewhere only its own.
+
+    Raises:
+        BudgetError: on all ranks, if there must not be another round.
+    """
+    components, lost = context.components, context.members.lost
+    clients: Sequence[Client] = components.clients
+    gone = {name for name, round in lost.items() if context.round >= round}
+    if not context.mechanism.hides_clients:
+        present = [client for client in clients if client.name not in gone] if gone else clients
+        per_round, seed = context.config.clients.per_round, context.config.run.seed
+        return cohort(present, per_round, components.sampler, seed=seed, round=context.round)
+    drawn: list[Client] = []
+    over: BudgetError | None = None
+    messages: list[Message] = []
+    if context.comm.is_server:
+        try:
+            numbers = context.mechanism.begin(context.round, context.server)
+            drawn = [c for c in context.mechanism.draw(clients, context.round) if c.name not in gone]
+            messages = [context.message("decision", numbers=numbers)]
+            messages += [context.message("decision", client.name) for client in drawn]
+        except BudgetError as error:
+            over, messages = error, [context.message("decision", status=_OVER)]
+    head, *names = context.members.retry_on_loss("cohort", lambda: tell(context, lambda: messages))
+    if head.status == _OVER:
+        raise over or BudgetError(f"round {context.round + 1} would pass privacy.max_epsilon; see the server's log")
+    context.mechanism.enter(head.numbers)
+    if not context.comm.is_server:
+        by_name = {client.name: client for client in clients}
+        drawn = [by_name[context.name(about)] for about in names]
+    return [(client, 1) for client in drawn]
+
+
+def tell(context: RoundContext, say: Callable[[], Sequence[Message]]) -> list[Message]:
+    """What the server says, on every rank; where clients are hidden, of clients only what is about a rank's own.
+
+    say: called on the server; messages about the run (no client) come first.
+    """
+    if not context.mechanism.hides_clients:
+        messages = say() if context.comm.is_server else []
+        return context.comm.broadcast_messages(messages, round=context.round)
+    each = _by_rank(context, say()) if context.comm.is_server else {}
+    return context.comm.scatter_messages(each, round=context.round)
+
+
+def _by_rank(context: RoundContext, messages: Sequence[Message]) -> Mapping[int, list[Message]]:
+    """Rank -> the messages that it may see."""
+    placement, workers = context.components.placement, context.components.topology.workers
+    to_all = [message for message in messages if message.client == NO_CLIENT]
+    found = {rank: list(to_all) for rank in range(context.comm.size)}
+    for message in messages:
+        if message.client != NO_CLIENT:
+            for rank in workers[placement.homes[context.name(message)]]:
+                found[rank].append(message)
+    return found

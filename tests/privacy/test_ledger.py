@@ -1,0 +1,90 @@
+"""The key and the ledger: who may read them, what a torn, missing or strange file means, and which attempt is next."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedtorch.core.errors import CheckpointError
+from fedtorch.privacy.ledger import Ledger
+
+TERMS = {"rate": 0.1, "clients": 10}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.begin(tmp_path / "privacy", TERMS)
+
+
+def reopened(ledger: Ledger) -> Ledger:
+    assert ledger.folder is not None
+    return Ledger.open(ledger.folder)
+
+
+def test_only_the_owner_may_read_key_and_ledger(ledger: Ledger) -> None:
+    assert ledger.folder is not None
+    modes = {path.name: path.stat().st_mode & 0o777 for path in ledger.folder.iterdir()}
+    assert modes == {"key": 0o600, "ledger.jsonl": 0o600} and ledger.folder.stat().st_mode & 0o777 == 0o700
+    assert len((ledger.folder / "key").read_bytes()) == 32
+
+
+def test_the_same_sum_is_the_same_release_and_another_one_the_next_attempt(ledger: Ledger) -> None:
+    assert [ledger.enter(0, "a"), ledger.enter(0, "a"), ledger.enter(0, "b"), ledger.enter(1, "a")] == [0, 0, 1, 0]
+    again = reopened(ledger)
+    assert again.releases == ledger.releases and again.key == ledger.key and again.terms == TERMS
+    assert len(again.releases) == 3
+    assert [again.enter(0, "b"), again.enter(0, "a"), again.enter(0, "c")] == [1, 0, 2]
+    assert again.check == ledger.check
+
+
+def test_a_digest_needs_the_key(ledger: Ledger, tmp_path: Path) -> None:
+    other = Ledger.begin(tmp_path / "other", TERMS)
+    assert ledger.digest_of(b"sum", b"x") == reopened(ledger).digest_of(b"sum", b"x")
+    digests = {ledger.digest_of(b"sum", b"x"), other.digest_of(b"sum", b"x"), ledger.digest_of(b"sumx", b"")}
+    assert len(digests) == 3
+
+
+def test_a_line_that_was_not_finished_is_no_release(ledger: Ledger) -> None:
+    assert ledger.folder is not None
+    ledger.enter(0, "a")
+    with (ledger.folder / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"round": 1, "att')
+    again = reopened(ledger)
+    assert len(again.releases) == 1 and again.enter(1, "b") == 0
+    assert [release.round for release in reopened(ledger).releases] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["key", "ledger.jsonl"])
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_what_others_may_read_is_refused(ledger: Ledger, name: str, mode: int) -> None:
+    assert ledger.folder is not None
+    os.chmod(ledger.folder / name, mode)
+    with pytest.raises(CheckpointError, match=rf"{name}, .* has mode {mode:04o}, .*chmod 600"):
+        reopened(ledger)
+
+
+@pytest.mark.parametrize("name", ["key", "ledger.jsonl"])
+def test_what_is_missing_is_named(ledger: Ledger, name: str) -> None:
+    assert ledger.folder is not None
+    (ledger.folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{name}, .* cannot be read .*--resume never"):
+        reopened(ledger)
+
+
+@pytest.mark.parametrize(("name", "content"), [("key", b"short"), ("ledger.jsonl", b"[]\n"), ("ledger.jsonl", b"")])
+def test_what_is_damaged_is_named(ledger: Ledger, name: str, content: bytes) -> None:
+    assert ledger.folder is not None
+    (ledger.folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        reopened(ledger)
+
+
+def test_a_disk_that_refuses_keeps_the_sum_here(ledger: Ledger) -> None:
+    assert ledger.folder is not None
+    (ledger.folder / "ledger.jsonl").unlink()
+    (ledger.folder / "ledger.jsonl").mkdir()
+    with pytest.raises(CheckpointError, match="stays here"):
+        ledger.enter(0, "a")
+    assert ledger.releases == []

@@ -1,0 +1,147 @@
+"""Privacy on several ranks: the bits of one process, also after kills; what a worker learns; what files hold."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import expect_exit, run_ranks
+from supervisor import PHASES, Ended, at, supervise, toy_config
+
+from fedtorch.comm import mail
+from fedtorch.comm.aggregation import Aggregation
+from fedtorch.main import main
+from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.stream import Stream, chosen, derived
+
+PRIVACY = {
+    "algorithm": "{name: fedavg, weights: equal}",
+    "clients": "{sampling: poisson, rate: 0.6}",
+    "privacy": "{kind: client, clip: 0.3, noise_multiplier: 1.0, delta: 0.1}",
+    "track": '{progress: "off", tensorboard: true}',
+}
+KEY = sha256(b"4").digest()
+"""Draws three of the four clients in each of three rounds, so that both workers train in all of them."""
+PATIENT = ("system.timeout=60",)  # the server imports the accountant, which takes seconds on a busy machine
+
+
+def private_toy(folder: Path, like: Path | None = None, **changes: str) -> Path:
+    """The toy config with privacy; with the key and the terms of the run `like`, and nothing released."""
+    config = toy_config(folder, **{**PRIVACY, **changes})
+    if like is not None:
+        target = folder / "run" / "privacy"
+        target.mkdir(parents=True, mode=0o700)
+        shutil.copy(like / "privacy" / "key", target)
+        head, *_ = (like / "privacy" / "ledger.jsonl").read_text().splitlines(keepends=True)
+        (target / "ledger.jsonl").write_text(head)
+        (target / "ledger.jsonl").chmod(0o600)
+    return config
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The run in one process, with nothing in its way."""
+    config = private_toy(tmp_path_factory.mktemp("undisturbed"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: KEY[:size])
+        assert main(["--config", str(config)]) == 0
+    return Ended(config.parent / "run")
+
+
+def same(ended: Ended, undisturbed: Ended) -> bool:
+    """The same weights, ε and releases."""
+    results = [json.loads((run.folder / "results.json").read_text()) for run in (ended, undisturbed)]
+    ledgers = [Ledger.open(run.folder / "privacy").releases for run in (ended, undisturbed)]
+    return ledgers[0] == ledgers[1] and all(results[0][key] == results[1][key] for key in ("digest", "privacy"))
+
+
+def as_rank(config: str, *words: str) -> dict[str, Any]:
+    """One rank of a run; the clients that the server told it of, and the terms that it was asked for."""
+    heard: set[str] = set()
+    asked: set[str] = set()
+    scatter, request = mail.scatter, Aggregation.receive_request
+
+    def hear(group: Any, *rest: Any, **how: Any) -> Any:
+        found = scatter(group, *rest, **how)
+        heard.update(str(message.client) for message in found if message.client >= 0)
+        return found
+
+    def ask(self: Aggregation) -> Any:
+        found = request(self)
+        asked.update(self.names[term.client] for term in found.terms)
+        return found
+
+    mail.scatter, Aggregation.receive_request = hear, ask  # type: ignore[method-assign]
+    assert main(["--config", config, *words]) == 0
+    return {"heard": sorted(heard), "asked": sorted(asked)}
+
+
+def test_three_ranks_give_the_same_bits_and_learn_of_their_own_clients_alone(
+    tmp_path: Path, undisturbed: Ended
+) -> None:
+    config = private_toy(tmp_path, undisturbed.folder)
+    told = run_ranks(as_rank, 3, str(config), timeout=120)
+    assert same(Ended(tmp_path / "run"), undisturbed)
+    drawn = {place for round in range(3) for place in chosen(Stream(derived(KEY, "cohort", round)), 4, 0.6)}
+    heard = [{int(place) for place in rank["heard"]} for rank in told]
+    assert not heard[1] & heard[2] and heard[1] | heard[2] == drawn
+    assert [{"abcd"[place] for place in each} for each in heard[1:]] == [set(rank["asked"]) for rank in told[1:]]
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, id="server"), pytest.param(2, id="worker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "phase", [*(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "checkpoint"), "checkpoint"]
+)
+def test_a_kill_in_any_phase_costs_no_release(phase: str, victim: int, undisturbed: Ended, tmp_path: Path) -> None:
+    config = private_toy(tmp_path, undisturbed.folder)
+    ended = supervise(config, faults=at(phase, victim), sets=PATIENT, timeout=200)
+    assert ended.codes[0][victim] == -9 and ended.code == 0, ended.codes
+    assert same(ended, undisturbed)
+
+
+def test_no_file_but_the_key_has_the_key_and_none_says_who_took_part(tmp_path: Path) -> None:
+    names = [f"participant{letter}" for letter in "ABCD"]
+    clients = ", ".join(f"{name}: [1.0, {place}.0, 6]" for place, name in enumerate(names))
+    task = f'{{name: "toy:Quadratic", clients: {{{clients}}}, start: [0.3, 0.1], bad: [{names[1]}]}}'
+    config = toy_config(tmp_path, **{**PRIVACY, "task": "null"})
+    text = config.read_text().partition("\ntask:")
+    kept = [line for line in (text[0] + "\n" + text[2]).splitlines() if not line.startswith(("  ", " null", "client:"))]
+    config.write_text("\n".join([*kept, f"task: {task}", "client: {optimizer: sgd, lr: 0.1}"]) + "\n")
+    assert main(["--config", str(config)]) == 0
+    run = tmp_path / "run"
+    key = (run / "privacy" / "key").read_bytes()
+    forms = [key, key.hex().encode(), key.hex().upper().encode(), base64.b64encode(key), base64.urlsafe_b64encode(key)]
+    files = [path for path in run.rglob("*") if path.is_file() and path != run / "privacy" / "key"]
+    assert any("tfevents" in path.name for path in files) and any("log.rank0" in path.name for path in files)
+    for path in files:
+        content = path.read_bytes()
+        assert not [form for form in forms if form in content], path
+        # the population is in the config, as far as the user has written it there
+        if path.name != "config.yaml" and "manifest" not in path.name and "scores" not in path.parts:
+            assert not [name for name in names if name.encode() in content], path
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {record["kind"] for record in records} == {"run", "round", "end", "result"}
+    rounds = [record for record in records if record["kind"] == "round"]
+    assert all(not record["seconds"] and not record["traffic"] and "bytes_up" not in record for record in rounds)
+    assert (
+        json.loads((run / "results.json").read_text())["privacy"]["epsilon"] == rounds[-1]["extra"]["privacy/epsilon"]
+    )
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_worker_is_accounted_for_as_what_was_released(tmp_path: Path, undisturbed: Ended) -> None:
+    clients = "{sampling: poisson, rate: 0.6, on_loss: continue}"
+    config = private_toy(tmp_path, undisturbed.folder, clients=clients)
+    faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": at("payload", 2)}
+    outcomes = expect_exit(as_rank, 3, str(config), timeout=120, environ={**os.environ, **faults})
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0, -9]
+    releases = Ledger.open(tmp_path / "run" / "privacy").releases
+    assert [(release.round, release.attempt) for release in releases] == [(0, 0), (1, 0), (2, 0)]
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["privacy"]["releases"] == 3 and results["rounds"] == 3

@@ -1,0 +1,51 @@
+"""Runs on the same data add up, in a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.privacy.accounting import Accountant, total_epsilon
+from fedtorch.privacy.ledger import Ledger, Release
+from fedtorch.report.privacy import privacy_markdown
+
+
+def run(folder: Path, data: str, releases: int, *, since: int = 0, copied: int = 0) -> Path:
+    """A folder with a ledger of so many releases, of which the first ones are of another run."""
+    terms = {"rate": 0.5, "clients": 20, "noise_multiplier": 3.0, "delta": 1e-3, "since": since}
+    folder.mkdir()
+    ledger = Ledger.begin(folder / "privacy", terms, [Release(round, 0, "x") for round in range(copied)])
+    for round in range(copied, releases):
+        ledger.enter(round, str(round))
+    (folder / "env.json").write_text(json.dumps({"data": data}))
+    return folder
+
+
+def test_releases_of_several_runs_on_the_same_data_are_composed(tmp_path: Path) -> None:
+    folders = [
+        run(tmp_path / "a", "d1", 3),
+        run(tmp_path / "b", "d1", 5, since=2, copied=2),
+        run(tmp_path / "c", "d2", 1),
+    ]
+    lines = [line.strip("| ").split(" | ") for line in privacy_markdown(folders).splitlines()[2:]]
+    account = Accountant(0.5, 3.0, 1e-3)
+    shown = [(Path(name).name, int(count), float(epsilon)) for name, count, *_, epsilon in lines]
+    assert shown[0] == ("a", 3, round(account.epsilon(3), 4))
+    assert shown[1] == ("b", 5, round(account.epsilon(5), 4))
+    assert shown[2] == ("**all 2 on the same data**", 6, pytest.approx(account.epsilon(6), abs=2e-4))
+    assert shown[3] == ("c", 1, round(account.epsilon(1), 4))
+
+
+def test_releases_of_two_kinds() -> None:
+    alone = Accountant(0.5, 3.0, 1e-3)
+    both = total_epsilon([(0.5, 3.0, 4), (0.5, 4.0, 4)], 1e-3)
+    assert alone.epsilon(4) < both < alone.epsilon(8)
+    assert total_epsilon([(0.5, 3.0, 0)], 1e-3) == 0.0
+
+
+def test_runs_without_privacy_have_no_total(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none of these runs has a ledger"):
+        privacy_markdown([tmp_path])
