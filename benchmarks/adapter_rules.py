@@ -8,6 +8,7 @@ rank 2 where a rule takes unlike ranks. One process; prints the table of `fedtor
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import sys
@@ -16,7 +17,6 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.command import parser_of
 from fedtorch.main import main as run
 from fedtorch.report.command_line import main as report
 
@@ -75,7 +75,7 @@ def write_rows(path: Path, size: int = 480) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run every rule and print the table; the first exit code that is not 0."""
-    parser = parser_of(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", help="folder of an encoder; default: a small one of random weights")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, help="keep the runs there")

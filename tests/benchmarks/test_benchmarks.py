@@ -12,6 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
+from benchmarks.adapter_rules import RULES
+from benchmarks.adapter_rules import main as adapter_rules_main
 from benchmarks.clients import main as clients_main
 from benchmarks.exchanges import main as exchanges_main
 from benchmarks.large_adapter import main as large_adapter_main
@@ -138,3 +140,15 @@ def test_the_benchmark_of_many_rows_checks_them_twice(tmp_path: Path, capsys: py
     found = json.loads(target.read_text())
     assert found["rows"] == 300 and found["first"]["peak_mb"] > 50
     assert capsys.readouterr().out.count("of processor time") == 2
+
+
+@pytest.mark.slow
+def test_the_rules_for_adapters_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapter_rules_main(["--rounds", "1", "--out", str(tmp_path)]) == 0
+    table = [line.split(" | ") for line in (tmp_path / "adapters.md").read_text().splitlines()[2:]]
+    rows = {row[0].removeprefix("| "): row for row in table}
+    assert list(rows) == list(RULES) and rows["fed-sb"][1] == "fedavg; kind sb"
+    sent = {name: float(row[5]) for name, row in rows.items()}
+    assert sent["fed-sb"] < sent["ffa"] < sent["flora"] < sent["fedex"] == sent["fedit"]
+    assert float(rows["fedit"][7]) > 0.01 and {rows[name][7] for name in ("ffa", "flora", "fedex")} == {"0.0000"}
+    assert capsys.readouterr().out

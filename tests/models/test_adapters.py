@@ -13,12 +13,14 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.models.adapters.lora import add_adapter, add_to_base, lora_layers, merged, removed, save_adapter
+from fedtorch.models.adapters.precision import FixedLinear, pass_gradients_quickly
 from fedtorch.models.adapters.saved import saved_keys
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.auto import AnyModel, Head
@@ -369,9 +371,31 @@ def test_a_base_of_16_bits_stays_as_it_is_and_what_is_trained_is_of_32(
     save_pretrained(model, tokenizer, tmp_path / "adapter")
     again = AnyModel.of(saved_keys(tmp_path / "adapter")).build(head, 1, tokenizer, **settings).eval()
     assert torch.equal(logits(again), logits(model))
+    with merged(model):
+        assert (logits(model) - logits(again)).abs().max() < 0.05 * logits(again).abs().max()
     if kind == "gpt2":  # peft 0.21 leaves heads in the base's dtype
         loaded = type(base).from_pretrained(tmp_path / "base", dtype="auto")
         assert torch.equal(logits(PeftModel.from_pretrained(loaded, tmp_path / "adapter").eval()), logits(model))
+
+
+def test_gradients_that_pass_a_layer_of_16_bits_are_those_of_wide_ones(tokenizer: Any) -> None:
+    """Rounded once, where the layer's own product rounds along the way; the layer itself and its sums stay."""
+    torch.manual_seed(0)
+    layer, plain = nn.Sequential(nn.Linear(24, 40).bfloat16().requires_grad_(False)), nn.Linear(24, 40).bfloat16()
+    plain.load_state_dict(layer[0].state_dict())
+    pass_gradients_quickly(layer)
+    x, other = (torch.randn(6, 24).bfloat16().requires_grad_() for _ in range(2))
+    other.data.copy_(x.data)
+    pull = torch.randn(6, 40).bfloat16()
+    found, expected = layer(x), plain(other)
+    found.backward(pull)
+    assert type(layer[0]) is FixedLinear and torch.equal(found, expected)
+    assert x.grad is not None and torch.equal(x.grad, (pull.float() @ plain.weight.float()).bfloat16())
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)
+    trained_one = nn.Sequential(nn.Linear(4, 4).bfloat16())
+    pass_gradients_quickly(trained_one)
+    assert type(trained_one[0]) is nn.Linear
 
 
 def test_only_tasks_over_rows_of_ones_own_keep_the_dtype(tokenizer: Any) -> None:

@@ -27,7 +27,7 @@ from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
-from fedtorch.models.adapters.precision import train_in_fp32
+from fedtorch.models.adapters.precision import pass_gradients_quickly, train_in_fp32
 from fedtorch.models.adapters.settings import KEY, Adapter
 from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.pretrained import located
@@ -69,6 +69,7 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
         raise ConfigError(f"{KEY}.{what}: {error}") from error
     _refuse_tied(model, adapter)
     train_in_fp32(model)
+    pass_gradients_quickly(model)
     if adapter.kind == "sb":
         make_square(lora_layers(model), seed)
     if adapter.path:

@@ -1,9 +1,10 @@
-"""What is trained beside a base of 16 bits is of 32, and is given inputs of its own kind."""
+"""What is trained beside a base of 16 bits is of 32, and is given inputs of its own kind; gradients pass the base."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -19,3 +20,39 @@ def train_in_fp32(model: nn.Module) -> None:
 def _widened(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     wide = next(module.parameters()).dtype
     return tuple(each.to(wide) if isinstance(each, Tensor) and each.is_floating_point() else each for each in inputs)
+
+
+def pass_gradients_quickly(model: nn.Module) -> None:
+    """Let gradients pass linear layers of 16 bits that are not trained in fp32, where a CPU computes them.
+
+    On one without arithmetic for bf16 torch 2.13 needs 1.7 s for grad · W of 20 rows and a weight of 5632 × 2048, where
+    widening W and multiplying take 0.08 s (*measured*). What the layer computes forwards keeps its bits.
+    """
+    for module in model.modules():
+        # exactly this class: others compute something else
+        if type(module) is nn.Linear and module.weight.dtype.itemsize < 4:
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                module.__class__ = FixedLinear
+
+
+class FixedLinear(nn.Linear):
+    """A linear layer that is not trained."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As the layer it was."""
+        if input.device.type != "cpu" or not input.requires_grad:
+            return super().forward(input)
+        passed: Tensor = _Passed.apply(input, self.weight, self.bias)
+        return passed
+
+
+class _Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        return (grads[0].float() @ weight.float()).to(grads[0].dtype), None, None
