@@ -22,6 +22,7 @@ from fedtorch.config.layers import overlay, read_dict, read_file, read_override
 from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.metrics import measured
 from fedtorch.config.registry import NAMED, named_class
+from fedtorch.config.rules import with_rule
 from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.config.trackers import check_trackers
@@ -75,6 +76,7 @@ ADDED: dict[str, Any] = {
     "task.em_strings": False,
     "algorithm.second_selection": True,
     "task.model.adapter": None,
+    "algorithm.robust": None,
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""
@@ -236,7 +238,8 @@ def _build(tree: Tree) -> Config:
     problems += found
     if config is not None:
         parts["clients"], found = resolved(config.clients, tree)
-        problems += found + check_trackers(config.run.trackers, tree)
+        parts["algorithm"], others = with_rule(parts["algorithm"], parts["algorithm_name"], config.clients, tree)
+        problems += found + others + check_trackers(config.run.trackers, tree)
         if parts.get("task") is not None:
             measured(parts["task"], config.eval.metrics, parts["task_name"], tree)  # to know that they are there
     if problems:

@@ -27,6 +27,7 @@ from fedtorch.report.html_page import html_page
 from fedtorch.report.overlay import plot_comparison
 from fedtorch.report.perplexity import perplexity_markdown
 from fedtorch.report.plots import plot_run
+from fedtorch.report.robust import robust_markdown
 from fedtorch.report.score_table import as_csv, build, markdown
 from fedtorch.report.wikisql import measures_markdown
 
@@ -130,6 +131,22 @@ def make_adapters(args: argparse.Namespace) -> None:
     say_written([show_page(text, (args.out or args.runs[0] / "report") / "adapters.md")])
 
 
+def add_robust_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `robust`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run with algorithm.robust")
+    parser.add_argument("--out", type=Path, help="folder for robust.md; default: RUN/report")
+
+
+def make_robust(args: argparse.Namespace) -> None:
+    """Print and write the table of what clients kept.
+
+    Raises:
+        ConfigError: a folder is no run with a rule.
+    """
+    text = robust_markdown(read_all(args.runs))
+    say_written([show_page(text, (args.out or args.runs[0] / "report") / "robust.md")])
+
+
 COMMANDS = {
     "table": Command("scores of every client, beside the published ones", add_table_arguments, make_table),
     "sweep": Command("score over a swept key, a line for each client", sweep_report.add_arguments, sweep_report.make),
@@ -139,6 +156,7 @@ COMMANDS = {
         "WikiSQL's measures, beside those of the FedParsing paper", add_measures_arguments, make_measures
     ),
     "adapters": Command("bytes, errors of averaging and scores of adapters", add_adapters_arguments, make_adapters),
+    "robust": Command("how often a robust rule left out or shrank a client", add_robust_arguments, make_robust),
     "perplexity": Command(
         "perplexities and bytes of dialog runs, beside those of the FedAssistant paper",
         add_perplexity_arguments,
