@@ -13,7 +13,7 @@ WHOLE = 1 - 1e-9
 
 
 def robust_markdown(runs: Sequence[NamedRun]) -> str:
-    """The table, a row for each run and client. Of the rounds in which a client's update was accepted:
+    """The table, a row for each run and client, of the rounds in which its update was accepted.
 
     left out: it kept nothing of its weight; shrunk: less than all; kept: the mean share.
 
@@ -25,7 +25,7 @@ def robust_markdown(runs: Sequence[NamedRun]) -> str:
         shares: dict[str, list[float]] = {}
         examples: dict[str, int] = {}
         for record in run.of_kind("client"):
-            share = record.get("extra", {}).get("kept", record.get("kept"))
+            share = record.get("kept")
             if share is not None:
                 shares.setdefault(record["client"], []).append(share)
                 examples[record["client"]] = record.get("examples", 0)
