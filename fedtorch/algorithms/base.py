@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -33,6 +33,16 @@ class Updates(Protocol):
         """Of each vector in an update; None: they are messages."""
         ...
 
+    @property
+    def round(self) -> int:
+        """Of the run, from 0."""
+        ...
+
+    @property
+    def kept(self) -> dict[str, float]:
+        """Client -> the share of its weight that counts; an algorithm may fill it in, for the records."""
+        ...
+
     def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
         """Σ weights_i · grad_i, the same bits for any placement of clients on ranks.
 
@@ -42,6 +52,14 @@ class Updates(Protocol):
 
     def __iter__(self) -> Iterator[Tensor]:
         """Each grad by itself, in report order; a tensor is valid until the next one is taken."""
+        ...
+
+    def each_window(self, see: Callable[[Tensor], None]) -> None:
+        """`see` gets all grads side by side, window by window: (clients, numbers), valid during the call."""
+        ...
+
+    def combine_windows(self, rule: Callable[[Tensor], Tensor]) -> Tensor:
+        """A vector of what `rule` makes of each such window, which is one number of each column."""
         ...
 
 
@@ -106,10 +124,14 @@ class Algorithm:
         step looks at nothing else that depends on clients. A class that has functions of its own for that, and keeps to
         it, says so by returning nothing here.
         """
+        return self.against_privacy(sums=type(self).aggregate is Algorithm.aggregate)
+
+    def against_privacy(self, *, sums: bool) -> str:
+        """`why_not_private` of a class of which it is known whether its `aggregate` is the weighted sum."""
         cls, own = type(self), "of its own, in which it may look at more than the sum"
         if not self.exchanged_vectors:
             return "exchanges nothing, so nothing is released"
-        if cls.aggregate is not Algorithm.aggregate:
+        if not sums:
             return f"combines updates in a way {own}"
         if _definer(cls, "weigh") is not _definer(cls, "weighting"):
             return "weighs clients in a way of its own, by numbers that depend on their data"

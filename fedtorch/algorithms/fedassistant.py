@@ -169,6 +169,11 @@ class FedAssistant(FedAvg, MessageAlgorithm):
 
     # --- the server's, on every rank where messages travel
 
+    @property
+    def why_not_robust(self) -> str:
+        """Messages have sums alone."""
+        return "sends what is left over of earlier rounds, and messages in place of vectors"
+
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """1/N; `literal` has another 1/N from the printed algorithm, which divides at the client and at the server."""
         count = len(reports)

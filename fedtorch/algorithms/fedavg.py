@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from torch import Tensor
 
 from fedtorch.algorithms.adapters.error import figures
 from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.loss_reduction import LossReduction
+from fedtorch.algorithms.robust.base import kept_counts, rule_of
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
@@ -33,6 +36,9 @@ class FedAvg(Algorithm):
     """what a client's weight in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """how ΔL_i is measured"""
+    robust: str | dict[str, Any] | None = None
+    """a rule in place of the weighted sum, for clients that may send anything: clip, centred_clipping, median,
+    trimmed_mean, geometric_median, krum, multi_krum, or `module:Class`; as a mapping its `name` and fields"""
 
     def client_update(self, job: ClientJob) -> Report:
         """Train from the received weights and send the difference."""
@@ -53,11 +59,31 @@ class FedAvg(Algorithm):
         """See `weighting.normalised`."""
         return normalised(self.weights, reports, self.loss_reduction.cap)
 
+    @property
+    def why_not_private(self) -> str:
+        """See Algorithm.why_not_private."""
+        return self.against_privacy(sums=self.robust is None and type(self).aggregate is FedAvg.aggregate)
+
+    @property
+    def why_not_robust(self) -> str:
+        """Why `robust` cannot be set, as a clause after the algorithm's name; empty where it can."""
+        if type(self).aggregate is not FedAvg.aggregate:
+            return "combines updates in a way of its own"
+        return "" if len(self.exchanged_vectors) == 1 else "does not send one vector of updates"
+
+    def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
+        """The weighted sum, or what `robust` makes of it."""
+        return updates.weighted_sum(weights) if self.robust is None else rule_of(self.robust).combine(updates, weights)
+
     def measure(self, server: ServerState, updates: Updates, weights: Sequence[float]) -> Mapping[str, float]:
-        """Of adapters what is lost by averaging A and B one by one, see `adapters.error`; takes every update once."""
+        """How many updates `robust` left out and shrank.
+
+        Of adapters what is lost by averaging A and B one by one, see `adapters.error`; takes every update once.
+        """
+        counts = kept_counts(updates.kept)
         if server.layout is None:
-            return {}
-        return figures(server.layout, server.private, server.weights, updates, weights)
+            return counts
+        return counts | figures(server.layout, server.private, server.weights, updates, weights)
 
     def report(self, job: ClientJob, curve: LossCurve, **extra: float) -> Report:
         """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later."""

@@ -61,6 +61,11 @@ class FedDyn(FedAvg):
 
         return bend
 
+    @property
+    def why_not_robust(self) -> str:
+        """The server's h is the mean of all g_i only if every update counts as it is."""
+        return "keeps the mean of what its clients keep, which another rule would not give"
+
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """1/|P|, however often a client was drawn: else h would not be the mean of the g_i."""
         return [1 / len(reports)] * len(reports)

@@ -47,6 +47,11 @@ class FedNova(FedAvg):
         """FedProx's, if mu is set."""
         return proximal(job.engine, job.received["weights"], self.mu)
 
+    @property
+    def why_not_robust(self) -> str:
+        """Its weights are no shares."""
+        return "weighs updates by their steps, with weights that are no shares of a whole"
+
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """tau_eff·p_i/‖a_i‖₁ with p_i as in `weights`; a client that took no step weighs 0."""
         usual = super().weigh(reports)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fedtorch.comm.checks import LimitCheck, SumCheck, claim_problem
+from fedtorch.comm.checks import LimitCheck, SumCheck, claim_problem, norm_problem
 from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
 from fedtorch.core.errors import RefusedUpdatesError
+from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout
@@ -40,9 +42,14 @@ class AcceptedUpdates(ABC):
     """Of each vector in an update; None: they are messages, or nobody said."""
     sum_dtype: torch.dtype
     """Of what `_sum` writes: fp64 for parts of a sum that are still to be added."""
+    round: int
+    """Of the run, from 0."""
+    kept: dict[str, float]
+    """Client -> the share of its weight that counts; for an algorithm to fill in, and for the records."""
 
-    def __init__(self, reports: Sequence[Report], local: UpdateBuffer) -> None:
+    def __init__(self, reports: Sequence[Report], local: UpdateBuffer, round: int = 0) -> None:
         """local: of this rank; it knows what travels."""
+        self.round, self.kept = round, {}
         self.reports, self.size, self.dtype = tuple(reports), local.size, local.dtype
         self.places = {report.client: local.places(report.client) for report in reports}
         self.lengths = {report.client: local.length(report.client) for report in reports}
@@ -129,6 +136,47 @@ class AcceptedUpdates(ABC):
             places = self.places[report.client]
             yield update if places is None else places.spread(update)
 
+    def each_window(self, see: Callable[[Tensor], None]) -> None:
+        """Call `see` with every window of all updates, one after the other: shape (clients, numbers), on the CPU.
+
+        The rows are in report order, and are overwritten by the next window; no rank has more than one window of the
+        other ranks' updates. Of updates of which only some places travel these are the numbers.
+        What `see` raises is raised at the end, when the other ranks have sent everything. Whether an update is what its
+        client reported is known only then too: what was made of the windows is void where this raises.
+
+        Raises:
+            RefusedUpdatesError: an update is not what its client reported.
+            ValueError: the updates are messages, or not all have the same places.
+        """
+        if not self.dtype.is_floating_point or len({_digest(places) for places in self.places.values()}) > 1:
+            raise ValueError("updates go through windows only as vectors of which the same numbers travel")
+        damaged: dict[str, str] = {}
+        norms: list[list[tuple[float, float]]] = []
+        raised: Exception | None = None
+        for rows in self._windows(damaged):
+            norms.append([norm_and_max(row) for row in rows])
+            try:
+                if raised is None:
+                    see(rows)
+            except Exception as error:  # raised below, when nobody is sending any more
+                raised = error
+        if raised is not None:
+            raise raised
+        for report, found in zip(self.reports, zip(*norms, strict=True), strict=False):  # without windows nothing is
+            of_windows, largest = zip(*found, strict=True)
+            problem = norm_problem(report, math.hypot(*of_windows), max(largest))
+            damaged.setdefault(report.client, problem)
+        if refused := {client: problem for client, problem in damaged.items() if problem}:
+            raise RefusedUpdatesError(refused)
+
+    def combine_windows(self, rule: Callable[[Tensor], Tensor]) -> Tensor:
+        """A new vector, shape (size,), of what `rule` makes of each window of `each_window`; raises as that does."""
+        parts: list[Tensor] = []
+        self.each_window(lambda rows: parts.append(rule(rows)))
+        whole = torch.cat(parts) if parts else torch.zeros(0, dtype=self.dtype)
+        places = self.places[self.reports[0].client] if self.reports else None
+        return whole if places is None else places.spread(whole)
+
     def _sum_by_places(
         self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
     ) -> Tensor:
@@ -139,7 +187,7 @@ class AcceptedUpdates(ABC):
         kinds: dict[str, list[tuple[Report, float]]] = {}
         for report, weight in terms:
             places = self.places[report.client]
-            kinds.setdefault("" if places is None else places.digest, []).append((report, weight))
+            kinds.setdefault(_digest(places), []).append((report, weight))
         if set(kinds) <= {""}:
             return self._sum(scale, terms, check, singly=singly)
         wanted, self.sum_dtype = self.sum_dtype, SUM_DTYPE
@@ -166,6 +214,10 @@ class AcceptedUpdates(ABC):
         """Each update in report order, and what went wrong with it on its way."""
 
     @abstractmethod
+    def _windows(self, damaged: dict[str, str]) -> Iterator[Tensor]:
+        """Each window of all updates, shape (clients, numbers); in `damaged` what went wrong on its way, by client."""
+
+    @abstractmethod
     def _sum(
         self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
     ) -> Tensor:
@@ -173,3 +225,8 @@ class AcceptedUpdates(ABC):
 
         Of shape (length of these updates,) and `sum_dtype`. singly: every update comes by itself.
         """
+
+
+def _digest(places: Places | None) -> str:
+    """Equal exactly where the same numbers travel; empty: all of them."""
+    return "" if places is None else places.digest

@@ -20,13 +20,18 @@ from fedtorch.core.update import Report, UpdateBuffer
 class LocalUpdates(AcceptedUpdates):
     """The updates in this process's buffer."""
 
-    def __init__(self, reports: Sequence[Report], local: UpdateBuffer) -> None:
-        super().__init__(reports, local)
+    def __init__(self, reports: Sequence[Report], local: UpdateBuffer, round: int = 0) -> None:
+        super().__init__(reports, local, round)
         self._local = local
 
     def _each(self) -> Iterator[tuple[Tensor, str]]:
         for report in self.reports:
             yield self._local.get(report.client), ""
+
+    def _windows(self, damaged: dict[str, str]) -> Iterator[Tensor]:
+        grads = [self._local.get(report.client) for report in self.reports]
+        for start, stop in windows(len(grads[0]) if grads else 0):
+            yield torch.stack([grad[start:stop] for grad in grads])
 
     def _sum(
         self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
@@ -90,7 +95,7 @@ class LocalCommunicator(Communicator):
         """`combine` of the accepted updates, through the same integer sum as with many ranks."""
         self._count_updates(local, accepted)
         self.faults("payload", round=round)
-        return combine(LocalUpdates(accepted, local))
+        return combine(LocalUpdates(accepted, local, round))
 
     def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
         """They are all here."""

@@ -36,7 +36,7 @@ class DistributedUpdates(AcceptedUpdates):
         exchange: Exchange,
     ) -> None:
         """places: client -> (index in the manifest, rank that has its update)."""
-        super().__init__(reports, aggregation.local)
+        super().__init__(reports, aggregation.local, aggregation.round)
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange = places, exchange
         self._receiving: tuple[Transfer, Tensor, int] | None = None
@@ -82,6 +82,38 @@ class DistributedUpdates(AcceptedUpdates):
         self._group.wait(transfer)
         is_whole = self._group.receive_numbers(1, rank) == [window_digest(buffer)]
         return "" if is_whole else f"its update {DAMAGED}"
+
+    def _windows(self, damaged: dict[str, str]) -> Iterator[Tensor]:
+        """As the server gets updates one by one for a sum; they are kept side by side in place of being added."""
+        self._finish_receiving()
+        terms = [self._term(report, 1.0) for report in self.reports]
+        if not terms:
+            return
+        self._aggregation.broadcast_request(Request(Op.SEND_UPDATES, terms))
+        own = iter(self._aggregation.agree(Op.SEND_UPDATES, terms))
+        here = {place: next(own)[0] for place, term in enumerate(terms) if term.rank == 0}
+        remote = [
+            Incoming(term.rank, (report.client,), 1.0)
+            for term, report in zip(terms, self.reports, strict=True)
+            if term.rank != 0
+        ]
+        size = self._aggregation.length(terms)
+        arriving = self._arriving(remote, self.dtype, size)
+        window = torch.empty(len(terms), min(size, WINDOW), dtype=self.dtype)
+        digests: list[int] = []
+        for start, stop in windows(size):
+            rows = window[:, : stop - start]
+            for place, row in enumerate(rows):
+                if place in here:
+                    row.copy_(here[place][start:stop])
+                else:
+                    part = next(arriving)
+                    digests.append(window_digest(part))
+                    row.copy_(part)
+            yield rows
+        for place in self._damaged(remote, digests):
+            damaged[remote[place].clients[0]] = f"its update {DAMAGED}"
+        self._aggregation.meter.count("up", "aggregate", physical=size * self.dtype.itemsize * len(remote))
 
     def _term(self, report: Report, weight: float) -> Term:
         return Term(*self._places[report.client], weight)
@@ -176,15 +208,7 @@ class DistributedUpdates(AcceptedUpdates):
         self, remote: Sequence[Incoming], digests: Sequence[int], squares: Sequence[float], check: SumCheck
     ) -> None:
         """What came with what was sent and reported. digests: of the windows, as they came."""
-        senders = [each.rank for each in remote] * (len(digests) // max(1, len(remote)))
-        sent = {
-            rank: iter(self._group.receive_numbers(senders.count(rank), rank)) for rank in _distinct(remote) if digests
-        }
-        damaged = {
-            place % len(remote)
-            for place, (rank, digest) in enumerate(zip(senders, digests, strict=True))
-            if next(sent[rank]) != digest
-        }
+        damaged = self._damaged(remote, digests)
         for place, each in enumerate(remote):
             if each.weight is not None:
                 check.see_client(each.clients[0], squares[place])
@@ -192,6 +216,18 @@ class DistributedUpdates(AcceptedUpdates):
                 check.see_part(each.rank, each.clients, squares[place])
             if place in damaged:
                 check.see_damage(each.rank, each.clients)
+
+    def _damaged(self, remote: Sequence[Incoming], digests: Sequence[int]) -> set[int]:
+        """The places in `remote` of which a window is not what was sent."""
+        senders = [each.rank for each in remote] * (len(digests) // max(1, len(remote)))
+        sent = {
+            rank: iter(self._group.receive_numbers(senders.count(rank), rank)) for rank in _distinct(remote) if digests
+        }
+        return {
+            place % len(remote)
+            for place, (rank, digest) in enumerate(zip(senders, digests, strict=True))
+            if next(sent[rank]) != digest
+        }
 
 
 class Incoming(NamedTuple):

@@ -22,67 +22,17 @@ from fedtorch.config.layers import overlay, read_dict, read_file, read_override
 from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.metrics import measured
 from fedtorch.config.registry import NAMED, named_class
+from fedtorch.config.result_keys import ADDED, NO_EFFECT
+from fedtorch.config.rules import with_rule
 from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
 from fedtorch.config.yaml_tree import Key, Tree, write
 from fedtorch.core.errors import ConfigError
-from fedtorch.privacy.settings import PrivacyConfig
 
 DEFAULT = Path(__file__).with_name("default.yaml")
 """The job that runs when no config is named; package data."""
-
-NO_EFFECT = (
-    "run.name",  # where the results are kept and what they are called
-    "run.dir",
-    "run.export",
-    "run.published",
-    "run.trackers",
-    "checkpoint",  # an interrupted run gives the same bits as an uninterrupted one
-    "track",  # logging takes no part in training
-    "compare",  # another run, with its own digest
-    "task.data.prepared",  # where the same rows lie
-    "system.timeout",  # when to give up
-    "system.shutdown_grace",
-    "system.server_works",  # results do not depend on which rank trains a client,
-    "system.backend",
-    "system.interface",
-    "system.start_timeout",
-    "system.trust_network",
-    "system.exchange",  # on how the sum travels (it is exact),
-    "system.update_memory_mb",  # or on what waits in memory or on disk
-    "system.state_memory_mb",
-    "system.oom_retry",  # a run that has enough memory never needs it,
-    "clients.on_loss",  # nor one that loses nobody this
-    "privacy.max_epsilon",  # when to stop
-)
-"""Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
-
-ADDED: dict[str, Any] = {
-    "client.shuffle": True,
-    "client.schedule_cycles": 1,
-    "client.schedule_power": 1.0,
-    "eval.metrics": [],
-    "client.group_by_length": False,
-    "client.max_tokens_per_batch": None,
-    "task.client_weight": "examples",
-    "task.long": "truncate",
-    "task.stride": None,
-    "task.pack": False,
-    "system.interface": None,
-    "system.start_timeout": None,
-    "system.trust_network": False,
-    "checkpoint.missing_clients": "refuse",
-    "task.em_strings": False,
-    "algorithm.second_selection": True,
-    "task.model.adapter": None,
-    "clients.rate": None,
-    **{f"privacy.{known.name}": known.default for known in dataclasses.fields(PrivacyConfig)},
-    "privacy.reveal": [],
-}
-"""Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
-it, so that digests are as they were, and old runs resume."""
 
 NOT_SET = "not set"
 """Stands for the value of a key that one of two configs lacks."""
@@ -241,7 +191,8 @@ def _build(tree: Tree) -> Config:
     problems += found
     if config is not None:
         parts["clients"], found = resolved(config.clients, tree)
-        problems += found + check_trackers(config.run.trackers, tree)
+        parts["algorithm"], others = with_rule(parts["algorithm"], parts["algorithm_name"], config.clients, tree)
+        problems += found + others + check_trackers(config.run.trackers, tree)
         if parts.get("task") is not None:
             measured(parts["task"], config.eval.metrics, parts["task_name"], tree)  # to know that they are there
     if problems:

@@ -28,6 +28,7 @@ from fedtorch.report.html_page import html_page
 from fedtorch.report.overlay import plot_comparison
 from fedtorch.report.perplexity import perplexity_markdown
 from fedtorch.report.plots import plot_run
+from fedtorch.report.robust import robust_markdown
 from fedtorch.report.score_table import as_csv, build, markdown
 from fedtorch.report.wikisql import measures_markdown
 
@@ -112,6 +113,9 @@ COMMANDS = {
         "bytes, errors of averaging and scores of adapters", "adapters", "with task.model.adapter", adapters_markdown
     ),
     "privacy": Command("epsilon of runs, and of all on the same data", privacy.add_arguments, privacy.make),
+    "robust": page(
+        "how often a robust rule left out or shrank a client", "robust", "with algorithm.robust", robust_markdown
+    ),
     "perplexity": page(
         "perplexities and bytes of dialog runs, beside those of the FedAssistant paper",
         "perplexity",

@@ -57,6 +57,8 @@ class Decision:
     """the pseudo-gradient, on the server"""
     figures: dict[str, float] = field(default_factory=dict)
     """what the algorithm measured of the combination, on the server"""
+    kept: dict[str, float] = field(default_factory=dict)
+    """client -> the share of its weight that counts, where the algorithm says so"""
     messages: list[Received] = field(default_factory=list)
     """where clients send messages: the accepted ones, on the ranks that combine them"""
     reduced: Reduced | None = None
@@ -75,6 +77,8 @@ class Combination:
     """after the call: client -> weight"""
     figures: dict[str, float] = field(default_factory=dict)
     """after the call: what the algorithm measured"""
+    kept: dict[str, float] = field(default_factory=dict)
+    """after the call: client -> the share of its weight that counts"""
 
     def __call__(self, updates: Updates) -> Tensor:
         """What the updates come to.
@@ -94,6 +98,7 @@ class Combination:
             why = "it is one of those that came to NaN or infinity together"
             raise RefusedUpdatesError({report.client: why for report in updates.reports})
         self.figures = dict(self.algorithm.measure(self.server, updates, weights))
+        self.kept = dict(updates.kept)
         return combined
 
 
@@ -144,7 +149,7 @@ def _combine(context: RoundContext, decision: Decision) -> None:
         round=context.round,
         secret=mechanism.hides_clients,
     )
-    decision.weights, decision.figures = combine.weights, combine.figures
+    decision.weights, decision.figures, decision.kept = combine.weights, combine.figures, combine.kept
 
 
 def _impossible(
@@ -235,9 +240,13 @@ def filter_reports(
 
 
 def reports_for_log(decision: Decision) -> list[Report]:
-    """The reports for the records: one that was refused is not ok."""
+    """The reports for the records: one that was refused is not ok; what a rule kept of one is in it as `kept`."""
     refused = {report.client for report, _ in decision.refused if report.status == "ok"}
-    return [replace(r, status="refused") if r.client in refused else r for r in decision.reports]
+    kept = {client: {"kept": share} for client, share in decision.kept.items()}
+    return [
+        replace(r, status="refused") if r.client in refused else replace(r, extra={**r.extra, **kept.get(r.client, {})})
+        for r in decision.reports
+    ]
 
 
 def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str, str]) -> Decision:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
-from fedtorch.config.load import NO_EFFECT, companions, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.load import companions, difference, digest, load, to_dict, to_yaml
 from fedtorch.config.masking import MASK
+from fedtorch.config.result_keys import NO_EFFECT
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig
 from fedtorch.config.yaml_tree import merge, read, write
 from fedtorch.core import settings as core_settings

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.config.load import ADDED, difference, digest, load, record_difference, to_dict, to_yaml
+from fedtorch.config.load import difference, digest, load, record_difference, to_dict, to_yaml
+from fedtorch.config.result_keys import ADDED
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import ClientsConfig, Config
 from fedtorch.core.client import Client

@@ -18,7 +18,8 @@ from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.config.load import ADDED, load, to_dict
+from fedtorch.config.load import load, to_dict
+from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import ClientsConfig, EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState

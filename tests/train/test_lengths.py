@@ -16,7 +16,8 @@ from own_rows import classifier, weather, write_rows
 from toy import Quadratic
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from fedtorch.config.load import ADDED, digest, record_difference, to_dict
+from fedtorch.config.load import digest, record_difference, to_dict
+from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import generator_for

@@ -56,6 +56,11 @@ class UnlikeRanks(FedAvg):
         """DeepSpeed takes the module apart when it is made."""
         return "sets ranks and scales in the module for every client"
 
+    @property
+    def why_not_robust(self) -> str:
+        """Clients send other places, and factors in place of differences."""
+        return "has clients of unlike rank, which send different numbers"
+
     def check_server(self, server: ServerConfig) -> None:
         """What is sent are factors, along which no optimiser steps."""
         if server.optimizer != "none":
