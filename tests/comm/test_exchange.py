@@ -182,7 +182,7 @@ def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(exchange: Exchange
 def test_the_transport_in_which_the_busiest_rank_moves_least(
     homes: list[int], exchange: Exchange, dtype: torch.dtype, expected: Op, tmp_path: Path
 ) -> None:
-    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, tmp_path, 1 << 20), group=None)
+    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, tmp_path, 1 << 20), group=None, round=0)
     updates = DistributedUpdates(stub, [], {}, exchange)  # type: ignore[arg-type]
     assert updates._transport([Term(place, rank, 1.0) for place, rank in enumerate(homes)]) is expected
 
