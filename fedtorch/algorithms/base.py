@@ -124,9 +124,9 @@ class Algorithm:
         step looks at nothing else that depends on clients. A class that has functions of its own for that, and keeps to
         it, says so by returning nothing here.
         """
-        return self.against_privacy(sums=type(self).aggregate is Algorithm.aggregate)
+        return self._against_privacy(sums=type(self).aggregate is Algorithm.aggregate)
 
-    def against_privacy(self, *, sums: bool) -> str:
+    def _against_privacy(self, *, sums: bool) -> str:
         """`why_not_private` of a class of which it is known whether its `aggregate` is the weighted sum."""
         cls, own = type(self), "of its own, in which it may look at more than the sum"
         if not self.exchanged_vectors:

@@ -62,7 +62,7 @@ class FedAvg(Algorithm):
     @property
     def why_not_private(self) -> str:
         """See Algorithm.why_not_private."""
-        return self.against_privacy(sums=self.robust is None and type(self).aggregate is FedAvg.aggregate)
+        return self._against_privacy(sums=self.robust is None and type(self).aggregate is FedAvg.aggregate)
 
     @property
     def why_not_robust(self) -> str:

@@ -191,7 +191,9 @@ def _build(tree: Tree) -> Config:
     problems += found
     if config is not None:
         parts["clients"], found = resolved(config.clients, tree)
-        parts["algorithm"], others = with_rule(parts["algorithm"], parts["algorithm_name"], config.clients, tree)
+        parts["algorithm"], others = with_rule(
+            parts.get("algorithm"), parts.get("algorithm_name", ""), config.clients, tree
+        )
         problems += found + others + check_trackers(config.run.trackers, tree)
         if parts.get("task") is not None:
             measured(parts["task"], config.eval.metrics, parts["task_name"], tree)  # to know that they are there

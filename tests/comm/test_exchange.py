@@ -200,7 +200,7 @@ def test_where_clients_are_hidden_only_the_server_receives(
 
 
 def transport(homes: list[int], exchange: Exchange, dtype: torch.dtype, folder: Path, *, is_secret: bool) -> Op:
-    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, folder, 1 << 20), group=None, is_secret=is_secret)
+    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, folder, 1 << 20), group=None, round=0, is_secret=is_secret)
     updates = DistributedUpdates(stub, [], {}, exchange)  # type: ignore[arg-type]
     return updates._transport([Term(place, rank, 1.0) for place, rank in enumerate(homes)])
 
