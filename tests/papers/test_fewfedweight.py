@@ -100,6 +100,13 @@ def test_token_weights(energies: list[float], how: Any, expected: list[float], c
     assert weights[0] == pytest.approx(expected, abs=1e-6) and count == clamped
 
 
+def test_tau_divides_the_energies_and_is_1_where_nothing_is_said() -> None:
+    # exp(2 ln 3 / 2) = 3, and 9 undivided
+    energies = [[-2 * math.log(3.0), 0.0]]
+    assert token_weights(energies, "softmax", tau=2.0)[0][0] == pytest.approx([0.75, 0.25])
+    assert token_weights(energies, "softmax")[0][0] == pytest.approx([0.9, 0.1])
+
+
 def test_clamped_weights_are_those_of_equation_4_where_all_energies_are_negative() -> None:
     energies = [[-5.1429316, -3.0019429, -9.0010348, -0.001], [-0.5]]
     assert token_weights(energies, "clamp") == token_weights(energies, "literal")
