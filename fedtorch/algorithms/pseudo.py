@@ -12,13 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.algorithms.token_weights import TokenWeighting, token_weights
+from fedtorch.core import histograms
 from fedtorch.core.errors import ConfigError
 from fedtorch.train.engine import Engine
 from fedtorch.train.job import ClientJob
 
 
 class Label(Protocol):
-    """A model's answer: token ids, and the energy of each (NaN where the token was forced)."""
+    """A model's answer: token ids, and the energy of each (NaN where the token was forced).
+
+    One that has `energies_all`, the same over all logits, has their histogram in the records too.
+    """
 
     @property
     def tokens(self) -> list[int]: ...
@@ -98,7 +102,8 @@ def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tenso
     """Labels all the client's training inputs with the weights `labeller` (flat, shared), greedily.
 
     energy_from: weights whose energies count in place of the labeller's. Uses the engine, whose weights it changes.
-    numbers: generate_s (seconds), pseudo_tokens, clamped (tokens), empty (labels that ended at once).
+    numbers: generate_s (seconds), pseudo_tokens, clamped (tokens), empty (labels that ended at once), and histograms
+    of the tokens' energies, over the `top_k` logits and over all (the paper's figure 3).
     """
     started = time.monotonic()
     labels = _labels(job, labeller, how, energy_from)
@@ -113,6 +118,8 @@ def make(job: ClientJob, labeller: Tensor, how: Labelling, *, energy_from: Tenso
         "clamped": float(clamped),
         "empty": float(sum(label.is_empty for label in labels)),
     }
+    for name, field_name in (("energy_top", "energies"), ("energy_all", "energies_all")):
+        numbers |= histograms.counts(name, (e for label in labels for e in getattr(label, field_name, ())))
     return PseudoData(rows, numbers)
 
 

@@ -23,6 +23,8 @@ class Generated(NamedTuple):
     """with the end token, if one came"""
     energies: list[float]
     """one per token; NaN for a token that was forced"""
+    energies_all: list[float] = []
+    """the same over all logits; of no use to the method, which has a figure of both"""
 
     @property
     def is_empty(self) -> bool:
@@ -30,12 +32,12 @@ class Generated(NamedTuple):
         return sum(not math.isnan(energy) for energy in self.energies) <= 1
 
 
-def token_energies(logits: Tensor, top_k: int, temperature: float) -> Tensor:
+def token_energies(logits: Tensor, top_k: int | None, temperature: float) -> Tensor:
     """E = −T·log Σ exp(f_i / T) over the k largest logits of the last dimension (FewFedWeight, eq. 3).
 
-    With fewer than k logits, over all of them. Not invariant to a constant added to all logits.
+    With fewer than k logits, or with None, over all of them. Not invariant to a constant added to all logits.
     """
-    largest = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values
+    largest = logits if top_k is None else logits.topk(min(top_k, logits.shape[-1]), dim=-1).values
     return -temperature * torch.logsumexp(largest / temperature, dim=-1)
 
 
@@ -75,6 +77,7 @@ def _decode(model: Any, ids_BS: Tensor, max_length: int, top_k: int, temperature
     size = len(ids_BS)
     tokens_BT = torch.full((size, max_length), -1, device=ids_BS.device)
     energies_BT = torch.full((size, max_length), math.nan, device=ids_BS.device)
+    energies_all_BT = torch.full_like(energies_BT, math.nan)
     rows = torch.arange(size, device=ids_BS.device)  # of tokens_BT, for those still in the batch
     is_done = torch.zeros(size, dtype=torch.bool, device=ids_BS.device)
     last = torch.full((size, 1), model.config.decoder_start_token_id, device=ids_BS.device)
@@ -94,6 +97,7 @@ def _decode(model: Any, ids_BS: Tensor, max_length: int, top_k: int, temperature
         tokens_BT[rows, step] = written
         if forced is None:
             energies_BT[rows, step] = token_energies(logits_BV, top_k, temperature)
+            energies_all_BT[rows, step] = token_energies(logits_BV, None, temperature)
         is_done |= chosen == model.config.eos_token_id
         last = chosen[:, None]
         (left,) = torch.nonzero(~is_done, as_tuple=True)
@@ -103,10 +107,11 @@ def _decode(model: Any, ids_BS: Tensor, max_length: int, top_k: int, temperature
             rows, last, hidden, mask_BS = rows[left], last[left], hidden[left], mask_BS[left]
             is_done = is_done[left]
             cache.batch_select_indices(left)
-    return [_cut(*row) for row in zip(tokens_BT.tolist(), energies_BT.tolist(), strict=True)]
+    found = (tokens_BT.tolist(), energies_BT.tolist(), energies_all_BT.tolist())
+    return [_cut(*row) for row in zip(*found, strict=True)]
 
 
-def _cut(tokens: list[int], energies: list[float]) -> Generated:
+def _cut(tokens: list[int], energies: list[float], energies_all: list[float]) -> Generated:
     """A row without what was not written."""
     length = tokens.index(-1) if -1 in tokens else len(tokens)
-    return Generated(tokens[:length], energies[:length])
+    return Generated(tokens[:length], energies[:length], energies_all[:length])

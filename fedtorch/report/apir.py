@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.metrics.apir import Comparison, compare
-from fedtorch.report.apir_plots import plot_tasks, plot_weights
+from fedtorch.report.apir_plots import plot_energies, plot_tasks, plot_weights
 from fedtorch.report.compared import figure, same_settings, say_written, show_page
 from fedtorch.report.published.changed import changed
 from fedtorch.report.published.fewfedweight import BASE, CLIENTS, COSTS, Published, row_of
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(args: argparse.Namespace) -> None:
-    """Print the tables; write them, the per-task bars (figure 4) and the weight curves (figure 5).
+    """Print the tables; write them, histograms of energies (figure 3), bars per task (4), weights (5).
 
     Raises:
         ConfigError: a folder is no run, was not evaluated, or was evaluated on other tasks than its base.
@@ -61,6 +61,7 @@ def make(args: argparse.Namespace) -> None:
         stem = f"{row.name.replace('/', '-')}" + (f"-{index}" if [r.name for r in rows].count(row.name) > 1 else "")
         paths += [plot_tasks(row.name, row.comparisons, out / f"{stem}_tasks.png")]
         paths += plot_weights(row.runs[0], out / f"{stem}_weights.png")
+        paths += plot_energies(row.runs[0], out / f"{stem}_energies.png")
     say_written(paths)
 
 

@@ -238,10 +238,10 @@ class FewShotTasks(Prepared):
             pairs = zip(examples[start : start + batch_size], made, strict=True)
             rows = [self.relabelled(example, row.tokens, None) for example, row in pairs]
             batch = {key: value.to(device) for key, value in self.collate(rows, False).items()}
-            energies_BT = token_energies(self._logits(model, batch).float(), top_k, temperature).tolist()
-            for row, energies in zip(made, energies_BT, strict=True):
-                known = [e if not math.isnan(old) else old for e, old in zip(energies, row.energies, strict=False)]
-                found.append(Generated(row.tokens, known))
+            logits_BTV = self._logits(model, batch).float()
+            both = [token_energies(logits_BTV, k, temperature).tolist() for k in (top_k, None)]
+            for row, *energies in zip(made, *both, strict=True):
+                found.append(Generated(row.tokens, *(_unforced(new, row.energies) for new in energies)))
         return found
 
     def relabelled(self, example: Example, tokens: list[int], weights: list[float] | None) -> Example:
@@ -278,3 +278,8 @@ class FewShotTasks(Prepared):
     def _encode(self, texts: list[str], max_length: int) -> list[list[int]]:
         ids: list[list[int]] = self.vocabulary(texts, truncation=True, max_length=max_length).input_ids
         return ids
+
+
+def _unforced(energies: Sequence[float], before: Sequence[float]) -> list[float]:
+    """Energies of a label's tokens; NaN where that of before is, for a token that was forced."""
+    return [old if math.isnan(old) else new for new, old in zip(energies, before, strict=False)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtorch.core import histograms
 from fedtorch.core.client import folder_name as plain_name
 from fedtorch.tracking.event_file import EventFile
 from fedtorch.tracking.plugin import RunStart, RunTracker
@@ -127,7 +128,7 @@ class Curves:
         if kind in ("client", "eval") and self.is_crowded:
             self._of_round.append(record)
         elif kind == "client":
-            tags = {key: CLIENT_TAGS.get(key, f"train/{key}") for key in record if key not in NOT_DRAWN}
+            tags = {key: CLIENT_TAGS.get(key, f"train/{key}") for key in record if _is_drawn(key)}
             self._scalars(record["client"], record, {tag: record[key] for key, tag in tags.items()})
         elif kind == "steps" and not self.is_crowded:
             file = self._file(record["client"])
@@ -212,3 +213,8 @@ def client_prefix(label: str) -> str:
 def server_prefix(label: str) -> str:
     """In front of the server's `eval/` tags."""
     return "global/" if label in ("global", "training") else f"{label}/"
+
+
+def _is_drawn(key: str) -> bool:
+    """Of a client's record: a number that is a curve over rounds."""
+    return key not in NOT_DRAWN and not key.startswith(histograms.PREFIX)

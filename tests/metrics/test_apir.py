@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedtorch.metrics.apir import compare, pir
+from fedtorch.metrics.apir import Comparison, compare, pir
 
 BASE = {
     "1": {"a": 0.5, "b": 0.2, "c": 0.0},
@@ -47,3 +47,8 @@ def test_a_client_without_a_defined_rate_is_left_out_of_the_mean() -> None:
 def test_runs_over_different_tasks_are_refused() -> None:
     with pytest.raises(ValueError, match="client 3, task a has a score in only one"):
         compare(BASE, {k: v for k, v in NEW.items() if k != "3"})
+
+
+def test_where_nothing_is_compared_nothing_is_counted() -> None:
+    assert (Comparison().pairs, Comparison().undefined) == (0, 0)
+    assert compare({}, {}).pairs == 0

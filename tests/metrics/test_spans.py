@@ -49,3 +49,11 @@ def test_figures_equal_seqevals_whatever_a_model_tags(pairs: list[list[tuple[str
         assert total.recall == pytest.approx(recall_score(true, found))
         if any(tag != "O" for sentence in pairs for pair in sentence for tag in pair):
             assert f1_macro(counts) == pytest.approx(f1_score(true, found, average="macro"))
+
+
+def test_spans_are_counted_one_by_one() -> None:
+    """Rates would be the same of any multiple of the counts."""
+    true = [["B-X", "I-X", "O", "B-Y"], ["B-X", "B-X"]]
+    found = [["B-X", "I-X", "O", "O"], ["B-X", "I-X"]]
+    # X: one of two that were found is right, of three; Y: none was found of one
+    assert count_spans(true, found, ["X", "Y"]) == [Counts(1, 2, 3), Counts(0, 0, 1)]

@@ -72,6 +72,7 @@ def test_energies_are_those_of_a_teacher_forced_pass(name: str, tiny_data: Path)
     for source, row in zip(SOURCES, decode_greedily(model, SOURCES, batch_size=4, max_length=9, top_k=3)):
         logits = model(input_ids=torch.tensor([source]), labels=torch.tensor([row.tokens])).logits
         assert row.energies == pytest.approx(token_energies(logits, 3, 1.0)[0].tolist(), abs=1e-4)
+        assert row.energies_all == pytest.approx((-logits[0].exp().sum(-1).log()).tolist(), abs=1e-4)
 
 
 def test_a_model_that_ends_at_once_gives_an_empty_output_of_length_one(tiny_data: Path) -> None:

@@ -22,6 +22,7 @@ from fedtorch.algorithms.token_weights import token_weights
 from fedtorch.config.schema import ClientConfig, EngineConfig, EvalConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.histograms import read
 from fedtorch.core.update import Report
 from fedtorch.data.synthetic.gym import prepare
 from fedtorch.models.encoder_decoder import EncoderDecoder
@@ -97,6 +98,13 @@ def personal(runner: Runner) -> dict[str, Tensor]:
 def test_token_weights(energies: list[float], how: Any, expected: list[float], clamped: int) -> None:
     weights, count = token_weights([energies], how)
     assert weights[0] == pytest.approx(expected, abs=1e-6) and count == clamped
+
+
+def test_tau_divides_the_energies_and_is_1_where_nothing_is_said() -> None:
+    # exp(2 ln 3 / 2) = 3, and 9 undivided
+    energies = [[-2 * math.log(3.0), 0.0]]
+    assert token_weights(energies, "softmax", tau=2.0)[0][0] == pytest.approx([0.75, 0.25])
+    assert token_weights(energies, "softmax")[0][0] == pytest.approx([0.9, 0.1])
 
 
 def test_clamped_weights_are_those_of_equation_4_where_all_energies_are_negative() -> None:
@@ -364,6 +372,24 @@ def test_energies_of_the_client_are_those_of_the_labeller_in_the_first_round_onl
 
     torch.testing.assert_close(model("global", 1), model("client", 1), rtol=0, atol=1e-6)
     assert (model("global", 3) - model("client", 3)).abs().max() > 1e-6
+
+
+def test_a_round_records_the_energies_of_its_labels_over_top_k_and_over_all_logits(gym: Path, tmp_path: Path) -> None:
+    mean: dict[str, dict[str, float]] = {}
+    for source in ("global", "client"):
+        runner = run(tmp_path / source, small(gym), FewFedWeight(top_k=2, energy_from=source), rounds=1)
+        for report in runner.result.reports.values():
+            found = read(report.extra)
+            assert set(found) == {"energy_top", "energy_all"}
+            for name, bins in found.items():
+                assert 0 < sum(bins.values()) <= report.extra["pseudo_tokens"]  # without the forced ones
+                mean.setdefault(source, {})[name] = sum(k * n for k, n in bins.items()) / sum(bins.values())
+        assert sum(found["energy_top"].values()) == sum(found["energy_all"].values())
+        # a sum over all of some hundred logits of random weights is far above that of two
+        assert mean[source]["energy_all"] < mean[source]["energy_top"] - 2
+    assert mean["global"] == pytest.approx(mean["client"], abs=0.2)  # the same model; a bin may differ in last bits
+    late = run(tmp_path / "2", small(gym), FewFedWeight(pseudo_start_round=1), rounds=1).result.reports["client1"]
+    assert read(late.extra) == {}
 
 
 def test_what_a_client_is_evaluated_with() -> None:

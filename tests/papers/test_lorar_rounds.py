@@ -33,6 +33,12 @@ def test_single_steps_and_epoch_means() -> None:
     assert reduction(LossReduction(measure="epoch").values(CURVE)) == pytest.approx(0.74, abs=1e-9)
 
 
+def test_windows_of_one_step_are_single_steps_and_shorter_ones_are_refused() -> None:
+    assert LossReduction(window=1).values(CURVE) == LossReduction(measure="step").values(CURVE) == list(LOSSES)
+    with pytest.raises(ValueError, match="window is 0; set it to at least 1"):
+        LossReduction(window=0)
+
+
 def test_rounding_to_four_digits_is_the_authors_log() -> None:
     curve = LossCurve((1.23456, 1.0, 1.0, 1.00013), (0.0,) * 4, (0,) * 4)
     assert LossReduction(round_digits=4).values(curve) == [1.2346, 1.0]

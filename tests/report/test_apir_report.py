@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from fedtorch.metrics.apir import compare
+from fedtorch.report.apir_plots import energies, moved
 from fedtorch.report.command_line import main
 from fedtorch.report.published.fewfedweight import row_of
+from fedtorch.tracking.run_folder import read_run
 
 SCORES = {"client1": {"a/acc": 0.5, "b/f1": 0.0}, "client2": {"a/acc": 0.4}}
 
@@ -57,6 +60,24 @@ def test_rows_stand_beside_the_papers_and_undefined_rates_are_counted(
     assert any(line.startswith("- base ffw_silo: differs from fewfedweight/ffw_silo: ") for line in lines)
     pictures = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert pictures == ["ffw_full_tasks.png", "ffw_full_weights.png", "mine_tasks.png", "mine_weights.png"]
+
+
+def test_ties_have_no_bar_and_a_base_of_zero_a_cross() -> None:
+    comparisons = [compare(SCORES, changed(a=a, b=b, c=0.4)) for a, b in ((0.5, 0.0), (0.6, 0.1))]
+    assert moved("client1", comparisons[:1]) == {}  # all ties: 0.5 against 0.5, and 0 against 0
+    assert moved("client1", comparisons[1:]) == {"a/acc": pytest.approx(0.2), "b/f1": None}
+    assert moved("client1", comparisons) == {"a/acc": pytest.approx(0.1), "b/f1": 0.0}
+    assert moved("client2", comparisons) == {}
+
+
+def test_energies_of_all_rounds_are_drawn_for_every_client(tmp_path: Path) -> None:
+    bins = {"histogram/energy_top/-3": 2.0, "histogram/energy_top/-2": 1.0, "histogram/energy_all/-9": 3.0}
+    base = write_run(tmp_path / "silo", SCORES, name="ffw_silo")
+    full = write_run(tmp_path / "full", SCORES, name="ffw_full", **bins)
+    found = energies(read_run(Path(full)))
+    assert found == {c: {"energy_top": {-3: 4, -2: 2}, "energy_all": {-9: 6}} for c in ("client1", "client2")}
+    assert main(["apir", "--base", base, "--new", full, "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "ffw_full_energies.png").stat().st_size > 1000
 
 
 def test_seeds_share_a_row_and_each_has_its_own_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,15 @@ def tracker(run_dir: Path, **settings: Any) -> Tracker:
 def report(client: str, round: int, **changes: Any) -> Report:
     loss = 4.0 / (round + 1) + (client == "yelp")
     numbers = {"examples": 30 if client == "atis" else 10, "steps": 2, "loss_mean": loss, "norm": loss / 2}
-    return Report(client, **{**numbers, "curve": (loss, loss - 0.5), "extra": {"loss_reduction": 0.5}, **changes})
+    return Report(
+        client,
+        **{
+            **numbers,
+            "curve": (loss, loss - 0.5),
+            "extra": {"loss_reduction": 0.5, "histogram/energy_top/-3": 4.0},
+            **changes,
+        },
+    )
 
 
 def play(track: Tracker, rounds: range) -> None:
@@ -116,6 +124,7 @@ def test_every_client_has_the_same_tags_in_a_folder_of_its_own(tmp_path: Path) -
     assert atis["train_steps/loss"] == [(0, 4.0), (1, 3.5), (2, 2.0), (3, 1.5)]
     assert atis["train/weight"] == [(1, 0.75), (2, 0.75)]
     assert atis["train/loss_reduction"] == [(1, 0.5), (2, 0.5)]
+    assert not [tag for tag in atis if "histogram" in tag]  # dozens of counts are no curves
     assert atis["eval/dev/em"] == [(1, 0.0), (2, 0.25)]
     server = points(tmp_path, "server")
     assert server["round/loss"] == [(1, 4.25), (2, 2.25)]
