@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
 # not by importing it: what builds a wheel has no torch
@@ -24,6 +24,15 @@ EXTRAS = {
 # not among ALL: 25 packages, of which only those who have an MLflow know whether they want them
 MLFLOW = ["mlflow-skinny>=3.17,<4", "importlib_metadata<9"]  # 9.1 lacks a package that it imports
 ALL = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+# Loops that `fedtorch.core.kernels` has in numpy too: without a compiler the package is installed all the same. Called
+# through ctypes, so it needs no Python headers either.
+KERNELS = Extension(
+    "fedtorch.core._kernels",
+    ["fedtorch/core/_kernels.c"],
+    extra_compile_args=["-O3", "-std=c11", "-fno-fast-math", "-ffp-contract=off"],  # the bits of numpy
+    libraries=["m"],
+    optional=True,
+)
 
 setup(
     name="fedtorch-nlp",  # the import name is `fedtorch`; not related to MLOPTPSU/FedTorch
@@ -46,6 +55,7 @@ setup(
     packages=[*find_packages(include=["fedtorch", "fedtorch.*"]), "fedtorch.launchers", "fedtorch.configs"],
     package_dir={"fedtorch.launchers": "launchers", "fedtorch.configs": "configs"},  # beside the package in a clone
     package_data={"fedtorch": ["py.typed", "config/*.yaml"], "fedtorch.configs": ["README.md", "**/*.yaml"]},
+    ext_modules=[KERNELS],
     entry_points={"console_scripts": ["fedtorch = fedtorch.cli.__main__:main"]},
     install_requires=[
         "torch>=2.10,<3",

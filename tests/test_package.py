@@ -60,13 +60,19 @@ def test_torch_still_knows_the_setting_of_large_pages() -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this clone, built without a network and unpacked."""
+    return build(tmp_path_factory)
+
+
+def build(tmp_path_factory: pytest.TempPathFactory, **environ: str) -> Path:
+    """The same with these variables in its environment."""
     clone, unpacked = tmp_path_factory.mktemp("build") / "clone", tmp_path_factory.mktemp("site")
     for name in ("fedtorch", "launchers", "configs"):
-        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone)
     script = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
-    subprocess.run([sys.executable, "-c", script], cwd=clone, capture_output=True, check=True)
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, cwd=clone, env={**os.environ, **environ}, capture_output=True, check=True)
     (built,) = (clone / "dist").glob("*.whl")
     with zipfile.ZipFile(built) as archive:
         archive.extractall(unpacked)
@@ -113,6 +119,17 @@ def test_the_command_of_a_wheel_says_its_version(wheel: Path, tmp_path: Path) ->
     assert run(wheel, tmp_path, "-m", "fedtorch.cli", "--version") == f"fedtorch {fedtorch.__version__}\n"
     (entries,) = wheel.glob("*.dist-info/entry_points.txt")
     assert "fedtorch = fedtorch.cli.__main__:main" in entries.read_text()
+
+
+def test_the_loops_in_c_are_optional(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Built where there is a compiler; where there is none, or it fails, a wheel has all but them."""
+    bare = build(tmp_path_factory, CC="false")
+    script = "from fedtorch.core import kernels; print(kernels.__file__, kernels.library() is not None)"
+    for site, has_loops in ((wheel, bool(shutil.which("cc") or shutil.which("gcc"))), (bare, False)):
+        assert len(list(site.rglob("_kernels*.so"))) == has_loops
+        path, is_found = run(site, site, "-c", script).split()
+        assert Path(path).is_relative_to(site) and is_found == str(has_loops)
+    assert files(bare, "*.py") == files(wheel, "*.py")
 
 
 def test_a_wheel_runs_its_own_config(wheel: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
@@ -17,7 +16,7 @@ class Passing:
     """A window that passes by in pieces, so that each is read while it is in the cache."""
 
     squares: float
-    """Σ of the squares of the whole numbers that it stands for in a sum."""
+    """Σ of the squares of the whole numbers that it stands for in a sum; whoever adds it counts them."""
 
     def __init__(self, length: int, dtype: torch.dtype) -> None:
         known = DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
@@ -27,10 +26,6 @@ class Passing:
     def read(self, piece: npt.NDArray[Any]) -> None:
         """The next piece, as it travels."""
         self._hasher.update(piece.data)
-
-    def weigh(self, whole: npt.NDArray[np.float64]) -> None:
-        """The whole numbers of a piece."""
-        self.squares += float(np.dot(whole, whole))
 
     @property
     def digest(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from fedtorch.comm.accepted import AcceptedUpdates
@@ -37,7 +36,7 @@ class LocalUpdates(AcceptedUpdates):
         self, scale: SumScale, terms: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
     ) -> Tensor:
         grads = [(self._local.get(report.client), weight) for report, weight in terms]
-        out = torch.empty(len(grads[0][0]) if grads else self.size, dtype=self.sum_dtype)
+        out = self._local.sums.lend(len(grads[0][0]) if grads else self.size, self.sum_dtype)
         accumulator = Accumulator(min(len(out), WINDOW), self.dtype)
         for start, stop in windows(len(out)):
             accumulator.reset(scale)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.digests import Passing
+from fedtorch.core.kernels import add_rounded, add_sum, write_scaled
 
 # Vectors are summed window by window, so that the sum stays in the cache and no rank ever holds one of full length:
 # 4 MB of fp32 to send, 8 MB of float64 to reduce. Smaller windows cost more in messages than they save.
@@ -78,7 +79,8 @@ class Accumulator:
     """Adds weighted vectors; allocates nothing after construction.
 
     Sums of several accumulators with the same scale may be added to one another, by a collective for instance;
-    `result` then gives the same bits as one. *Measured:* 1.0 ns per element and client on one thread.
+    `result` then gives the same bits as one. *Measured:* 0.6 ns per element and client on one thread, 1.4 where
+    `core.kernels` runs in numpy.
     """
 
     size: int
@@ -88,7 +90,7 @@ class Accumulator:
     total: Tensor
     """The sum of whole numbers, float64, shape (size,), on the CPU."""
     squares: float
-    """Σ of the squares of the whole numbers in all sums that `result` has written; its last bits are BLAS's."""
+    """Σ of the squares of the whole numbers in all sums that `result` has written; its last bits are open."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
         self.size, self.dtype = size, dtype
@@ -117,14 +119,12 @@ class Accumulator:
         factor = np.float64(self._scale.scaled(weight))
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
             for part, total in self._pieces(grad):
-                whole = total if self._is_fresh else self._whole[: len(part)]
-                np.multiply(part, factor, out=whole, dtype=np.float64)  # torch widens into a vector of its own first
-                np.rint(whole, out=whole)
                 if came is not None:
                     came.read(part)
-                    came.weigh(whole)
-                if not self._is_fresh:
-                    np.add(total, whole, out=total)
+                fresh, measure = self._is_fresh, came is not None
+                squares = add_rounded(part, total, factor, self._whole, fresh=fresh, measure=measure)
+                if came is not None:
+                    came.squares += squares
                 if goes is not None:
                     goes.read(total)
         self._is_fresh = False
@@ -135,11 +135,9 @@ class Accumulator:
             for part, total in self._pieces(sums):
                 if came is not None:
                     came.read(part)
-                    came.weigh(part)
-                if self._is_fresh:
-                    total[:] = part
-                else:
-                    np.add(total, part, out=total)
+                squares = add_sum(part, total, fresh=self._is_fresh, measure=came is not None)
+                if came is not None:
+                    came.squares += squares
         self._is_fresh = False
 
     def _pieces(self, vector: Tensor) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float64]]]:
@@ -167,9 +165,7 @@ class Accumulator:
         factor = np.float64(math.ldexp(1.0, -self._scale.exponent))
         with np.errstate(over="ignore", invalid="ignore"):  # beyond the range of `out` is infinity, as in torch
             for part, total in self._pieces(out):
-                self.squares += float(np.dot(total, total))
-                np.multiply(total, factor, out=part, casting="same_kind")
-                # Whether whole numbers add up to 0.0 or −0.0 depends on who began with 0.0; adding it ends in 0.0 for
+                # Whether whole numbers add up to 0.0 or −0.0 depends on who began with 0.0; what is written is 0.0 for
                 # both.
-                np.add(part, 0.0, out=part)
+                self.squares += write_scaled(total, part, factor)
         return out

@@ -126,7 +126,7 @@ class DistributedUpdates(AcceptedUpdates):
         op = Op.SEND_UPDATES if singly else self._transport(terms)
         self._aggregation.broadcast_request(Request(op, terms, scale))
         own = self._aggregation.agree(op, terms)
-        out = torch.empty(self._aggregation.length(terms), dtype=self.sum_dtype)
+        out = self._aggregation.local.sums.lend(self._aggregation.length(terms), self.sum_dtype)
         if op is Op.REDUCE:
             reduce_sum(self._aggregation, own, scale, len(out), (out, check))
             return out

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from fedtorch.core.kernels import squares_and_max
+
 CHUNK = 1 << 16  # elements looked at together, which stay in the cache
 _SAFE = 1e140  # squares of numbers between its inverse and itself, and their sums, are in the range of float64
 
@@ -40,14 +42,6 @@ def is_finite(vector: Tensor) -> bool:
 
 def _squares_and_max(values: npt.NDArray[Any]) -> tuple[float, float]:
     """(sum of squares, largest absolute value)."""
-    chunks = range(0, len(values), CHUNK)
-    squares, largest = np.zeros(len(chunks)), np.zeros(len(chunks))
-    wide = np.empty(min(len(values), CHUNK))
     with np.errstate(over="ignore", invalid="ignore"):
-        for place, start in enumerate(chunks):
-            part = values[start : start + CHUNK]
-            largest[place] = np.maximum(np.maximum.reduce(part), -np.minimum.reduce(part))  # NaN if one is
-            wide[: len(part)] = part
-            square = np.multiply(wide[: len(part)], wide[: len(part)], out=wide[: len(part)])
-            squares[place] = np.add.reduce(square)
-        return float(np.add.reduce(squares)), float(np.maximum.reduce(largest, initial=0.0))
+        squares, largest = squares_and_max(values, CHUNK)
+        return float(np.add.reduce(squares)), float(np.maximum.reduce(largest, initial=0.0)) + 0.0  # of zeros, 0.0

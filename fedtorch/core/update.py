@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedtorch.core.kept_vectors import KeptVectors
 from fedtorch.core.places import Places
 from fedtorch.core.weights import Layout
 
@@ -103,6 +104,8 @@ class UpdateBuffer:
         """what travels of a client's update in this round, the same on all ranks; None: all of it"""
         self.layout: Layout | None = None
         """of each vector in an update, where they are such; for the algorithm"""
+        self.sums = KeptVectors()
+        """for what updates come to; their memory is kept for the next round's"""
         self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
         self._free: list[Tensor] = []
         self._blank: Tensor | None = None
@@ -168,3 +171,4 @@ class UpdateBuffer:
             elif len(held) == self.size:
                 self._free.append(held)
         self._held.clear()
+        self.sums.end_round()

@@ -1,0 +1,41 @@
+"""Vectors of full length whose memory is used again once nobody has them any more."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+
+class KeptVectors:
+    """Lends vectors, and keeps their memory for the next one of the same length and dtype.
+
+    A round's vectors are the next round's, so that the system need not clear new pages in every round. What was not
+    asked for in a whole round is given up.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
+        self._asked: set[tuple[int, torch.dtype]] = set()
+
+    def lend(self, size: int, dtype: torch.dtype) -> Tensor:
+        """A CPU vector, shape (size,), that holds what was left in it.
+
+        It comes back by itself when the last tensor or array that shares its memory is gone, so it may be kept for
+        any time. dtype: one that numpy has.
+        """
+        key = size, dtype
+        self._asked.add(key)
+        free = self._free[key]
+        memory = free.pop() if free else torch.empty(size, dtype=dtype)
+        view = memory.numpy()  # the lent tensor's storage holds this array, which holds `memory`
+        weakref.finalize(view, free.append, memory).atexit = False
+        return torch.from_numpy(view)
+
+    def end_round(self) -> None:
+        """Give up what was not asked for since the last call."""
+        for key in set(self._free) - self._asked:
+            del self._free[key]
+        self._asked.clear()
