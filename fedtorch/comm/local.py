@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from fedtorch.comm.accepted import AcceptedUpdates

@@ -172,18 +172,8 @@ def _build(tree: Tree) -> Config:
     ]
     parts: dict[str, Any] = {}
     for section, (_, _, default) in NAMED.items():
-        values = data.pop(section, {})
-        if not isinstance(values, dict):
-            problems.append(wrong((section,), values, "a mapping", tree))
-            continue
-        name = values.get("name", default)
-        if not isinstance(name, str):
-            problems.append(wrong((section, "name"), name, "a string", tree))
-            continue
-        cls = named_class(section, name, at(tree, (section, "name")))
-        values = {key: value for key, value in values.items() if key != "name"}
-        parts[section], found = validate(cls, values, (section,), tree)
-        parts[f"{section}_name"] = name
+        found_parts, found = _named_part(section, data.pop(section, {}), default, tree)
+        parts |= found_parts
         problems += found
     parts["per_client"], found = _per_client(data.get("client", {}), data.pop("per_client", None), tree)
     problems += found
@@ -200,6 +190,18 @@ def _build(tree: Tree) -> Config:
     if problems:
         raise ConfigError("\n".join(problems))
     return dataclasses.replace(config, **parts)
+
+
+def _named_part(section: str, values: Any, default: str, tree: Tree) -> tuple[dict[str, Any], list[str]]:
+    """`task` or `algorithm`, by the class that its name stands for."""
+    if not isinstance(values, dict):
+        return {}, [wrong((section,), values, "a mapping", tree)]
+    name = values.get("name", default)
+    if not isinstance(name, str):
+        return {}, [wrong((section, "name"), name, "a string", tree)]
+    cls = named_class(section, name, at(tree, (section, "name")))
+    found, problems = validate(cls, {key: value for key, value in values.items() if key != "name"}, (section,), tree)
+    return {section: found, f"{section}_name": name}, problems
 
 
 def _per_client(common: Any, changes: Any, tree: Tree) -> tuple[dict[str, Any], list[str]]:

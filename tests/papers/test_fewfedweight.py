@@ -52,7 +52,7 @@ def small(gym: Path, **changes: Any) -> FewShotTasks:
 class Notes:
     """In place of a tracker: keeps each client's last report, and no client may fail unnoticed."""
 
-    def round(self, round: int, reports: list[Report], *_: Any) -> None:
+    def round(self, round: int, reports: list[Report], *_: Any, **__: Any) -> None:
         assert {report.status for report in reports} == {"ok"}
 
     def evaluation(self, *_: Any, **__: Any) -> None: ...

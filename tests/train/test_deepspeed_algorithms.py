@@ -93,7 +93,7 @@ class Notes:
 
     reports: list[dict[str, float]] = field(default_factory=list)
 
-    def round(self, round: int, reports: Sequence[Report], *_: Any) -> None:
+    def round(self, round: int, reports: Sequence[Report], *_: Any, **__: Any) -> None:
         assert {report.status for report in reports} == {"ok"}
         for report in sorted(reports, key=lambda report: report.client):
             numbers = {key: value for key, value in report.extra.items() if not key.endswith("_s")}

@@ -95,7 +95,7 @@ class Losses:
     def __init__(self) -> None:
         self.found: dict[tuple[int, str], float] = {}
 
-    def round(self, round: int, reports: Sequence[Report], *_: object) -> None:
+    def round(self, round: int, reports: Sequence[Report], *_: object, **__: object) -> None:
         self.found |= {(round, report.client): report.loss_first for report in reports}
 
     def evaluation(self, *_: object, **__: object) -> None: ...
