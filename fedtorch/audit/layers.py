@@ -45,22 +45,26 @@ class FirstLayers:
         tables = [(name, part) for name, part, _ in calls if isinstance(part, nn.Embedding)]
         if not tables:
             return "the model has no table of embeddings"
-        name, table = max(tables, key=lambda one: one[1].num_embeddings)
+        known = getattr(module, "get_input_embeddings", lambda: None)()
+        # the largest one, where the model does not say: there may be more places than tokens
+        name, table = next((one for one in tables if one[1] is known), None) or max(
+            tables, key=lambda one: one[1].num_embeddings
+        )
         parameters = {id(parameter): known for known, parameter in module.named_parameters()}
         first = weight = ""
         for called, part, given in calls:
             if isinstance(part, nn.Embedding) or given.dim() != 3:
                 continue
             found = [
-                parameters[id(own)]
-                for own in part.parameters(recurse=False)
-                if own.dim() == 2 and given.shape[-1] in own.shape and parameters.get(id(own)) in shared.names
+                parameters[id(each)]
+                for each in part.parameters(recurse=False)
+                if each.dim() == 2 and given.shape[-1] in each.shape and parameters.get(id(each)) in shared.names
             ]
             if found:
                 first, weight = called, found[0]
                 break
-        known = parameters[id(table.weight)]
-        return cls(module, name, known if known in shared.names else "", first, weight, table.num_embeddings)
+        own = parameters[id(table.weight)]
+        return cls(module, name, own if own in shared.names else "", first, weight, table.num_embeddings)
 
     def tokens(self, run: Callable[[], Any]) -> Tensor:
         """The tokens, shape (B, T), that a forward pass looks up first."""
