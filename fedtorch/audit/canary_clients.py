@@ -25,7 +25,7 @@ def why_not(subject: Subject) -> str:
         return "there is no noise to be estimated; give --clip and --noise"
     if subject.context.components.engine.shared.size < 10 * options.canaries:
         return f"{options.canaries} canaries hide each other in so few numbers; give fewer (--canaries)"
-    return subject.why_no_update
+    return ""
 
 
 def attack(subject: Subject) -> Finding:

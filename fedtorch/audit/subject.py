@@ -106,6 +106,11 @@ class Subject:
             return "clients send compressed messages, which this attack does not read"
         if not context.algorithm.trains_clients:
             return "clients do not train"
+        if not any(bool(flat.any()) for flat in self.updates.values()):
+            return (
+                "no client changes anything in the next round (a run whose learning rate has come to its end sends no "
+                "more text); give --config in place of RUN"
+            )
         return ""
 
     @cached_property

@@ -102,3 +102,8 @@ def test_membership_is_counted_by_hand() -> None:
     assert roc(members, others) == [(0.0, 0.0), (0.0, 0.25), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
     assert found_at(members, others, 0.01) == 0.25
     assert found_at(members, others, 0.5) == 1.0
+
+
+def test_an_update_of_nothing_is_no_defence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = audited(folder, monkeypatch, "--config", "toy.yaml", "--set", "client.lr=0", "--attacks", "rows", "span")
+    assert all("no client changes anything" in one["skipped"] for one in found.values())
