@@ -45,7 +45,10 @@ class FirstLayers:
         tables = [(name, part) for name, part, _ in calls if isinstance(part, nn.Embedding)]
         if not tables:
             return "the model has no table of embeddings"
-        known = getattr(module, "get_input_embeddings", lambda: None)()
+        try:
+            known = module.get_input_embeddings()  # type: ignore[operator]
+        except (AttributeError, NotImplementedError):
+            known = None
         # the largest one, where the model does not say: there may be more places than tokens
         name, table = next((one for one in tables if one[1] is known), None) or max(
             tables, key=lambda one: one[1].num_embeddings
