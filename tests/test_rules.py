@@ -24,6 +24,8 @@ ROOMS: dict[str, set[str]] = {
     "main": {"lifecycle", "setup", "config", "core"},
     # what Python code calls in place of commands
     "api": {"cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
+    # attacks: what a round sends, and what a run's model says
+    "audit": {"report", "setup", "rounds", "checkpoint", "comm", "config", "core"},
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
     "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "privacy", "config", "core"},
     "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},

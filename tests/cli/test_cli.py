@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import fedtorch
+import fedtorch.audit.command_line
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
 import fedtorch.data.own.init
@@ -48,6 +49,7 @@ FUNCTIONS = {
     "report": fedtorch.report.__main__.main,
     "export": fedtorch.lifecycle.export.main,
     "predict": fedtorch.setup.predict.main,
+    "audit": fedtorch.audit.command_line.main,
     "chat": fedtorch.chat.__main__.main,
 }
 """command -> what `python -m` of the module calls"""
@@ -106,7 +108,7 @@ def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> 
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data, data prepare own, data check, "
-            "data partition, report, export, predict, chat",
+            "data partition, report, export, predict, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

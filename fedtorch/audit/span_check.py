@@ -1,0 +1,78 @@
+"""The span check as an attack on a run: which tokens stand at which place of a client's texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtorch.audit.channels import channels
+from fedtorch.audit.finding import FAILED, Finding, percent, share
+from fedtorch.audit.layers import FirstLayers
+from fedtorch.audit.pictures import bars
+from fedtorch.audit.span import check
+from fedtorch.audit.subject import Subject
+
+NAME = "span"
+ABOUT = "tokens with their places, by the space that the update of the first matrix spans (DAGER, 2405.15586)"
+NEEDS = "the update and the weights that the client started from, which every client has"
+
+TELLING = 0.5
+"""Where fewer of the finds are right the attacker cannot tell them from strangers."""
+
+
+def why_not(subject: Subject) -> str:
+    """Why the attack does not apply; empty if it does."""
+    if subject.why_no_update:
+        return subject.why_no_update
+    if isinstance(subject.layers, str):
+        return subject.layers
+    if not subject.layers.first_weight:
+        return "no matrix that embedded tokens are multiplied by is sent"
+    try:
+        subject.layers.inputs(subject.context.shared.new_zeros(1, 2).long())
+    except Exception as error:  # whatever a model says that wants more than tokens
+        return f"the model cannot be asked about single tokens ({type(error).__name__})"
+    return ""
+
+
+def attack(subject: Subject) -> Finding:
+    """Share of the (token, place) pairs that are found, and false ones, in every channel."""
+    layers, figures = subject.layers, list[dict[str, Any]]()
+    shown: dict[str, Any] = {}
+    assert isinstance(layers, FirstLayers)
+    for seen in channels(subject):
+        texts = [text for client in seen.clients for text in subject.texts(client)]
+        places = min(subject.options.places, max(map(len, texts)))
+        truth = {(token, place) for text in texts for place, token in enumerate(text[:places])}
+        update, weight = subject.named(seen.flat)[layers.first_weight], subject.weights[layers.first_weight]
+        subject.load_server()
+        width = layers.inputs(weight.new_zeros(1, 1).long()).shape[-1]
+        found = check(update, weight, inputs=layers.inputs, vocabulary=layers.vocabulary, places=places, width=width)
+        if not found.has_places:
+            truth = {(token, 0) for token, _ in truth}
+        right = len(found.pairs & truth)
+        figures.append(
+            {
+                "channel": seen.channel,
+                "client": seen.whose,
+                "pairs": len(truth),
+                "found": len(found.pairs),
+                "recovered": share(right, len(truth)),
+                "right": share(right, len(found.pairs)),
+                "rank": found.rank,
+                "width": width,
+            }
+        )
+        if subject.options.show and seen.channel == "update":
+            shown[seen.whose] = sorted(found.pairs & truth)
+    return Finding(NAME, ABOUT, NEEDS, _said(figures), figures, bars(figures, "recovered"), shown=shown)
+
+
+def _said(figures: Sequence[Mapping[str, Any]]) -> str:
+    told = [row for row in figures if row["channel"] == "update"]
+    best = max(told, key=lambda row: row["recovered"] or 0.0, default=None)
+    if best is None or not best["recovered"]:
+        return f"{FAILED}: no token of any client was found (it needs fewer learned tokens than the layer is wide)"
+    found = f"of a client's tokens up to {percent(best['recovered'])} are found with their places"
+    is_telling = (best["right"] or 0.0) >= TELLING
+    return f"{'' if is_telling else FAILED + ': '}{found}, {percent(best['right'])} of the finds are right"

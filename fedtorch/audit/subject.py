@@ -1,0 +1,201 @@
+"""What is attacked: a run as after its last checkpoint, or a config as before its first round, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtorch.audit.layers import FirstLayers
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm.local import LocalCommunicator
+from fedtorch.config import load as yaml_config
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.rounds.checkpointing import restore
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.evaluation import Evaluation
+from fedtorch.rounds.local_training import ClientTrainer
+from fedtorch.setup.build import build
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says beside the run."""
+
+    clip: float | None = None
+    """C of a defence to try: updates longer than this are made shorter"""
+    noise: float | None = None
+    """z of a defence to try: noise of standard deviation z C on the sum of the cohort's clipped updates"""
+    delta: float = 1e-5
+    """at which epsilon is told"""
+    canaries: int = 200
+    """clients that join for the estimate of epsilon"""
+    clients: int = 4
+    """how many clients' updates are attacked, the first ones of the cohort"""
+    places: int = 32
+    """tokens from the start of a text that the span check tries"""
+    show: bool = False
+    """write the recovered tokens too, not only their numbers"""
+
+
+@dataclass
+class Subject:
+    """A run that can be attacked; what a round's clients send is made once, by the round's own training."""
+
+    context: RoundContext
+    """server and clients as they are"""
+    rounds: int
+    """done when it was opened; 0 for a config"""
+    options: Options
+    """of this audit"""
+    evaluation: Evaluation
+    """the models that clients are judged with"""
+    failed: dict[str, str] = field(default_factory=dict)
+    """client -> status, where its training failed"""
+    _texts: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    @cached_property
+    def layers(self) -> FirstLayers | str:
+        """What a text meets first in the model, or why there is none that could be attacked."""
+        components = self.context.components
+        self.load_server()
+        return FirstLayers.of(
+            components.engine.module, components.engine.shared, lambda: self.run_example(components.clients[0].name, 0)
+        )
+
+    @cached_property
+    def updates(self) -> Mapping[str, Tensor]:
+        """What each client of the next round's cohort sends of the shared weights, by name; flat, fp32, on the CPU."""
+        context = self.context
+        trainer = ClientTrainer(context)
+        reports = trainer.train_cohort()
+        size, found = context.components.engine.shared.size, {}
+        for report in reports:
+            if report.status != "ok" or report.client not in context.updates:
+                self.failed[report.client] = report.status
+                continue
+            vector, places = context.updates.get(report.client), context.updates.places(report.client)
+            if places is not None:  # what does not travel is 0
+                whole = vector.new_zeros(places.size)
+                places.put(vector, whole)
+                vector = whole
+            found[report.client] = vector[:size].clone()
+        context.updates.clear()
+        context.store.commit([])
+        return found
+
+    @property
+    def attacked(self) -> Mapping[str, Tensor]:
+        """The updates of the first `Options.clients` clients."""
+        return dict(list(self.updates.items())[: self.options.clients])
+
+    @property
+    def why_no_update(self) -> str:
+        """Why there is no update to be attacked; empty if there is."""
+        context = self.context
+        if not context.algorithm.exchanged_vectors:
+            return "clients send nothing"
+        if context.has_messages:
+            return "clients send compressed messages, which this attack does not read"
+        if not context.algorithm.trains_clients:
+            return "clients do not train"
+        if not any(bool(flat.any()) for flat in self.updates.values()):
+            return (
+                "no client changes anything in the next round (a run whose learning rate has come to its end sends no "
+                "more text); give --config in place of RUN"
+            )
+        return ""
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """What clients train from, by name; everybody who takes part has it."""
+        return self.context.components.engine.shared.view(self.context.shared)
+
+    def named(self, flat: Tensor) -> Mapping[str, Tensor]:
+        """Views of a flat update by the names of parameters."""
+        return self.context.components.engine.shared.view(flat)
+
+    def examples(self, client: str) -> Sequence[Any]:
+        """What the client trains on."""
+        return self.context.components.training.load(client, "train")
+
+    def run_example(self, client: str, index: int) -> None:
+        """Run the model on one training example of a client, for those who listen to its layers."""
+        components = self.context.components
+        components.engine.module.eval()
+        batch = components.training.collate([self.examples(client)[index]], False)
+        components.training.loss(components.engine.module, batch)
+
+    def texts(self, client: str) -> list[list[int]]:
+        """The tokens of each training example, as the model reads them first."""
+        assert isinstance(self.layers, FirstLayers)
+        if client not in self._texts:
+            found = list[list[int]]()
+            for index in range(len(self.examples(client))):
+                tokens = self.layers.tokens(partial(self.run_example, client, index))
+                found += tokens.flatten(0, -2).tolist() if tokens.dim() > 1 else [tokens.tolist()]
+            self._texts[client] = found
+        return self._texts[client]
+
+    def load_server(self) -> None:
+        """Put the weights that clients train from into the engine."""
+        self.context.components.engine.load(self.context.shared, None)
+
+
+@contextmanager
+def opened(
+    run: Path | None, config: Sequence[str | Path], settings: Sequence[str], options: Options
+) -> Iterator[Subject]:
+    """A run's folder, or a config; nothing in the folder is changed.
+
+    Raises:
+        ConfigError: neither or both, no such run, or a config that is wrong.
+        CheckpointError: a run without a checkpoint.
+        DataError: the rows are unusable.
+    """
+    if (run is None) == (not config):
+        raise ConfigError("name either the folder of a run, such as runs/my_run, or --config FILE")
+    if run is not None:
+        path = run / "config.yaml"
+        if not path.is_file():
+            raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
+        config = [path]
+    loaded = yaml_config.load([*config], [*settings, "system.device=cpu"])
+    loaded, options = _in_the_clear(loaded, options)
+    with TemporaryDirectory() as spill:  # not the run's own, which may be going on
+        loaded = replace(loaded, run=replace(loaded.run, dir=spill))
+        checkpoints = Checkpoints((run or Path(spill)) / "checkpoints", keep=1)
+        found = checkpoints.latest() if run is not None else None
+        if run is not None and found is None:
+            raise CheckpointError(f"{run} has no checkpoint; let it train for at least checkpoint.every rounds")
+        torch.set_num_threads(loaded.system.threads)
+        built = build(loaded, num_ranks=1, rank=0)
+        context = RoundContext(built.components(LocalCommunicator(built.names), checkpoints, stop=lambda: False))
+        if context.algorithm.exchanged_vectors:
+            context.shared.copy_(built.engine.initial_shared)
+        if found is not None:
+            restore(context, found.round)
+        evaluation = Evaluation(context)
+        yield Subject(context, 0 if found is None else found.round, options, evaluation)
+
+
+def _in_the_clear(config: Config, options: Options) -> tuple[Config, Options]:
+    """A run with privacy as it would be without: its clip and noise are then defences to try, as any others.
+
+    So nothing is released, and no ledger is opened.
+    """
+    promise = config.privacy
+    if promise.kind == "none":
+        return config, options
+    clip = promise.first_clip if options.clip is None else options.clip
+    noise = promise.noise_multiplier if options.noise is None else options.noise
+    config = replace(config, privacy=type(promise)(), clients=replace(config.clients, sampling="uniform", rate=None))
+    return config, replace(options, clip=clip, noise=noise)

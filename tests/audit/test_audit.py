@@ -1,0 +1,125 @@
+"""`fedtorch audit`: what is found is what the update holds, the page promises nothing, no text is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_rows import weather, write_rows
+
+from fedtorch.audit.membership import auc, found_at, roc
+from fedtorch.cli.__main__ import main
+
+CONFIG = """
+rounds: 1
+run: {name: toy, dir: runs/toy}
+task:
+  name: text_classification
+  model: {random: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16,
+          hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}
+  max_length: 32
+  data: {source: rows.jsonl, clients: {by: home}, splits: {dev: 0.2, test: 0.2}, tokenizer_size: 270}
+client: {optimizer: sgd, lr: 0.1, batch_size: 64, epochs: 1}
+eval: {every: 1}
+checkpoint: {every: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run."""
+    folder = tmp_path_factory.mktemp("audit")
+    write_rows(folder / "rows.jsonl", weather(90))
+    (folder / "bad.jsonl").write_text("{\n")
+    (folder / "toy.yaml").write_text(CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["run", "--config", "toy.yaml", "--set", "track.tensorboard=false"]) == 0
+    return folder
+
+
+def audited(folder: Path, patch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    patch.chdir(folder)
+    assert main(["audit", *arguments, "--out", "found"]) == 0
+    record = json.loads((folder / "found" / "audit.json").read_text())
+    return {finding["attack"]: finding for finding in record["findings"]}
+
+
+def test_an_update_names_every_token_of_its_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file())
+    found = audited(folder, monkeypatch, "runs/toy", "--clip", "0.1", "--noise", "1", "--canaries", "20")
+    rows = {row["channel"]: row for row in found["rows"]["figures"]}
+    assert rows["update"]["recovered"] == rows["update"]["right"] == 1.0
+    assert rows["sum"]["recovered"] == 1.0
+    assert rows["sum, clipped, noised"]["named"] > rows["sum, clipped, noised"]["tokens"]  # every row is named
+    assert found["span"]["figures"][0]["width"] == 16
+    assert 0 <= found["membership"]["figures"][0]["auc"] <= 1
+    assert found["canaries"]["figures"][0]["claimed"] == pytest.approx(4.377178, abs=1e-5)
+    assert sorted(path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()) == before
+
+
+def test_a_run_with_privacy_is_attacked_without_a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own clip and noise are the defences."""
+    pytest.importorskip("dp_accounting")
+    monkeypatch.chdir(folder)
+    promise = "privacy={kind: client, clip: 0.25, noise_multiplier: 2.0, delta: 1.0e-3}"
+    sampling = ["clients.sampling=poisson", "clients.rate=0.5", "algorithm={name: fedavg, weights: equal}"]
+    words = ["--set", "run.dir=runs/private", "track.tensorboard=false", "eval.every=0", promise, *sampling]
+    assert main(["run", "--config", "toy.yaml", *words]) == 0
+    ledger = (folder / "runs" / "private" / "privacy" / "ledger.jsonl").read_bytes()
+    found = audited(folder, monkeypatch, "runs/private", "--attacks", "rows", "canaries", "--canaries", "20")
+    assert (folder / "runs" / "private" / "privacy" / "ledger.jsonl").read_bytes() == ledger
+    rows = {row["channel"]: row for row in found["rows"]["figures"]}
+    assert rows["update"]["recovered"] == 1.0 and "sum, clipped, noised" in rows
+    assert found["canaries"]["figures"][0]["claimed"] == pytest.approx(1.9930, abs=0.2)
+
+
+def test_no_text_and_no_promise_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = audited(folder, monkeypatch, "--config", "toy.yaml", "--attacks", "rows", "membership")
+    assert "shown" not in found["rows"]
+    assert "name the folder of a run" in found["membership"]["skipped"]
+    page = (folder / "found" / "audit.html").read_text()
+    assert "storm" not in page
+    assert "safe" not in page.replace("unsafe-inline", "")
+    assert "no proof" in page
+    shown = audited(folder, monkeypatch, "--config", "toy.yaml", "--attacks", "rows", "--show")
+    assert len(shown["rows"]["shown"]["north"]) == shown["rows"]["figures"][0]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name either"),
+        (["nowhere"], "does not exist"),
+        (["runs/toy", "--config", "toy.yaml"], "name either"),
+        (["--config", "toy.yaml", "--set", "task.data.source=bad.jsonl"], "bad.jsonl"),
+    ],
+)
+def test_what_cannot_be_attacked_is_named(
+    arguments: list[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["audit", *arguments]) == (3 if "bad" in said else 2)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--noise", "1"], ["--clip", "-1"], ["--delta", "2"], ["--canaries", "1"]])
+def test_wrong_options_are_refused(wrong: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "x", *wrong])
+    assert ended.value.code == 2
+
+
+def test_membership_is_counted_by_hand() -> None:
+    members, others = [1.0, 2.0, 3.0, 3.0], [2.0, 4.0]
+    assert auc(members, others) == (2 + 1.5 + 1 + 1) / 8  # wins over both, one and a tie, one, one
+    assert roc(members, others) == [(0.0, 0.0), (0.0, 0.25), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
+    assert found_at(members, others, 0.01) == 0.25
+    assert found_at(members, others, 0.5) == 1.0
+
+
+def test_an_update_of_nothing_is_no_defence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = audited(folder, monkeypatch, "--config", "toy.yaml", "--set", "client.lr=0", "--attacks", "rows", "span")
+    assert all("no client changes anything" in one["skipped"] for one in found.values())
