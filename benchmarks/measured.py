@@ -67,6 +67,7 @@ class Watch:
         seconds: Mapping[str, float],
         traffic: Mapping[str, float],
         *extra: Any,
+        **more: Any,
     ) -> None:
         """A round has ended."""
         self.ends.append((time.perf_counter(), time.process_time()))
@@ -98,10 +99,10 @@ class WatchedTracker(Tracker):
         super().__init__(folder, clients=clients, rounds=rounds, progress="off")
         self.watch = Watch()
 
-    def round(self, round: int, reports: Sequence[Report], *args: Any) -> None:
+    def round(self, round: int, reports: Sequence[Report] | None, *args: Any, **more: Any) -> None:
         """Track, then note the time."""
-        super().round(round, reports, *args)
-        self.watch.round(round, reports, *args)
+        super().round(round, reports, *args, **more)
+        self.watch.round(round, reports or (), *args)
 
 
 def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, **system: Any) -> Timing:
