@@ -110,7 +110,7 @@ def test_the_smoke_config_trains_and_can_be_reported(
     out = capsys.readouterr().out
     assert "Table 1, methods" in out and "30.5 (72/7/39)" in out and "| 8 |" in out
     assert {path.name for path in Path("out").iterdir()} == {
-        "apir.md", "smoke_ffw_full_tasks.png", "smoke_ffw_full_weights.png",
+        "apir.md", "smoke_ffw_full_energies.png", "smoke_ffw_full_tasks.png", "smoke_ffw_full_weights.png",
     }  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def arm(phase: str) -> None:
     elif phase == "payload":
         after(Aggregation, "agree", lambda self, op, terms: self.round == ROUND)
     elif phase == "aggregate":
-        after(comm, "aggregate", lambda self, *args, round: round == ROUND)
+        after(comm, "aggregate", lambda self, *args, round, **how: round == ROUND)
     elif phase == "exchange":
         before(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
     elif phase == "exchanged":

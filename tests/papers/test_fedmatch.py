@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,9 +72,9 @@ class Watched(LocalCommunicator):
         super().__init__(names)
         self.seen: list[Tensor] = []
 
-    def broadcast(self, flat: Tensor) -> None:
+    def broadcast(self, flat: Tensor, **how: Any) -> None:
         self.seen.append(flat.clone())
-        super().broadcast(flat)
+        super().broadcast(flat, **how)
 
 
 def test_private_tensors_never_reach_the_communicator(task: QA, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from harness import make_config, make_runner
 from parsing_toy import Scalar, Toy
 from torch import Tensor, nn
 
-import fedtorch.rounds.local_training
+import fedtorch.rounds.cohort
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedparsing import FedParsing, MaskedWords
 from fedtorch.algorithms.mean_teacher import Consistency, MeanTeacher, Student, Teacher
@@ -295,7 +295,7 @@ def test_whole_rounds_server_broadcast_clients_average_server(
         by_name = {client.name: client for client in clients}
         return [(by_name[name], 1) for name in COHORTS[round]]
 
-    monkeypatch.setattr(fedtorch.rounds.local_training, "cohort", cohort)
+    monkeypatch.setattr(fedtorch.rounds.cohort, "cohort", cohort)
     algorithm = FedParsing(teacher=Teacher(update=update, lam=0.9), decoder=("w",))
     run = Watched(make_runner(toy_config(tmp_path, algorithm)), monkeypatch)
     students, averages, served = EXPECTED[update]

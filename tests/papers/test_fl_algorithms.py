@@ -242,7 +242,7 @@ def test_scaffold_two_clients_three_rounds(tmp_path: Path, monkeypatch: pytest.M
     cohorts = [[0, 1], [0], [0, 1]]
     clients = runner.components.clients
     monkeypatch.setattr(
-        "fedtorch.rounds.local_training.cohort", lambda *args, round, **kw: [(clients[i], 1) for i in cohorts[round]]
+        "fedtorch.rounds.cohort.cohort", lambda *args, round, **kw: [(clients[i], 1) for i in cohorts[round]]
     )
     expected = [
         ({"0": 0.95, "1": -3.6}, 1.265, -1.325),
