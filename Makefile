@@ -4,7 +4,8 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
 # A file's tests stay together, and files that start processes come first (tests/conftest.py).
-WORKERS ?= 2
+# More workers than cores: some tests wait, for SLURM, for limits of time, for ranks to meet.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
 
 .PHONY: run test unit slow lint clean help
