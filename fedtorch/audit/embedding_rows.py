@@ -20,10 +20,9 @@ TELLING = 0.9
 
 def why_not(subject: Subject) -> str:
     """Why the attack does not apply; empty if it does."""
-    if subject.why_no_update:
-        return subject.why_no_update
-    if isinstance(subject.layers, str):
-        return subject.layers
+    if why := subject.why_no_first_layers:
+        return why
+    assert isinstance(subject.layers, FirstLayers)
     return "" if subject.layers.embedding_weight else "the embedding table is not sent (frozen, private, an adapter)"
 
 

@@ -22,10 +22,9 @@ TELLING = 0.5
 
 def why_not(subject: Subject) -> str:
     """Why the attack does not apply; empty if it does."""
-    if subject.why_no_update:
-        return subject.why_no_update
-    if isinstance(subject.layers, str):
-        return subject.layers
+    if why := subject.why_no_first_layers:
+        return why
+    assert isinstance(subject.layers, FirstLayers)
     if not subject.layers.first_weight:
         return "no matrix that embedded tokens are multiplied by is sent"
     try:
@@ -40,13 +39,14 @@ def attack(subject: Subject) -> Finding:
     layers, figures = subject.layers, list[dict[str, Any]]()
     shown: dict[str, Any] = {}
     assert isinstance(layers, FirstLayers)
+    weight = subject.weights[layers.first_weight]
+    subject.load_server()
+    width = layers.inputs(weight.new_zeros(1, 1).long()).shape[-1]
     for seen in channels(subject):
         texts = [text for client in seen.clients for text in subject.texts(client)]
         places = min(subject.options.places, max(map(len, texts)))
         truth = {(token, place) for text in texts for place, token in enumerate(text[:places])}
-        update, weight = subject.named(seen.flat)[layers.first_weight], subject.weights[layers.first_weight]
-        subject.load_server()
-        width = layers.inputs(weight.new_zeros(1, 1).long()).shape[-1]
+        update = subject.named(seen.flat)[layers.first_weight]
         found = check(update, weight, inputs=layers.inputs, vocabulary=layers.vocabulary, places=places, width=width)
         if not found.has_places:
             truth = {(token, 0) for token, _ in truth}

@@ -83,11 +83,7 @@ class Subject:
                 self.failed[report.client] = report.status
                 continue
             vector, places = context.updates.get(report.client), context.updates.places(report.client)
-            if places is not None:  # what does not travel is 0
-                whole = vector.new_zeros(places.size)
-                places.put(vector, whole)
-                vector = whole
-            found[report.client] = vector[:size].clone()
+            found[report.client] = (vector if places is None else places.spread(vector))[:size].clone()
         context.updates.clear()
         context.store.commit([])
         return found
@@ -113,6 +109,11 @@ class Subject:
                 "more text); give --config in place of RUN"
             )
         return ""
+
+    @property
+    def why_no_first_layers(self) -> str:
+        """Why there is no update of layers that texts meet first; empty if there is, and `layers` says which."""
+        return self.why_no_update or (self.layers if isinstance(self.layers, str) else "")
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:

@@ -47,7 +47,7 @@ def overview(task: OwnTask, say: Callable[[int, int], None] = lambda done, of: N
     entries, shared = task.prepared["clients"], _shared(task)
     found = Overview(task.kind, {}, shared, task.prepared.get("record", {}).get("left_out", 0))
     digests: dict[tuple[str, str], list[bytes]] = {}
-    task.vocabulary, task.form()  # noqa: B018  # read once, for all processes
+    task.vocabulary  # noqa: B018  # read once, for all processes
     rows = sum(split["examples"] for entry in entries.values() for split in entry["splits"].values())
     each = on_all_cores(partial(_look, task, shared), list(entries), is_worth_it=rows >= ROWS_ON_ALL_CORES)
     for client, looked in zip(entries, each, strict=True):
