@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     if args.ranks is not None and args.ranks < 1:
         parser.error(f"--ranks is {args.ranks}; give the number of ranks, at least 1")
     if args.ranks is not None and not args.dry_run:
-        parser.error("--ranks goes with --dry-run; to train on several ranks use torchrun or `fedtorch local`")
+        parser.error("--ranks goes with --dry-run; to train on several ranks use torchrun or `fedtorch run --ranks`")
     keep_standard_streams()
     stop = stop or StopFlag()
     # from before data are read, which may take minutes; the ranks agree to stop when they meet

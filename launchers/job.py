@@ -29,6 +29,7 @@ from fedtorch.core.errors import (
     RestartsError,
 )
 
+from .fork_server import Forked, ForkServer
 from .pool import SAVE_S, hold
 
 PROGRAM = (sys.executable, "-m", "fedtorch.main")
@@ -45,6 +46,7 @@ FINAL = (
     Interrupted.exit_code,
 )
 """What a restart would only repeat."""
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Job:
@@ -66,14 +68,16 @@ class Job:
         goes_on: bool = False,
         command: str = "",
         max_returns: int = 0,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """words: what a rank is. goes_on: may the loss of a worker not be the end? command: that starts it again.
 
         max_returns: how often a lost worker's rank is started again while the others go on, which let it in.
+        fork_server: forks what `words` would start; without it every rank imports all by itself.
         """
         self._words, self._folder, self._size, self._goes_on = tuple(words), folder, ranks, goes_on
-        self._command, self._returns = command, max_returns
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._command, self._returns, self._fork_server = command, max_returns, fork_server
+        self._processes: list[subprocess.Popen[bytes] | Forked] = []
         self._signals: list[int] = []
 
     @property
@@ -172,22 +176,29 @@ class Job:
         say(f"rank {rank} ended with {ended(code)}" + ("; the others decide whether to go on" if goes_on else ""))
         return is_over
 
-    def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes]:
+    def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes] | Forked:
         """In a session of its own, so that the terminal's Ctrl-C reaches only the launcher."""
-        output = None if rank == 0 else (self._folder / f"output.rank{rank}.txt").open("ab")
+        variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        output = None if rank == 0 else os.open(self._folder / f"output.rank{rank}.txt", _APPEND, 0o666)
         try:
+            if self._fork_server is not None:
+                try:
+                    return self._fork_server.start(variables, output, lock)
+                except OSError as error:  # of memory, or it was killed
+                    say(f"cannot fork rank {rank} ({error}); ranks import all by themselves from now on")
+                    self._fork_server = None
             return subprocess.Popen(
                 self._words,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env={**os.environ, **variables},
                 start_new_session=True,
                 pass_fds=(lock,),
             )
         finally:
             if output is not None:
-                output.close()
+                os.close(output)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from fedtorch.core.errors import ConfigError, Interrupted, RestartsError
-from fedtorch.lifecycle.streams import flush_streams
 from fedtorch.main import main
 
+from .fork_server import SIGNALS, be_rank
 from .job import FINAL, ended
 from .pool import hold
 
 MAX_RESTARTS = 10
 PAUSE_S = 1.0
 """Between two attempts, so that one that fails at once does not use up all restarts in a moment."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 class Kept:
@@ -89,27 +84,11 @@ class Kept:
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            self._be_the_rank(arguments)
+            be_rank(self._rank, arguments, self._environ, death_signal=signal.SIGTERM)
         self._pid = pid
         _, status = os.waitpid(pid, 0)
         self._pid = 0
         return os.waitstatus_to_exitcode(status)
-
-    def _be_the_rank(self, arguments: list[str]) -> NoReturn:
-        code = 1
-        try:
-            os.setsid()  # the terminal's Ctrl-C reaches the other process only
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
-            os.environ.update(self._environ)
-            code = self._rank(arguments)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            flush_streams()
-            os._exit(code)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -5,7 +5,8 @@ python -m launchers.local --config FILE --ranks 5 --max-restarts 10 --set client
 
 torchrun ends all ranks as soon as one has died. This launcher lets the others decide: with `clients.on_loss: continue`
 they go on without the clients of a lost worker; else, and where the server is lost, all end and are started again, and
-resume after the last checkpoint. Every rank but the first writes what it prints to RUN/output.rank<n>.txt.
+resume after the last checkpoint. Every rank but the first writes what it prints to RUN/output.rank<n>.txt. Where it
+can (Linux) it imports everything once and forks the ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fedtorch.core.errors import ConfigError, FedtorchError, RestartsError
 from fedtorch.lifecycle.status import write_status
 
 from . import start_words
+from .fork_server import ForkServer
 from .job import PROGRAM, Job, say
 from .submit import Request
 
@@ -39,12 +41,16 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local
     except FedtorchError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
+    fork_server = ForkServer.begin(request.arguments())
     try:
         limits = {"max_restarts": args.max_restarts, "max_returns": args.max_returns}
-        return run_request(request, config, args.ranks, **limits)[0]
+        return run_request(request, config, args.ranks, **limits, fork_server=fork_server)[0]
     except FedtorchError as error:
         say(str(error))
         return error.exit_code
+    finally:
+        if fork_server is not None:
+            fork_server.close()
 
 
 def run_request(
@@ -55,10 +61,12 @@ def run_request(
     command: str = "",
     max_restarts: int = MAX_RESTARTS,
     max_returns: int = 0,
+    fork_server: ForkServer | None = None,
 ) -> tuple[int, int | None]:
     """Run a request on so many ranks; (the run's exit code, the signal that this process got meanwhile).
 
-    config: what the request loads. command: the one that continues the run; by default this launcher's.
+    config: what the request loads. command: the one that continues the run; by default this launcher's. fork_server: of
+    this request; without it every rank is a process that imports all by itself.
 
     Raises:
         ConfigError: another process holds this run folder, or no rank of this run can return.
@@ -71,7 +79,15 @@ def run_request(
             "--max-returns is for runs that go on without a lost rank: set clients.on_loss to continue, and "
             "system.ranks_per_worker to 1"
         )
-    job = Job(words, config.folder, ranks, goes_on=goes_on, command=command, max_returns=max_returns)
+    job = Job(
+        words,
+        config.folder,
+        ranks,
+        goes_on=goes_on,
+        command=command,
+        max_returns=max_returns,
+        fork_server=fork_server,
+    )
     try:
         return job.run(max_restarts), job.stopped_by
     except RestartsError as error:
@@ -92,7 +108,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="as fedtorch.main takes")
+    parser.add_argument(
+        "--config", type=Path, nargs="+", default=[], metavar="FILE", help="as fedtorch.main takes, by default the same"
+    )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="the server and N - 1 workers")
     parser.add_argument(

@@ -28,7 +28,7 @@ class Command:
 
 
 COMMANDS = {
-    "run": Command("fedtorch.main", "train a config, by default the small built-in one; under torchrun on many ranks"),
+    "run": Command("fedtorch.main", "train a config, by default the small built-in one; with --ranks N like `local`"),
     "local": Command("launchers.local", "the same on several ranks of this machine, restarted when one dies"),
     "sweep": Command("launchers.sweep", "many runs: configs x grid x seeds, here or on SLURM; their status"),
     "slurm": Command("launchers.slurm", "hand a run to SLURM"),
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"fedtorch {fedtorch.__version__}")
         return 0
+    if name == "run" and "--dry-run" not in rest and any(word.split("=")[0] == "--ranks" for word in rest):
+        name = "local"  # what has ranks is started by a launcher
     if name not in COMMANDS:
         print(f"fedtorch: {_unknown(name)}", file=sys.stderr)
         return ConfigError.exit_code

@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ import launchers.slurm
 import launchers.sweep
 from fedtorch.cli import __main__ as cli
 from fedtorch.cli.__main__ import COMMANDS, main, module_of
+from launchers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {
@@ -94,9 +96,23 @@ def test_a_run_that_cannot_be_ends_with_the_code_of_its_error(capsys: pytest.Cap
     assert "unknown key `rouds`" in capsys.readouterr().err
 
 
-def test_ranks_are_described_not_started(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a dry run are described; `python -m fedtorch.main` is one process."""
+    asked = []
+
+    def run(request: Any, config: Any, ranks: int, **how: Any) -> tuple[int, None]:
+        asked.append(ranks)
+        return 0, None
+
+    monkeypatch.setattr(launchers.local, "run_request", run)
+    monkeypatch.setattr(ForkServer, "begin", lambda arguments: None)
+    assert main(["run", "--config", "smoke/fedavg", "--ranks", "3"]) == 0
+    assert main(["run", "--ranks=2", "--set", "rounds=1"]) == 0
+    assert asked == [3, 2]
+    assert main(["run", "--config", "smoke/fedavg", "--ranks", "3", "--dry-run"]) == 0
+    assert "8 clients on 2 workers" in capsys.readouterr().out and asked == [3, 2]
     with pytest.raises(SystemExit) as ended:
-        main(["run", "--ranks", "5"])
+        fedtorch.main.main(["--ranks", "5"])
     assert ended.value.code == 2 and "--ranks goes with --dry-run; to train" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ from fedtorch.core.errors import ConfigError, RestartsError
 from fedtorch.main import main
 from launchers import job as jobs
 from launchers import local
+from launchers.fork_server import ForkServer
 from launchers.job import Job
 from launchers.pool import hold
 
@@ -128,6 +129,7 @@ def test_a_lost_rank_is_started_again_and_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "PROGRAM", (sys.executable, "-m", "patient"))
+    monkeypatch.setattr(ForkServer, "begin", lambda arguments: None)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests/support'}")
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
     monkeypatch.setenv("FEDTORCH_FAULTS", at("train", 2))
