@@ -37,7 +37,7 @@ def test_the_penalty_and_its_gradient(tmp_path: Path) -> None:
         a, b = (views[name].clone().requires_grad_() for name in (A, B))
         expected = 0.3 * b[:, 1].norm() * a[1].norm()
         hook = rule.correction(job)
-        assert hook is not None and float(hook(job.engine)) == pytest.approx(float(expected))
+        assert hook is not None and float(hook(job.engine)) == pytest.approx(float(expected.detach()))
         found = dict(zip(job.engine.trained_names, job.engine.shared_gradients(), strict=True))
         if b.any():
             expected.backward()
@@ -66,24 +66,27 @@ def test_what_a_rank_may_shrink_to() -> None:
 
 
 def test_a_client_that_gave_up_a_rank_trains_without_it(tmp_path: Path) -> None:
-    """A penalty that nothing outweighs; a's own rank is 1 from the start. What was given up is sent as zeros."""
-    rule = HetLoRA(ranks={"a": 1}, rank_decay=0.5, rank_penalty=20.0)
-    runner = make_runner(make_config(tmp_path, TASK, rule, rounds=4, client=ADAM))
+    """c alone has a second rank; once that is given up, nobody sends anything there but zeros."""
+    rule = HetLoRA(ranks={"a": 1, "b": 1}, rank_decay=0.5, rank_penalty=100.0)
+    sgd = ClientConfig(optimizer="sgd", lr=0.002, batch_size=4)
+    runner = make_runner(make_config(tmp_path, TASK, rule, rounds=6, client=sgd))
     runner.run()
     states = {name: runner.context.store.get(name).numbers.get(RANK) for name in TASK.clients}
-    assert states == {"a": None, "b": 1, "c": 1}
+    assert states == {"a": None, "b": None, "c": 1}
     views = runner.components.engine.shared.view(runner.context.server.weights)
     assert not views[A][1].any() and not views[B][:, 1].any() and views[B][:, 0].any()
-    assert {name: report.extra[RANK] for name, report in runner.result.reports.items()} == {"a": 1, "b": 1, "c": 1}
 
 
 def test_without_the_keys_nothing_changes(tmp_path: Path) -> None:
-    """A decay alone changes no bits as long as no rank is given up, and then it does."""
+    """A decay alone changes no weights as long as no rank is given up."""
     found = []
-    for name, rule in (("off", HetLoRA()), ("one", HetLoRA(rank_decay=0.5)), ("all", HetLoRA(rank_decay=0.99))):
+    for name, rule in (("off", HetLoRA()), ("on", HetLoRA(rank_decay=0.5))):
         runner = make_runner(make_config(tmp_path / name, TASK, rule, rounds=1, client=ADAM))
-        found.append(runner.run().digest)
-    assert len({*found}) == 1  # B is 0 before the first round, so nothing becomes smaller
+        runner.run()
+        found.append(runner.context.server.weights)
+    assert all(
+        torch.equal(weights, found[0]) for weights in found
+    )  # B is 0 before the first round, so nothing becomes smaller
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedsa": (FedAvg(), {"partition": PartitionConfig(private=("*lora_B*",))}),
     "rolora": (RoLoRA(), {"eval": EvalConfig(every=2)}),
     "hetlora": (HetLoRA(ranks={"c1": 1, "c4": 1}), {}),
-    "hetlora_decay": (HetLoRA(ranks={"c1": 1}, rank_decay=0.5, rank_penalty=20.0), {}),
+    "hetlora_decay": (HetLoRA(ranks={"c1": 1}, rank_decay=0.5, rank_penalty=100.0), {}),
     "flora": (FLoRA(ranks={"c1": 1}, added_rank=4), {"eval": EvalConfig(every=2)}),
     "fedex": (FedEx(ranks={"c4": 1}), {}),
     "flexlora": (FlexLoRA(ranks={"c0": 1, "c3": 1}), {}),

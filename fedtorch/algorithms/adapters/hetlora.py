@@ -49,6 +49,10 @@ class HetLoRA(UnlikeRanks):
                 "the last ones; set it (0.5, say), or remove algorithm.rank_penalty"
             )
 
+    def stateful(self, private: Layout) -> bool:
+        """A client that may give up ranks keeps how many it has left."""
+        return self.rank_decay is not None or super().stateful(private)
+
     @property
     def weighting(self) -> str:
         """By what clients have learned."""

@@ -115,7 +115,7 @@ class UnlikeRanks(FedAvg):
         try:
             own = task.scale_adapter(job.engine.module, rank)
             rescale(layout, begun, scale / own)
-            curve = job.train(begun)
+            curve = job.train(begun, before_step=self.correction(job))
         finally:
             task.scale_adapter(job.engine.module, None)
         trained = job.engine.snapshot()

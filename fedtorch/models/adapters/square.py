@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,14 +93,15 @@ def weight_gradients(layers: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
         for name, layer in layers.items()
     }
 
-    def watch(name: str, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def watch(name: str, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x = inputs[0].detach().flatten(0, -2).float()
-        output.register_hook(lambda grad: found[name].add_(grad.flatten(0, -2).float().T @ x))
 
-    def hook(name: str) -> Any:
-        return lambda _, inputs, output: watch(name, inputs, output)
+        def add(gradient: Tensor) -> None:
+            found[name] += gradient.flatten(0, -2).float().T @ x
 
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+        output.register_hook(add)
+
+    handles = [layer.register_forward_hook(partial(watch, name)) for name, layer in layers.items()]
     try:
         yield found
     finally:
