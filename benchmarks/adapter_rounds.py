@@ -8,7 +8,7 @@ Four like clients, GPT-2, LoRA of rank 8 (peft's choice of layers). The bare loo
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.command import console_of, parser_of, write_figures
-from benchmarks.measured import time_plain, time_runner
+from benchmarks.measured import Timing, time_plain, time_runner
 from benchmarks.processes import run_ranks
 from benchmarks.rounds import Case, measure_rounds
 from benchmarks.workloads import RandomTokens, Workload, shrunk
@@ -48,10 +48,18 @@ def cases(workload: Workload) -> list[Case]:
     ]
 
 
+def weights_of(function: Callable[..., Timing], workload: Workload) -> list[float]:
+    """Where it ends; as numbers, for a tensor would be shared with a process that is about to end."""
+    weights = function(workload, keep=True).weights
+    assert weights is not None
+    return weights.tolist()
+
+
 def compare_weights(workload: Workload) -> dict[str, float]:
     """How far apart the bare loop and fedtorch end, relative to the way the weights went, and how many there are."""
     plain, ours = (
-        run_ranks(partial(function, workload, keep=True), 1)[0].result.weights for function in (time_plain, time_runner)
+        torch.tensor(run_ranks(partial(weights_of, function, workload), 1)[0].result)
+        for function in (time_plain, time_runner)
     )
     start = torch.cat([p.detach().view(-1) for p in workload.task.build_model(0).parameters() if p.requires_grad])
     return {"numbers": float(len(start)), "apart": float((plain - ours).norm() / (plain - start).norm())}
