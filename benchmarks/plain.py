@@ -52,8 +52,8 @@ def best_half(steps: Sequence[int]) -> list[int]:
 def plain_rounds(workload: Workload, rounds: int, share: Share, on_round: Callable[[], None]) -> Tensor:
     """Train `rounds` rounds, calling `on_round` after each, and return the final weights, flat."""
     task, hp, seed = workload.task, workload.client, 0
-    model = task.build_model(seed)
-    parameters = list(model.parameters())
+    model = task.plain_model(seed)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = OPTIMIZERS[hp.optimizer](parameters, hp.lr)
     weights = torch.cat([parameter.detach().view(-1) for parameter in parameters])
     average = torch.zeros_like(weights)

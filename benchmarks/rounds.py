@@ -41,9 +41,12 @@ class Case:
     """most time in units of `against`"""
     options: dict[str, Any] | None = None
     """of the runner; None: without our code"""
+    workload: Workload | None = None
+    """in place of the others'"""
 
     def run(self, workload: Workload) -> list[Ended]:
         """One repetition, in fresh processes; by rank."""
+        workload = self.workload or workload
         if self.options is None:
             return run_ranks(partial(time_plain, workload), self.ranks)
         return run_ranks(partial(time_runner, workload, **self.options), self.ranks)
@@ -113,9 +116,11 @@ class Figures:
         return record
 
 
-def measure_rounds(letter: str, workload: Workload, repeat: int, console: Console) -> list[dict[str, Any]]:
+def measure_rounds(
+    letter: str, workload: Workload, compared: Sequence[Case], repeat: int, console: Console
+) -> list[dict[str, Any]]:
     """Run every case `repeat` times in turn (A B C A B C ...), so that slow minutes hit all of them."""
-    figures = {case.name: Figures(case) for case in cases(letter)}
+    figures = {case.name: Figures(case) for case in compared}
     for number in range(repeat):
         for name, figure in figures.items():
             console.log(f"({letter}) repetition {number + 1} of {repeat}: {name}")
@@ -235,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.workload in (letter, "all"):
             workload = shrunk(workload) if args.tiny else workload
             workload = replace(workload, rounds=args.rounds or workload.rounds)
-            results[letter] = measure_rounds(letter, workload, args.repeat, console)
+            results[letter] = measure_rounds(letter, workload, cases(letter), args.repeat, console)
     if args.workload in ("memory", "all"):
         results["memory"] = measure_memory(console)
     if args.workload in ("startup", "all"):

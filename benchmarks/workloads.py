@@ -29,7 +29,9 @@ from fedtorch.config.schema import (
     RunConfig,
     SystemConfig,
 )
-from fedtorch.core.seeds import generator_for
+from fedtorch.core.seeds import generator_for, seed_for
+from fedtorch.models.adapters.lora import add_adapter
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.tasks.base import Scores, Task
 
 NUM_CLASSES = 8
@@ -50,6 +52,8 @@ class RandomTokens(Task):
     """of the model; its feed-forward layers are four times as wide"""
     layers: int
     heads: int = 4
+    rank: int = 0
+    """of LoRA beside its layers, by peft's choice of them; 0: all weights are trained"""
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """`c0`, `c1`, ... with their training examples."""
@@ -69,7 +73,25 @@ class RandomTokens(Task):
         return list(rows)
 
     def build_model(self, seed: int) -> nn.Module:
-        """A model of the family with random weights."""
+        """A model of the family with random weights, and the adapter."""
+        model = self._whole(seed)
+        if self.rank:
+            add_adapter(model, Adapter(r=self.rank), seed)
+        return model
+
+    def plain_model(self, seed: int) -> nn.Module:
+        """The same without our code: peft's own wrapper, from the same seeds."""
+        model = self._whole(seed)
+        if not self.rank:
+            return model
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(seed_for(seed, "adapter"))
+        # GPT-2's layers hold their matrices transposed
+        options = LoraConfig(r=self.rank, lora_alpha=16, fan_in_fan_out=self.family == "gpt2")
+        return get_peft_model(model, options)
+
+    def _whole(self, seed: int) -> Any:
         torch.manual_seed(seed)
         if self.family == "t5":
             return T5ForConditionalGeneration(

@@ -15,7 +15,7 @@ ALGORITHMS = {
     "fedassistant": "fedtorch.algorithms.fedassistant:FedAssistant",
     "local": "fedtorch.algorithms.local:Local",
     "rolora": "fedtorch.algorithms.adapters.rolora:RoLoRA",
-    "hetlora": "fedtorch.algorithms.adapters.ranks:HetLoRA",
+    "hetlora": "fedtorch.algorithms.adapters.hetlora:HetLoRA",
     "flexlora": "fedtorch.algorithms.adapters.ranks:FlexLoRA",
     "flora": "fedtorch.algorithms.adapters.stacks:FLoRA",
     "fedex": "fedtorch.algorithms.adapters.stacks:FedEx",

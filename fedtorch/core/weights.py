@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
 
@@ -156,6 +156,21 @@ def bind(layout: Layout, parameters: Mapping[str, Tensor], device: torch.device)
         view.copy_(parameters[name].detach())
         parameters[name].data = view
     return flat
+
+
+def release(module: nn.Module, names: Iterable[str]) -> None:
+    """Let go of the values of these parameters, and of tensors tied to them; names, shapes and dtypes stay.
+
+    They are on torch's meta device then, so that whoever computes with them gets an error.
+    """
+    empty = {
+        id(held): nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=held.requires_grad)
+        for held in map(module.get_parameter, names)
+    }
+    for owner in module.modules():
+        for key, held in list(owner._parameters.items()):
+            if id(held) in empty:
+                owner._parameters[key] = empty[id(held)]
 
 
 def mapped(flat: Tensor, folder: Path) -> Tensor:

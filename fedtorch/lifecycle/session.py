@@ -23,6 +23,7 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import MODEL
+from fedtorch.core.weights import release
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.model_cards import write_cards
@@ -138,6 +139,7 @@ class Session:
         """One run after the other; the table of the first, with the others beside it, comes last."""
         for built in runs:
             comm.preflight(built.facts())
+        _release_bases(runs, self.rank)
         if comm.is_server:
             forget_secret(runs[0].config.folder)  # every rank has it
         first, *others = runs
@@ -190,6 +192,13 @@ class Session:
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
         self.stop.last_words = None
         write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
+
+
+def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:
+    """A server that only serves lets go of bases, now that they were compared; not of one that another run needs."""
+    for engine in {id(built.engine): built.engine for built in runs}.values():
+        idle = [set(built.idle_base(rank)) for built in runs if built.engine is engine]
+        release(engine.module, set.intersection(*idle))
 
 
 def _network(config: Config) -> Network:

@@ -16,6 +16,7 @@ from transformers import (
 
 from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.adapters.lora import with_adapter
+from fedtorch.models.adapters.precision import dtype_of
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.pretrained import fit_vocabulary, load_config, load_pretrained
 from fedtorch.models.t5 import RANDOM as T5_RANDOM
@@ -54,7 +55,7 @@ class EncoderDecoder:
             raise ValueError(f"task.model.init is copying but task.model.name is {self.name}; only t5-random has it")
 
     def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
-        """The model in fp32, its embedding at least as large as the tokenizer.
+        """The model in fp32 (a base as `adapter` says), its embedding at least as large as the tokenizer.
 
         Raises:
             ConfigError: the folder is missing or holds no encoder-decoder.
@@ -105,7 +106,13 @@ class EncoderDecoder:
             if self.dropout is not None and hasattr(config, key):
                 setattr(config, key, self.dropout)
         model, _ = load_pretrained(
-            "encoder-decoder", AutoModelForSeq2SeqLM, self.name, key="task.model.name", instead=instead, config=config
+            "encoder-decoder",
+            AutoModelForSeq2SeqLM,
+            self.name,
+            key="task.model.name",
+            instead=instead,
+            dtype=dtype_of(self.adapter),
+            config=config,
         )
         fit_vocabulary(model, len(tokenizer))
         return model

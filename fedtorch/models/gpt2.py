@@ -11,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.adapters.lora import with_adapter
+from fedtorch.models.adapters.precision import dtype_of
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
@@ -45,7 +46,7 @@ class GPT2Model:
             )
 
     def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
-        """The model in fp32, its embedding as large as the tokenizer.
+        """The model in fp32 (a base as `adapter` says), its embedding as large as the tokenizer.
 
         Raises:
             ConfigError: the folder is missing or holds no GPT-2.
@@ -54,7 +55,10 @@ class GPT2Model:
             torch.manual_seed(seed)
             return with_adapter(GPT2LMHeadModel(self._config(tokenizer)), self.adapter, seed, None)
         rates: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
-        model, _ = load_pretrained("GPT-2", GPT2LMHeadModel, self.name, key="task.model.name", instead=RANDOM, **rates)
+        dtype = dtype_of(self.adapter)
+        model, _ = load_pretrained(
+            "GPT-2", GPT2LMHeadModel, self.name, key="task.model.name", instead=RANDOM, dtype=dtype, **rates
+        )
         fit_vocabulary(model, len(tokenizer))
         return with_adapter(model, self.adapter, seed, self.name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,15 @@ def load_config(kind: str, name: str, *, key: str, instead: str) -> Any:
 
 
 def load_pretrained(
-    kind: str, loader: Any, name: str, *, key: str, instead: str, may_lack: tuple[str, ...] = (), **options: Any
+    kind: str,
+    loader: Any,
+    name: str,
+    *,
+    key: str,
+    instead: str,
+    may_lack: tuple[str, ...] = (),
+    dtype: torch.dtype | Literal["auto"] = torch.float32,
+    **options: Any,
 ) -> tuple[Any, list[str]]:
     """(the model in fp32, names of the tensors that it lacked and that were drawn at random).
 
@@ -40,6 +48,7 @@ def load_pretrained(
         name: a folder, `package:NAME/FOLDER`, a name in the hub cache or `hub:NAME`: see `located`.
         may_lack: beginnings of names of tensors that may be absent. transformers draws absent ones and says so in a
             log only.
+        dtype: of the weights; auto: that of the files.
 
     Raises:
         ConfigError: nothing usable under that name, or a tensor is absent.
@@ -48,7 +57,7 @@ def load_pretrained(
     hf_logging.disable_progress_bar()  # its bar would run into ours
     try:
         model, info = loader.from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+            place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise _unusable(kind, name, key, instead, error) from error

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGene
 
 from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.adapters.lora import has_adapter, with_adapter
+from fedtorch.models.adapters.precision import dtype_of
 from fedtorch.models.adapters.saved import save_adapted
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.padding import by_length, pad
@@ -54,7 +55,7 @@ class T5Model:
     """what is added to the model and trained in its place"""
 
     def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
-        """The model in fp32, its embedding as large as the tokenizer.
+        """The model in fp32 (a base as `adapter` says), its embedding as large as the tokenizer.
 
         Raises:
             ConfigError: the folder is missing or holds no T5.
@@ -92,6 +93,7 @@ class T5Model:
             self.name,
             key="task.model.name",
             instead=RANDOM,
+            dtype=dtype_of(self.adapter),
             dropout_rate=self.dropout,
         )
         fit_vocabulary(model, len(tokenizer))

@@ -103,6 +103,12 @@ class BuiltRun(Plan):
         """Of the names and bits of `Engine.fixed`; first read before any training."""
         return digest_of({name: self.engine.module.get_parameter(name) for name in self.engine.fixed})[:16]
 
+    def idle_base(self, rank: int) -> list[str]:
+        """The untrained parameters that this rank only compares: it neither trains nor evaluates with them."""
+        if self.topology.worker_of(rank) is not None or self.algorithm.trains_server:
+            return []
+        return list(self.task.unsaved(self.engine.module))
+
     def facts(self) -> dict[str, str]:
         """What must be the same on every rank, as text; compared before any group is made."""
         return {

@@ -96,6 +96,17 @@ def sums_go_to_the_server_alone(plan: Plan) -> None:
         )
 
 
+def fixed_factors_are_nobodys(plan: Plan) -> None:
+    """What a base is fitted to is released without noise."""
+    adapter = getattr(getattr(plan.task, "source_model", None), "adapter", None)
+    public = None if adapter is None else adapter.public_rows
+    if public is not None and plan.task.data.reads(public):  # type: ignore[attr-defined]  # of one's own
+        raise ConfigError(
+            f"{WHY}task.model.adapter.public_rows is {public!r}, which is among the clients' own rows: factors that "
+            "are fitted to them would be released without noise; name rows that are nobody's secret, or remove the key"
+        )
+
+
 def delta_is_less_than_one_client(plan: Plan) -> None:
     """With δ = 1/N it would be within the promise to publish one client's data."""
     delta, number = plan.config.privacy.delta, len(plan.clients)
@@ -142,6 +153,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     no_round_depends_on_who_came,
     the_round_is_one_clipped_sum,
     sums_go_to_the_server_alone,
+    fixed_factors_are_nobodys,
     delta_is_less_than_one_client,
     nobody_is_judged,
     a_moving_clip_has_enough_noise,

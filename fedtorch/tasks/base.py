@@ -199,6 +199,10 @@ class Task:
         nothing is written.
         """
 
+    def unsaved(self, model: nn.Module) -> Sequence[str]:
+        """Untrained parameters of which `save_model` writes nothing, so that a rank that only saves can do without."""
+        return ()
+
     def scale_adapter(self, model: nn.Module, rank: int | None) -> float:
         """Set s of the products B·A beside layers to that of factors of `rank` (None: of those there); returns it.
 

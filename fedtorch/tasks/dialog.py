@@ -18,6 +18,7 @@ from fedtorch.core.ranges import Count
 from fedtorch.data.dialogs import ASSISTANT, USER
 from fedtorch.data.folder import read_rows
 from fedtorch.metrics.perplexity import OWN, OWN_ASSISTANT, of_domain, table
+from fedtorch.models.adapters.saved import bases_elsewhere
 from fedtorch.models.gpt2 import RANDOM, GPT2Model
 from fedtorch.models.link import Peer
 from fedtorch.models.side import KvDtype, KvGrad, KvTransfer, Passing
@@ -248,6 +249,10 @@ class Dialog(Prepared):
             "kv_overhead_bytes": traffic.overhead_bytes,
             "kv_physical_bytes": traffic.physical_bytes,
         }
+
+    def unsaved(self, model: nn.Module) -> list[str]:
+        """An adapter's base."""
+        return bases_elsewhere(model)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """`save_pretrained` of each model with the tokenizer, in the folders `user` and `assistant`, or the folder.

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from fedtorch.core.ranges import Count
 from fedtorch.data.prepared_gym import PreparedGym, score_name
 from fedtorch.metrics.generation import MEANS, METRICS, STRIPPING, is_undefined
+from fedtorch.models.adapters.saved import bases_elsewhere
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
 from fedtorch.models.padding import pad
@@ -247,6 +248,10 @@ class FewShotTasks(Prepared):
     def relabelled(self, example: Example, tokens: list[int], weights: list[float] | None) -> Example:
         """The example with a model's answer in place of the gold ones."""
         return example._replace(targets=[tokens], weights=weights, is_pseudo=True)
+
+    def unsaved(self, model: nn.Module) -> list[str]:
+        """An adapter's base."""
+        return bases_elsewhere(model)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """`save_pretrained` of model and tokenizer."""

@@ -22,12 +22,13 @@ from fedtorch.data.own.prepare import prepare
 from fedtorch.data.own.prepared_folder import folder_for
 from fedtorch.data.own.rows import Form
 from fedtorch.models.adapters.lora import has_adapter
-from fedtorch.models.adapters.saved import base_digests, save_adapted, saved_keys
+from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_adapted, saved_keys
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.chosen_metrics import code_of
 from fedtorch.tasks.judged import Judged
 from fedtorch.tasks.own_usage import usage
+from fedtorch.tasks.public_rows import fit_to_public_rows
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
 
@@ -123,6 +124,8 @@ class OwnTask(Judged):
                 f"task.max_length is {self.max_length} but {self.source_model.named} has {positions} positions; "
                 "lower task.max_length"
             )
+        if (adapter := self.source_model.adapter) is not None and adapter.public_rows is not None:
+            fit_to_public_rows(self, model, adapter.public_rows)
         return model
 
     def head_settings(self) -> dict[str, Any]:
@@ -133,6 +136,10 @@ class OwnTask(Judged):
         """`save_pretrained` of model and tokenizer; an adapter alone."""
         (save_adapted if has_adapter(model) else save_model)(model, folder)
         save_tokenizer(self.vocabulary, folder)
+
+    def unsaved(self, model: nn.Module) -> list[str]:
+        """An adapter's base."""
+        return bases_elsewhere(model)
 
     def usage(self) -> Mapping[str, str]:
         """By the head; see `own_usage`."""

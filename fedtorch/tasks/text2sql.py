@@ -17,6 +17,7 @@ from fedtorch.data.check import round_trip
 from fedtorch.data.folder import read_client, read_rows
 from fedtorch.data.text2sql import source_text, target_text
 from fedtorch.metrics.exact_match import exact_match
+from fedtorch.models.adapters.saved import bases_elsewhere
 from fedtorch.models.padding import pad
 from fedtorch.models.t5 import RANDOM, T5Model, generate_greedily, save_pretrained
 from fedtorch.tasks.base import Scores
@@ -141,6 +142,10 @@ class Text2SQL(Prepared):
     def metrics(self) -> tuple[str, ...]:
         """exact_match, and with `em_strings` the two of bare strings."""
         return ("exact_match", *(["exact_match_string", "exact_match_target"] if self.em_strings else []))
+
+    def unsaved(self, model: nn.Module) -> list[str]:
+        """An adapter's base."""
+        return bases_elsewhere(model)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """`save_pretrained` of model and tokenizer."""

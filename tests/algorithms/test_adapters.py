@@ -16,7 +16,8 @@ from toy import Quadratic
 
 from fedtorch.algorithms.adapters.error import figures
 from fedtorch.algorithms.adapters.factors import norm_of_product, pairs_of
-from fedtorch.algorithms.adapters.ranks import NORM, FlexLoRA, HetLoRA, truncated
+from fedtorch.algorithms.adapters.hetlora import HetLoRA
+from fedtorch.algorithms.adapters.ranks import NORM, FlexLoRA, truncated
 from fedtorch.algorithms.adapters.rolora import RoLoRA
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg

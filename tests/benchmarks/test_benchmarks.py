@@ -12,6 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
+from benchmarks.adapter_rounds import main as adapter_rounds_main
 from benchmarks.adapter_rules import RULES
 from benchmarks.adapter_rules import main as adapter_rules_main
 from benchmarks.clients import main as clients_main
@@ -140,6 +141,18 @@ def test_the_benchmark_of_many_rows_checks_them_twice(tmp_path: Path, capsys: py
     found = json.loads(target.read_text())
     assert found["rows"] == 300 and found["first"]["peak_mb"] > 50
     assert capsys.readouterr().out.count("of processor time") == 2
+
+
+def test_the_bare_loop_over_peft_ends_as_the_runner_does(tmp_path: Path) -> None:
+    target = tmp_path / "rounds.json"
+    found = adapter_rounds_main(["--tiny", "--rounds", "1", "--repeat", "1", "--json", str(target)])
+    assert json.loads(target.read_text()) == found and len(found["cases"]) == 6
+    assert found["weights"]["apart"] < 1e-3  # see the first test
+    numbers, clients = 1 * 8 * (16 + 48), 4  # of one layer's queries, keys and values, which GPT-2 has in one matrix
+    assert found["weights"]["numbers"] == numbers
+    sent = {case["case"]: case["moved_bytes"][0].get("bytes_up", 0) for case in found["cases"]}
+    ours, whole = (sent[f"fedtorch, {what}, server + 2"] for what in ("adapter", "all weights"))
+    assert 4 * numbers * clients < ours < 4 * numbers * clients + 4000 < whole
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from factors import Regression
 from harness import make_config, make_runner
 from ranks import run_ranks
 
-from fedtorch.algorithms.adapters.ranks import FlexLoRA, HetLoRA
+from fedtorch.algorithms.adapters.hetlora import HetLoRA
+from fedtorch.algorithms.adapters.ranks import FlexLoRA
 from fedtorch.algorithms.adapters.rolora import RoLoRA
 from fedtorch.algorithms.adapters.stacks import FedEx, FLoRA
 from fedtorch.algorithms.base import Algorithm
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedsa": (FedAvg(), {"partition": PartitionConfig(private=("*lora_B*",))}),
     "rolora": (RoLoRA(), {"eval": EvalConfig(every=2)}),
     "hetlora": (HetLoRA(ranks={"c1": 1, "c4": 1}), {}),
+    "hetlora_decay": (HetLoRA(ranks={"c1": 1}, rank_decay=0.5, rank_penalty=100.0), {}),
     "flora": (FLoRA(ranks={"c1": 1}, added_rank=4), {"eval": EvalConfig(every=2)}),
     "fedex": (FedEx(ranks={"c4": 1}), {}),
     "flexlora": (FlexLoRA(ranks={"c0": 1, "c3": 1}), {}),
@@ -48,7 +50,7 @@ def config_of(name: str, folder: str, **changes: Any) -> Any:
     return make_config(Path(folder) / name, TASK, algorithm, **{**settings, **changes})
 
 
-PARTS = ("rolora", "hetlora", "flexlora", "flora", "fedex")
+PARTS = ("rolora", "hetlora", "hetlora_decay", "flexlora", "flora", "fedex")
 """Those of which not everything travels."""
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from fedtorch.lifecycle.export import export
 from fedtorch.main import main
+from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.encoder_decoder import EncoderDecoder
+from fedtorch.models.gpt2 import GPT2Model
 from fedtorch.models.saved import load_saved
+from fedtorch.models.t5 import T5Model
+from fedtorch.text.byte_bpe import train_subwords
 from tests.test_main import TINY
 
 DIALOGS = """
@@ -59,6 +65,30 @@ def test_text_to_sql_weighted_by_lorar(rule: str, tmp_path: Path, tiny_data: Pat
     with torch.no_grad():
         found, merged, before = (m(input_ids=IDS, decoder_input_ids=IDS).logits for m in (adapted, whole, base))
     assert (found - merged).abs().max() < 1e-5 < (found - before).abs().max()
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])
+def test_a_base_of_16_bits_stays_so(kind: str, tmp_path: Path) -> None:
+    """What is trained beside it is fp32, and so are the scores that a loss is taken of."""
+    base = tmp_path / "base"
+    train_subwords(["rain and sun and wind"], base, size=270)
+    words = AutoTokenizer.from_pretrained(base)
+    own: Any = {
+        "t5": T5Model(d_model=16, d_ff=16, d_kv=8, num_heads=2, num_layers=1),
+        "bart": EncoderDecoder(d_model=16, d_ff=16, num_heads=2, num_layers=1, max_positions=32),
+        "gpt2": GPT2Model(width=16, layers=1, heads=2, positions=32),
+    }[kind]
+    own.build(0, words).to(torch.bfloat16).save_pretrained(base)
+    model = replace(own, name=str(base), adapter=Adapter(r=2, base="saved")).build(0, words)
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    assert {dtype for name, dtype in dtypes.items() if ".lora_" not in name} == {torch.bfloat16}
+    assert {dtype for name, dtype in dtypes.items() if ".lora_" in name} == {torch.float32}
+    inputs = {"input_ids": IDS} | ({} if kind == "gpt2" else {"decoder_input_ids": IDS})
+    logits = model(**inputs).logits
+    assert logits.dtype == torch.float32
+    logits.sum().backward()
+    factors = [p for name, p in model.named_parameters() if "lora_B" in name]
+    assert factors and all(p.grad is not None and p.grad.any() for p in factors)
 
 
 def test_dialogs_of_two_sides_of_which_one_is_shared(tmp_path: Path) -> None:

@@ -108,20 +108,32 @@ class UnlikeRanks(FedAvg):
     def client_update(self, job: ClientJob) -> Report:
         """Train factors of the client's rank and send them."""
         layout, received, task = job.engine.shared, job.received["weights"], cast(HasScale, job.task)
-        rank = self.rank_of(layout, job.client.name)
+        rank = self.present_rank(job)
         places = rank_places(layout, rank)
         begun = places.spread(places.take(self.start_of(job, received)))
         scale = task.scale_adapter(job.engine.module, None)
         try:
             own = task.scale_adapter(job.engine.module, rank)
             rescale(layout, begun, scale / own)
-            curve = job.train(begun)
+            curve = job.train(begun, before_step=self.correction(job))
         finally:
             task.scale_adapter(job.engine.module, None)
         trained = job.engine.snapshot()
+        told = self.after_training(job, rank, begun, trained)
         norm = product_norm(layout, trained)
         job.send("weights", rescale(layout, trained, own / scale))
-        return self.report(job, curve, **{NORM: norm})
+        return self.report(job, curve, **{NORM: norm}, **told)
+
+    def present_rank(self, job: ClientJob) -> int:
+        """That which the client trains in this round, at most the one in `ranks`."""
+        return self.rank_of(job.engine.shared, job.client.name)
+
+    def after_training(self, job: ClientJob, rank: int, begun: Tensor, trained: Tensor) -> Mapping[str, float]:
+        """May change `trained`, in place, before it is sent; numbers for the report.
+
+        begun, trained: factors of `rank` before and after, in the scale of that rank.
+        """
+        return {}
 
     def start_of(self, job: ClientJob, received: Tensor) -> Tensor:
         """What a round's training starts from, before it is cut to the client's rank; `received` is not changed."""
@@ -180,26 +192,6 @@ def stacked_factors(
             left.append(b[:, there])
             right.append(a[there])
     return {pair: (torch.cat(left, 1), torch.cat(right, 0)) for pair, (left, right) in found.items()}
-
-
-@dataclass(frozen=True)
-class HetLoRA(UnlikeRanks):
-    """HetLoRA (Cho et al. 2024, arXiv 2401.06432) without its pruning of ranks: factors padded with zeros are averaged.
-
-    A client weighs by ‖B_i A_i‖_F over all layers, the paper's sparsity-weighted aggregation; where all are 0, as
-    `weights` says.
-    """
-
-    @property
-    def weighting(self) -> str:
-        """By what clients have learned."""
-        return NORM
-
-    def weigh(self, reports: Sequence[Report]) -> list[float]:
-        """‖B_i A_i‖_F / Σ_j ‖B_j A_j‖_F; by the norm that is measured of what came, none is above ‖(A_i, B_i)‖²/2."""
-        norms = [min(report.extra.get(NORM, 0.0), report.norm**2 / 2) for report in reports]
-        total = math.fsum(norms)
-        return [norm / total for norm in norms] if total else super().weigh(reports)
 
 
 @dataclass(frozen=True)

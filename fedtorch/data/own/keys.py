@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from glob import glob
+from pathlib import Path
 from typing import Any
 
 from fedtorch.core.ranges import BelowOne, Whole
@@ -72,6 +74,14 @@ class OwnData:
     def options(self) -> dict[str, Any]:
         """The keys that decide about the rows."""
         return {key: value for key, value in asdict(self).items() if key != "prepared"}
+
+    def reads(self, path: str) -> bool:
+        """Is the file among what `source` and `splits` name, or in a folder of it?"""
+        sources = self.source if isinstance(self.source, tuple) else (self.source,)
+        named = [name for name in (*sources, self.splits.dev, self.splits.test) if isinstance(name, str)]
+        own = {Path(found).resolve() for name in named for found in glob(name, recursive=True)}
+        place = Path(path).resolve()
+        return not own.isdisjoint((place, *place.parents))
 
     def alone(self, source: str, columns: Mapping[str, str] | None = None) -> OwnData:
         """The same for rows elsewhere that are not dealt: without clients, splits and ids. columns: None keeps all."""

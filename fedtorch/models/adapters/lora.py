@@ -27,7 +27,7 @@ from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
-from fedtorch.models.adapters.precision import pass_gradients_quickly, train_in_fp32
+from fedtorch.models.adapters.precision import pass_gradients_quickly, score_in_fp32, train_in_fp32
 from fedtorch.models.adapters.settings import KEY, Adapter
 from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.pretrained import located
@@ -83,8 +83,8 @@ def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | N
         ConfigError: as `add_adapter`; or the model has more embeddings than its source, which are in no adapter.
     """
     if adapter is not None:
-        if adapter.base != "fp32":
-            raise ConfigError(f"{KEY}.base is {adapter.base}, which only tasks over data of your own take; remove it")
+        if adapter.public_rows is not None:
+            raise ConfigError(f"{KEY}.public_rows is set, which only tasks over data of your own take; remove it")
         base = None if source is None else kept_path(source)
         if base is not None and model.config.vocab_size != AutoConfig.from_pretrained(located(base)).vocab_size:
             raise ConfigError(f"{KEY} is set but {source} has fewer embeddings than the tokenizer has tokens, and new "
@@ -92,6 +92,7 @@ def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | N
         if base is not None:
             map_base(model, Path(located(base)))
         add_adapter(model, adapter, seed, base=base)
+        score_in_fp32(model)
     return model
 
 

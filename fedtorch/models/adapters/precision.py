@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from fedtorch.models.adapters.settings import Adapter
+
+
+def dtype_of(adapter: Adapter | None) -> torch.dtype | Literal["auto"]:
+    """Of the weights of a base that is read from its files; see `Adapter.base`."""
+    return "auto" if adapter is not None and adapter.base == "saved" else torch.float32
+
+
+def score_in_fp32(model: Any) -> None:
+    """Let a base of 16 bits give its scores of tokens as fp32, for a loss to be taken of them."""
+    if (head := model.get_output_embeddings()) is not None and head.weight.dtype.itemsize < 4:
+        head.register_forward_hook(lambda _, inputs, logits: logits.float())
 
 
 def train_in_fp32(model: nn.Module) -> None:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.files import hash_file
 from fedtorch.models.adapters.lora import CONFIG, NAME, removed, save_adapter
@@ -25,6 +27,18 @@ def save_adapted(model: Any, folder: Path) -> None:
     if model.peft_config[NAME].base_model_name_or_path is None:
         with removed(model):
             save_model(model, folder / BASE)
+
+
+def bases_elsewhere(model: nn.Module) -> list[str]:
+    """The parameters of bases that have a place of their own: `save_adapted` writes none of them."""
+    found = []
+    for prefix, part in model.named_modules():
+        config = getattr(part, "peft_config", {}).get(NAME)
+        if config is not None and config.base_model_name_or_path is not None:
+            start = f"{prefix}." if prefix else ""
+            found += [start + name for name, parameter in part.named_parameters()
+                      if not parameter.requires_grad and ".lora_" not in name]  # fmt: skip
+    return found
 
 
 def is_adapter(folder: Path) -> bool:

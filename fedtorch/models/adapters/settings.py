@@ -37,11 +37,20 @@ class Adapter:
     """Modules that are trained and sent whole, by the ends of their names, beside a head that is new."""
     base: Literal["fp32", "saved"] = "fp32"
     """Of the base's weights: made fp32, or as in its files (bf16), which then are in memory once on a machine. What is
-    trained is fp32 in either case. `saved` is for tasks over data of one's own."""
+    trained is fp32 in either case."""
     path: str | None = None
     """A folder with an adapter to start from (adapter_config.json, adapter_model.safetensors), which says the rest."""
 
+    public_rows: str | None = None
+    """Of sb: a file of rows that are nobody's secret, with the task's columns; A and B are the best for the gradient of
+    their loss. null: from the run's seed. For tasks over data of one's own."""
+
     def __post_init__(self) -> None:
+        if self.public_rows is not None and self.kind != "sb":
+            raise ConfigError(
+                f"{KEY}.public_rows is {self.public_rows!r}, to which kind sb alone fits its factors, and {KEY}.kind "
+                f"is {self.kind}; remove one of them"
+            )
         given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
         if self.path is not None and (other := [name for name in given if name not in ("path", "dropout", "base")]):
             raise ConfigError(

@@ -1,4 +1,6 @@
-"""Of a product B·R·A beside a layer's weight only R, r × r, is trained: A and B are drawn from the run's seed (Fed-SB).
+"""Of a product B·R·A beside a layer's weight only R, r × r, is trained: A and B are fixed (Fed-SB).
+
+They are drawn from the run's seed, or fitted to the gradient that public rows give.
 
 R takes part in A's place: `q.lora_A.default` computes R·A x, its parameters are `fixed` (A) and `square` (R), and who
 asks for its weight gets R·A. So for everyone else, peft and files among them, it is an adapter like others.
@@ -7,7 +9,9 @@ asks for its weight gets R·A. So for everyone else, peft and files among them, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +61,52 @@ def make_square(layers: Mapping[str, Any], seed: int) -> None:
             factor.copy_((2 * torch.rand(factor.shape, generator=draw) - 1) * math.sqrt(3 / width))
         layer.lora_A[NAME] = SquareFactor(a.detach())
         b.requires_grad_(False)
+
+
+@torch.no_grad()
+def fit_square(layers: Mapping[str, Any], gradients: Mapping[str, Tensor]) -> None:
+    """Fixed factors of every layer from the gradient of its weight, shape (d_out, d_in): G = U S Vᵀ, A = V_rᵀ, B = U_r.
+
+    So B·(Bᵀ G Aᵀ)·A, all that R can follow of G, is the best of rank r (Eckart–Young). R stays 0.
+
+    Raises:
+        ConfigError: a gradient is not finite, or has fewer than r rows or columns.
+    """
+    for name, layer in layers.items():
+        gradient, rank = gradients[name].double(), layer.r[NAME]
+        if rank > min(gradient.shape) or not bool(gradient.isfinite().all()):
+            why = "is not finite" if rank <= min(gradient.shape) else f"is {tuple(gradient.shape)}, less than {KEY}.r"
+            raise ConfigError(f"{KEY}.public_rows is set, but the gradient of `{name}` {why}; remove the key")
+        u, _, vt = torch.linalg.svd(gradient, full_matrices=False)
+        layer.lora_A[NAME].fixed.copy_(vt[:rank])
+        layer.lora_B[NAME].weight.copy_(u[:, :rank])
+
+
+@contextmanager
+def weight_gradients(layers: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
+    """Inside the block every backward pass adds to the gradients of the layers' weights, (d_out, d_in) in fp32.
+
+    As if B·R·A were the weight itself: from what goes into a layer and what comes back, whatever holds its base.
+    """
+    found = {
+        name: torch.zeros(layer.lora_B[NAME].weight.shape[0], layer.lora_A[NAME].fixed.shape[1])
+        for name, layer in layers.items()
+    }
+
+    def watch(name: str, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x = inputs[0].detach().flatten(0, -2).float()
+
+        def add(gradient: Tensor) -> None:
+            found[name] += gradient.flatten(0, -2).float().T @ x
+
+        output.register_hook(add)
+
+    handles = [layer.register_forward_hook(partial(watch, name)) for name, layer in layers.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def made_plain(layers: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:

