@@ -74,6 +74,9 @@ def test_the_trimmed_mean_by_hand() -> None:
     found = combined("trimmed_mean", [[0.0], [10.0], [1000.0]], [0.2, 0.6, 0.2], trim=0.1)
     assert found.item() == pytest.approx((0.1 * 0 + 0.6 * 10 + 0.1 * 1000) / 0.8, rel=1e-9)
     assert combined("trimmed_mean", [[0.0], [10.0], [1000.0]], [0.2, 0.6, 0.2], trim=0.2).item() == 10.0
+    updates = updates_of(torch.tensor([[0.0], [10.0], [1000.0]]))
+    rule_of({"name": "trimmed_mean", "trim": 0.1}).combine(updates, [0.2, 0.6, 0.2])
+    assert [updates.kept[f"c{place}"] for place in range(3)] == pytest.approx([0.5, 1.0, 0.5], rel=1e-9)
 
 
 def test_krum_takes_the_row_with_the_most_others_close_by() -> None:

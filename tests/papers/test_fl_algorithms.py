@@ -67,6 +67,7 @@ def test_weights_and_pseudo_gradient_follow_section_4(mode: str) -> None:
     [
         ("lorar", [10, 30], [0.0, 0.0], [0.25, 0.75], True),
         ("loss_reduction", [10, 30], [0.0, 0.0], [0.25, 0.75], True),
+        ("lorar", [10, 30, 60], [0.0, math.nan, 0.0], [0.1428571429, 0.0, 0.8571428571], True),
         ("lorar", [10, 30, 60], [1.0, math.nan, 0.5], [0.25, 0.0, 0.75], False),
         ("size", [10, 30, 60], [1.0, math.nan, 0.5], [0.1428571429, 0.0, 0.8571428571], False),
         ("equal", [10, 30, 60], [1.0, math.inf, 0.5], [0.5, 0.0, 0.5], False),
@@ -223,6 +224,19 @@ def test_fedprox_on_a_quadratic() -> None:
     gradients = [[2.0, 3.5], [1.405, 3.015], [0.9592, 2.6131]]
     assert [g for _, _, grad in seen for g in grad] == pytest.approx([g for grad in gradients for g in grad], **close)
     assert engine.flat.tolist() == pytest.approx([0.56358, 1.08719], **close)
+
+
+def test_fedprox_pulls_with_any_strength_but_none() -> None:
+    from fedtorch.algorithms.fedprox import proximal
+
+    engine = Engine(Bowl(), Partition(), torch.device("cpu"))
+    engine.start(engine.initial_shared, None, SGD, steps=1, seed=0)
+    assert proximal(engine, engine.initial_shared, 0.0) is None
+    pull = proximal(engine, engine.initial_shared - 1, 1.0)
+    assert pull is not None
+    engine.shared_gradients()[0].zero_()
+    assert float(pull(engine)) == pytest.approx(1.0)  # half of 1² + 1²
+    assert engine.shared_gradients()[0].tolist() == [1.0, 1.0]
 
 
 def rounds_of(runner: Runner) -> Any:
