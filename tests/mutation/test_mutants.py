@@ -16,6 +16,7 @@ MOST = 6
 
 # the tests that a file's mutants have to get past, small ones that start no process
 RULES, MESSAGES = "papers/test_fl_algorithms", "papers/test_fedassistant_rounds"
+LIMITS = "invariance/test_limits"
 ROBUST, FACTORS = "algorithms/test_robust", "algorithms/test_adapters"
 TESTS = {
     "algorithms/adapters/error": [f"tests/{FACTORS}.py", "-k", "by_hand or identity or product_is or one_factor"],
@@ -31,7 +32,7 @@ TESTS = {
     "algorithms/robust/krum": [f"tests/{ROBUST}.py", "-k", "krum or open_limits or attackers or left_out"],
     "algorithms/robust/median": [f"tests/{ROBUST}.py", "-k", "median or attackers or left_out"],
     "algorithms/robust/trimmed_mean": [f"tests/{ROBUST}.py", "-k", "trimmed or open_limits or attackers or left_out"],
-    "algorithms/scaffold": [f"tests/{RULES}.py", "-k", "scaffold"],
+    "algorithms/scaffold": [f"tests/{RULES}.py", f"tests/{LIMITS}.py", "-k", "scaffold"],
     "algorithms/weighting": [f"tests/{RULES}.py", "-k", "weights"],
     "comm/reproducible": ["tests/comm/test_reproducible.py"],
     "compression/topk": ["tests/compression/test_topk.py", "-k", "k_is or ties or none_one or sampled or nan or gpt2"],
