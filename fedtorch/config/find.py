@@ -1,8 +1,8 @@
 """From what stands behind `--config` or under `base` to files: a path, or the name of a config that is shipped.
 
 A path that exists is taken, with or without `.yaml`. Else `<folder>/<name>`, such as `lorar/fedopt_lorar`,
-`smoke/fedavg` or `overlays/zero2`, is a shipped config from whatever folder one calls: `rows`, `figures` and `small`,
-into which a paper's configs are sorted, need not be named.
+`smoke/fedavg` or `overlays/zero2`, is a shipped config from whatever folder one calls: `rows`, `figures`, `tuning` and
+`small`, into which a paper's configs are sorted, need not be named.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from fedtorch.core.errors import ConfigError
 
 PACKAGE = Path(__file__).parents[1]
-SORTED = ("rows", "figures", "small")
+SORTED = ("rows", "figures", "tuning", "small")
 """Folders of a paper that a name leaves out; no name is in two of them."""
 
 FORMER = {

@@ -66,7 +66,8 @@ class Sweep:
 def sweep_of(groups: Sequence[Group], metric: str, key: str | None) -> Sweep:
     """The scores of `metric` over `key`, by default over the one key that can be meant.
 
-    Keys whose value follows from the key's are no line of their own (epochs that are fewer where rounds are more).
+    Keys whose value follows from the key's are no line of their own (epochs that are fewer where rounds are more). One
+    that has the key's value in some runs, and one and the same in all others, makes a line `as swept` of the former.
 
     Raises:
         ConfigError: the runs do not differ in `key`, or in several keys without `key`, or none has the metric.
@@ -76,6 +77,9 @@ def sweep_of(groups: Sequence[Group], metric: str, key: str | None) -> Sweep:
         raise ConfigError(f"no run has scores of {metric}")
     differing = {name: [_bare(value) for value in values] for name, values in differences(kept).items()}
     key = _chosen(differing, key)
+    differing = {name: _as_swept(values, differing[key]) for name, values in differing.items() if name != key} | {
+        key: differing[key]
+    }
     others = _independent(differing, key)
     lines: dict[str, list[tuple[Any, Group]]] = {}
     for place, group in enumerate(kept):
@@ -100,6 +104,16 @@ def _chosen(differing: Mapping[str, Sequence[Any]], key: str | None) -> str:
     if apart:
         raise ConfigError(f"the runs differ in several keys: choose one with --over: {', '.join(free)}")
     return next((name for name in free if all(isinstance(v, int | float) for v in differing[name])), free[0])
+
+
+def _as_swept(values: Sequence[Any], swept: Sequence[Any]) -> list[Any]:
+    """`as swept` in place of values that go along with the key in some runs, while the others all have one value."""
+    along = [value == other for value, other in zip(values, swept, strict=True)]
+    moved = {json.dumps(value, default=str) for value, is_along in zip(values, along, strict=True) if is_along}
+    still = {json.dumps(value, default=str) for value, is_along in zip(values, along, strict=True) if not is_along}
+    if len(moved) < 2 or len(still) != 1:
+        return list(values)
+    return ["as swept" if is_along else value for value, is_along in zip(values, along, strict=True)]
 
 
 def _follows(differing: Mapping[str, Sequence[Any]], name: str, other: str) -> bool:

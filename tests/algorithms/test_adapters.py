@@ -21,7 +21,7 @@ from fedtorch.algorithms.adapters.ranks import NORM, FlexLoRA, truncated
 from fedtorch.algorithms.adapters.rolora import RoLoRA
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.config.schema import ClientConfig, PartitionConfig
+from fedtorch.config.schema import ClientConfig, PartitionConfig, ServerConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.core.update import Report
@@ -142,6 +142,19 @@ def test_rolora_moves_b_and_a_in_turn_and_nothing_is_lost(optimizer: str, tmp_pa
 def test_rolora_refuses_what_moves_a_factor_that_rests(client: dict[str, Any], shown: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=shown):
         rounds_of(tmp_path, RoLoRA(), client=client)
+
+
+@pytest.mark.parametrize("server", [{"optimizer": "adam", "lr": 0.1}, {"optimizer": "sgd", "lr": 1.0, "momentum": 0.9}])
+def test_rolora_refuses_a_server_whose_moments_move_a_factor_that_rests(server: dict[str, Any]) -> None:
+    RoLoRA().check_server(ServerConfig(optimizer="sgd", lr=1.0))
+    with pytest.raises(ConfigError, match="whose moments would move the factor that rests"):
+        RoLoRA().check_server(ServerConfig(**server))
+
+
+@pytest.mark.parametrize("names", [(A,), (B,)])
+def test_rolora_refuses_one_factor_alone(names: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="no layer of the model has both factors"):
+        RoLoRA().sent_places(layout(2, 3, 4, names), "a", 0)
 
 
 def test_what_rests_does_not_travel(tmp_path: Path) -> None:

@@ -74,6 +74,9 @@ def test_the_trimmed_mean_by_hand() -> None:
     found = combined("trimmed_mean", [[0.0], [10.0], [1000.0]], [0.2, 0.6, 0.2], trim=0.1)
     assert found.item() == pytest.approx((0.1 * 0 + 0.6 * 10 + 0.1 * 1000) / 0.8, rel=1e-9)
     assert combined("trimmed_mean", [[0.0], [10.0], [1000.0]], [0.2, 0.6, 0.2], trim=0.2).item() == 10.0
+    updates = updates_of(torch.tensor([[0.0], [10.0], [1000.0]]))
+    rule_of({"name": "trimmed_mean", "trim": 0.1}).combine(updates, [0.2, 0.6, 0.2])
+    assert [updates.kept[f"c{place}"] for place in range(3)] == pytest.approx([0.5, 1.0, 0.5], rel=1e-9)
 
 
 def test_krum_takes_the_row_with_the_most_others_close_by() -> None:
@@ -91,11 +94,12 @@ def test_krum_of_too_few_says_how_many_it_needs() -> None:
     assert combined("krum", drawn(7), attackers=2).shape == (50,)
 
 
-def test_clipping_by_hand() -> None:
+@pytest.mark.parametrize("size", [1.0, 0.01])
+def test_clipping_by_hand(size: float) -> None:
     """Norms 5 and 10 of which 5 counts; the median of the norms is that of the larger half."""
-    rows = [[3.0, 4.0], [6.0, 8.0], [0.0, 5.0]]
-    expected = [(3 + 3 + 0) / 3, (4 + 4 + 5) / 3]
-    assert combined("clip", rows, max_norm=5.0).tolist() == pytest.approx(expected, rel=1e-12)
+    rows = [[3.0 * size, 4.0 * size], [6.0 * size, 8.0 * size], [0.0, 5.0 * size]]
+    expected = [(3 + 3 + 0) / 3 * size, (4 + 4 + 5) / 3 * size]
+    assert combined("clip", rows, max_norm=5.0 * size).tolist() == pytest.approx(expected, rel=1e-12)
     assert combined("clip", rows).tolist() == pytest.approx(expected, rel=1e-12)
 
 
@@ -110,6 +114,12 @@ def test_the_geometric_median_is_that_of_a_plain_loop() -> None:
     assert combined("geometric_median", rows, weights.tolist()).numpy() == pytest.approx(v, rel=1e-6, abs=1e-8)
 
 
+def test_the_geometric_median_of_close_numbers_is_not_smoothed_to_their_mean() -> None:
+    """Two of three are 0; their mean would be 0.001, and so would it be for distances below the smoothing."""
+    assert abs(combined("geometric_median", [[0.0], [0.0], [0.003]]).item()) < 1e-5
+    assert combined("geometric_median", [[0.0], [0.0], [0.003]], smoothing=1.0).item() == pytest.approx(0.001)
+
+
 def test_centred_clipping_is_that_of_a_plain_loop() -> None:
     rows, weights = drawn(9), np.arange(1, 10) / 45
     rows[8] += 20
@@ -119,6 +129,13 @@ def test_centred_clipping_is_that_of_a_plain_loop() -> None:
         v = v + (weights * np.minimum(1, 8.0 / np.linalg.norm(apart, axis=1))) @ apart
     found = combined("centred_clipping", rows, weights.tolist(), tau=8.0, steps=3)
     assert found.numpy() == pytest.approx(v, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize(("rule", "fields"), [("centred_clipping", {"tau": 2.0}), ("geometric_median", {})])
+def test_weights_that_add_up_to_two_give_twice_as_much(rule: str, fields: dict[str, float]) -> None:
+    rows, shares = drawn(4), [0.1, 0.2, 0.3, 0.4]
+    once, twice = (combined(rule, rows, [times * share for share in shares], **fields) for times in (1, 2))
+    assert twice.numpy() == pytest.approx(2 * once.numpy(), rel=1e-6, abs=1e-8)
 
 
 OPEN: dict[str, dict[str, Any]] = {

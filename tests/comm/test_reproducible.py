@@ -157,6 +157,17 @@ def test_nothing_but_zeros_gives_zeros() -> None:
     assert torch.equal(accumulator.result(torch.ones(4)), torch.zeros(4))
 
 
+@pytest.mark.parametrize(("weights", "max_abs"), [([], []), ([0.5, 0.0], [0.0, 3.0]), ([0.0], [0.0])])
+def test_a_sum_of_nothing_has_the_scale_of_one(weights: list[float], max_abs: list[float]) -> None:
+    assert SumScale.of(weights, max_abs) == SumScale(0)
+
+
+def test_a_sum_of_nearly_one_is_as_fine_as_any() -> None:
+    just_below = 1 / (1 + 2**-40)  # so that the bound, a little more than the sum, is 1 and below 2
+    assert just_below * (1 + 2**-40) == 1
+    assert SumScale.of([1.0], [just_below]) == SumScale.of([1.0], [1.0]) == SumScale(51)
+
+
 def test_an_accumulator_is_used_again_and_for_shorter_vectors() -> None:
     accumulator = Accumulator(5)
     for length in (5, 2, 3):

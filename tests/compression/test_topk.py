@@ -121,7 +121,7 @@ def test_without_feedback_nothing_is_kept() -> None:
 @pytest.mark.parametrize(
     ("ratio", "size", "k"),
     [(0.02, 1_000_003, 20_001), (0.07, 100, 7), (1 / 12, 12, 1), (0.0833333333, 12, 1), (0.001, 5, 1), (1.0, 7, 7),
-     (0.02, 0, 0), (0.5, 3, 2)],
+     (0.02, 0, 0), (0.02, 1, 1), (0.5, 3, 2)],
 )  # fmt: skip
 def test_k_is_the_ratio_rounded_up(ratio: float, size: int, k: int) -> None:
     assert count_of(ratio, size) == k

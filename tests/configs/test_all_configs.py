@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedtorch.config.find import shipped
-from fedtorch.config.load import DEFAULT, companions, difference, digest, load, to_yaml
+from fedtorch.config.load import DEFAULT, companions, difference, digest, load, to_dict, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.text2sql import CLIENTS
+from fedtorch.tracking.plugin import flat
 
 ROOT = shipped()
 OVERLAYS = sorted((ROOT / "overlays").glob("zero*.yaml"))  # make no sense alone
@@ -209,7 +210,8 @@ def test_rows_of_the_fedmatch_paper_are_there() -> None:
     sweeps = {path.stem for path in (ROOT / "fedmatch" / "figures").glob("*.yaml")}
     expected = {f"layers_{n:02d}" for n in range(13)} | {f"patch_{size}" for size in (32, 64, 128, 256, 512)}
     expected |= {f"frequency_{e}" for e in (1, 2, 3)}
-    assert sweeps == expected | {f"data_{p}_{kind}" for p in (20, 40, 60, 80, 100) for kind in ("fm", "bert")}
+    sizes = itertools.product(("data", "data_all"), (20, 40, 60, 80, 100), ("fm", "bert"))
+    assert sweeps == expected | {f"{name}_{share}_{kind}" for name, share, kind in sizes}
 
 
 @pytest.mark.parametrize("path", FEDMATCH.values(), ids=FEDMATCH)
@@ -279,3 +281,60 @@ def test_a_misspelt_key_of_a_real_algorithm_is_named() -> None:
         load("lorar/fedprox", ["algorithm.weigths=lorar"])
     with pytest.raises(ConfigError, match=r"algorithm\.loss_reduction\.window is 0; set it to at least 1"):
         load("lorar/fedprox", ["algorithm.loss_reduction.window=0"])
+
+
+# config of a search: the row that it is laid over, and the keys that it sets with their values
+SEARCHES: dict[str, tuple[str, dict[str, float]]] = {
+    **{
+        f"lorar/server_{name}{end}": ("lorar/fedopt", {"server.lr": rate, "server.momentum": momentum})
+        for name, rate in (("1e-3", 1e-3), ("1e-2", 1e-2), ("1e-1", 0.1), ("5e-1", 0.5), ("1", 1.0))
+        for end, momentum in (("", 0.9), ("_plain", 0.0))
+    },
+    **{
+        f"lorar/prox_{name}": ("lorar/fedprox", {"algorithm.mu": mu})
+        for name, mu in (("1e-4", 1e-4), ("1e-3", 1e-3), ("1e-2", 1e-2), ("1e-1", 0.1), ("1", 1.0))
+    },
+    **{
+        f"lorar/rate_{name}": (
+            "lorar/finetune",
+            {"client.lr": rate, **{f"per_client.{client}.lr": rate for client in CLIENTS}},
+        )
+        for name, rate in (("1e-5", 1e-5), ("1e-4", 1e-4), ("1e-3", 1e-3))
+    },
+    **{
+        f"fedparsing/rate_{name}": ("fedparsing/fedparsing_ema_1000", {"client.lr": rate})
+        for name, rate in (("1e-3", 1e-3), ("3e-3", 3e-3), ("1e-2", 1e-2), ("3e-2", 3e-2))
+    },
+    **{
+        f"fewfedweight/ditto_{name}": ("fewfedweight/ffw_ditto", {"algorithm.lam": lam})
+        for name, lam in (("1e-1", 0.1), ("1", 1.0), ("2", 2.0))
+    },
+}
+
+
+def test_searches_are_whole() -> None:
+    found = {f"{path.parts[-3]}/{path.stem}" for path in ROOT.glob("*/tuning/*.yaml")}
+    assert found == set(SEARCHES)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_point_of_a_search_changes_what_is_searched_and_nothing_else(name: str) -> None:
+    row, values = SEARCHES[name]
+    config = load(name)
+    known = flat(to_dict(config))
+    assert {key: known[key] for key in values} == values
+    changed = {line.split(" was ")[0] for line in difference(load(row), config)}
+    allowed = {*values, "run.name", "eval.final_split"}
+    assert changed <= allowed
+    assert config.eval.final_split == ("test" if name.startswith("fewfedweight") else "dev")
+
+
+@pytest.mark.parametrize("share", [20, 40, 60, 80, 100])
+def test_training_sizes_are_those_of_one_client_or_of_all(share: int) -> None:
+    one, all_ = (load(f"fedmatch/{name}_{share}_fm").task.train_share for name in ("data", "data_all"))
+    assert one == {"insuranceqa": share / 100}
+    assert all_ == dict.fromkeys(("privacyqa", "pubmedqa", "fiqa", "insuranceqa", "medquad"), share / 100)
+    for name in ("data", "data_all"):
+        bert, fm = (load(f"fedmatch/{name}_{share}_{model}") for model in ("bert", "fm"))
+        assert bert.task.train_share == fm.task.train_share
+        assert (bert.paradigm, fm.paradigm) == (load("fedmatch/bert").paradigm, load("fedmatch/fm_h_lr").paradigm)

@@ -227,7 +227,7 @@ def test_an_unknown_name_ends_a_job_before_its_ranks_meet(
 def test_a_papers_name_stands_for_its_rows(elsewhere: Path) -> None:
     rows = sorted((ROOT / "lorar" / "rows").glob("*.yaml"))
     assert find_all(Path("lorar")) == find_all(Path("configs/lorar")) == find_all(Path("lorar/rows")) == rows
-    assert len(find_all(Path("fedmatch/figures"))) == len(find_all(Path("configs/fedmatch/sweeps"))) == 31
+    assert len(find_all(Path("fedmatch/figures"))) == len(find_all(Path("configs/fedmatch/sweeps"))) == 41
     assert "_base" not in {path.stem for path in find_all(Path("smoke"))}
     assert find_all(Path("lorar/fedopt")) == [Path("lorar/fedopt")]
     (elsewhere / "lorar").mkdir()

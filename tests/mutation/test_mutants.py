@@ -15,11 +15,36 @@ MOST = 6
 """mutants of a file"""
 
 # the tests that a file's mutants have to get past, small ones that start no process
+RULES, MESSAGES = "papers/test_fl_algorithms", "papers/test_fedassistant_rounds"
+LIMITS = "invariance/test_limits"
+ROBUST, FACTORS = "algorithms/test_robust", "algorithms/test_adapters"
 TESTS = {
+    "algorithms/adapters/error": [f"tests/{FACTORS}.py", "-k", "by_hand or identity or product_is or one_factor"],
+    "algorithms/adapters/rolora": [f"tests/{FACTORS}.py", "-k", "rolora or rests"],
+    "algorithms/ditto": [f"tests/{RULES}.py", "tests/papers/test_fewfedweight.py", "-k", "ditto"],
+    "algorithms/fednova": [f"tests/{RULES}.py", "-k", "fednova"],
+    "algorithms/fedprox": [f"tests/{RULES}.py", "-k", "fedprox"],
     "algorithms/loss_reduction": ["tests/papers/test_lorar_rounds.py"],
+    "algorithms/pfedme": [f"tests/{RULES}.py", "-k", "pfedme"],
+    "algorithms/robust/centred_clipping": [f"tests/{ROBUST}.py", "-k", "centred or open_l or add_up or attackers"],
+    "algorithms/robust/clip": [f"tests/{ROBUST}.py", "-k", "clip or open_limits or attackers or left_out"],
+    "algorithms/robust/geometric_median": [f"tests/{ROBUST}.py", "-k", "geometric or attackers or left_out"],
+    "algorithms/robust/krum": [f"tests/{ROBUST}.py", "-k", "krum or open_limits or attackers or left_out"],
+    "algorithms/robust/median": [f"tests/{ROBUST}.py", "-k", "median or attackers or left_out"],
+    "algorithms/robust/trimmed_mean": [f"tests/{ROBUST}.py", "-k", "trimmed or open_limits or attackers or left_out"],
+    "algorithms/scaffold": [f"tests/{RULES}.py", f"tests/{LIMITS}.py", "-k", "scaffold"],
+    "algorithms/weighting": [f"tests/{RULES}.py", "-k", "weights"],
+    "comm/reproducible": ["tests/comm/test_reproducible.py"],
+    "compression/topk": ["tests/compression/test_topk.py", "-k", "k_is or ties or none_one or sampled or nan or gpt2"],
+    "core/server": [f"tests/{RULES}.py", f"tests/{MESSAGES}.py", "-k", "server_rule or servers_adamw or spared"],
     "metrics/apir": ["tests/metrics/test_apir.py"],
+    "metrics/exact_match": ["tests/metrics/test_exact_match.py"],
+    "metrics/generation": ["tests/metrics/test_generation.py"],
+    "metrics/ranking": ["tests/metrics/test_ranking.py", "tests/papers/test_fedmatch_data.py", "-k", "rank or precis"],
     "metrics/significance": ["tests/metrics/test_significance.py"],
     "metrics/spans": ["tests/metrics/test_spans.py"],
+    "privacy/adaptive": ["tests/privacy/test_adaptive.py"],
+    "privacy/clip": ["tests/privacy/test_clip.py"],
 }
 
 
@@ -41,21 +66,39 @@ def test_mutants_have_names_of_their_own_and_differ_from_the_source() -> None:
     assert {mutant.name for mutant in sample(source, 4)} < set(found)
 
 
+def import_once() -> None:
+    """What the tests import of others, once for all forks."""
+    for name in ("scipy.stats", "sklearn.metrics", "transformers", "hypothesis", "peft", "dp_accounting.pld"):
+        pytest.importorskip(name)
+
+
+def place(name: str) -> tuple[Path, str]:
+    """File and module."""
+    return ROOT / "fedtorch" / f"{name}.py", "fedtorch." + name.replace("/", ".")
+
+
+def words(name: str) -> list[str]:
+    """Its tests, for pytest."""
+    return [str(ROOT / part) if part.startswith("tests/") else part for part in TESTS[name]]
+
+
+def listed_survivors(name: str) -> dict[str, str]:
+    """Mutant -> why nothing can notice it."""
+    return (yaml.safe_load(SURVIVORS.read_text()) or {}).get(name) or {}
+
+
 @pytest.fixture(scope="module")
 def imported() -> None:
-    """What the tests import of others, once for all forks."""
-    for name in ("scipy.stats", "sklearn.metrics", "transformers"):
-        pytest.importorskip(name)
+    """Once for the tests of all files."""
+    import_once()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("name", sorted(TESTS))
 def test_what_survives_is_listed_with_its_reason(name: str) -> None:
-    path = ROOT / "fedtorch" / f"{name}.py"
-    module, source = "fedtorch." + name.replace("/", "."), path.read_text()
-    tests = [str(ROOT / part) if part.endswith(".py") else part for part in TESTS[name]]
-    listed = (yaml.safe_load(SURVIVORS.read_text()) or {}).get(name) or {}
+    path, module = place(name)
+    source, tests, listed = path.read_text(), words(name), listed_survivors(name)
     assert all(listed.values()), f"a survivor of {name} has no reason"
     assert not set(listed) - {mutant.name for mutant in mutants(source)}, "listed, but no mutant of the file any more"
     chosen = sample(source, MOST)

@@ -22,6 +22,7 @@ from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.config.schema import ClientsConfig, ServerConfig
+from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Partition
@@ -67,6 +68,7 @@ def test_weights_and_pseudo_gradient_follow_section_4(mode: str) -> None:
     [
         ("lorar", [10, 30], [0.0, 0.0], [0.25, 0.75], True),
         ("loss_reduction", [10, 30], [0.0, 0.0], [0.25, 0.75], True),
+        ("lorar", [10, 30, 60], [0.0, math.nan, 0.0], [0.1428571429, 0.0, 0.8571428571], True),
         ("lorar", [10, 30, 60], [1.0, math.nan, 0.5], [0.25, 0.0, 0.75], False),
         ("size", [10, 30, 60], [1.0, math.nan, 0.5], [0.1428571429, 0.0, 0.8571428571], False),
         ("equal", [10, 30, 60], [1.0, math.inf, 0.5], [0.5, 0.0, 0.5], False),
@@ -225,6 +227,19 @@ def test_fedprox_on_a_quadratic() -> None:
     assert engine.flat.tolist() == pytest.approx([0.56358, 1.08719], **close)
 
 
+def test_fedprox_pulls_with_any_strength_but_none() -> None:
+    from fedtorch.algorithms.fedprox import proximal
+
+    engine = Engine(Bowl(), Partition(), torch.device("cpu"))
+    engine.start(engine.initial_shared, None, SGD, steps=1, seed=0)
+    assert proximal(engine, engine.initial_shared, 0.0) is None
+    pull = proximal(engine, engine.initial_shared - 1, 1.0)
+    assert pull is not None
+    engine.shared_gradients()[0].zero_()
+    assert float(pull(engine)) == pytest.approx(1.0)  # half of 1² + 1²
+    assert engine.shared_gradients()[0].tolist() == [1.0, 1.0]
+
+
 def rounds_of(runner: Runner) -> Any:
     """The runner after each further round."""
     runner._share_initial_weights()
@@ -254,6 +269,36 @@ def test_scaffold_two_clients_three_rounds(tmp_path: Path, monkeypatch: pytest.M
         assert state.context.server.tensors["control"].item() == pytest.approx(c, **close)
         for name, control in controls.items():
             assert state.context.store.get(name).tensors["control"].item() == pytest.approx(control, **close)
+
+
+# what neither S·lr of SCAFFOLD nor FedNova's normaliser is the scale of
+NOT_COVERED = [
+    {"optimizer": "adamw"}, {"schedule": "linear"}, {"weight_decay": 0.1}, {"warmup_steps": 1}, {"warmup_ratio": 0.5},
+    {"max_grad_norm": 1.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", NOT_COVERED, ids=lambda setting: next(iter(setting)))
+@pytest.mark.parametrize("algorithm", [Scaffold(), FedNova()], ids=["scaffold", "fednova"])
+def test_what_the_formula_does_not_cover_is_refused(algorithm: FedAvg, setting: dict[str, Any]) -> None:
+    algorithm.check(SGD)
+    with pytest.raises(ConfigError, match="algorithm.name is `"):
+        algorithm.check(replace(SGD, **setting))
+
+
+def test_fednova_covers_momentum_or_a_proximal_term_and_scaffold_no_momentum() -> None:
+    FedNova().check(replace(SGD, momentum=0.9))
+    FedNova(mu=0.1).check(SGD)
+    with pytest.raises(ConfigError, match="not both client.momentum and algorithm.mu"):
+        FedNova(mu=0.1).check(replace(SGD, momentum=0.9))
+    with pytest.raises(ConfigError, match="or algorithm.force: true"):
+        Scaffold().check(replace(SGD, momentum=0.9))
+    Scaffold(force=True).check(replace(SGD, momentum=0.9))
+
+
+def test_scaffold_takes_gradients_outside_a_step_with_option_one_alone() -> None:
+    assert Scaffold(option="I").engines == ("torch",) and "deepspeed" in Scaffold(option="II").engines
+    assert Scaffold(option="I").precisions == ("fp32", "bf16") and "fp16" in Scaffold(option="II").precisions
 
 
 NOVA_Y = [[0.5, 1.0], [1.5, 2.5], [0.0, 2.0]]

@@ -24,6 +24,7 @@ def test_the_noise_that_is_left_for_updates() -> None:
     rule = AdaptiveClip()
     assert bit_noise(rule, 100.0) == 5.0 and bit_noise(AdaptiveClip(bit_noise=2.0), 100.0) == 2.0
     assert update_noise(1.0, 5.0) == pytest.approx(1.005037815, abs=1e-9)
+    assert update_noise(2.0, 1.5) == pytest.approx((36 / 5) ** 0.5, rel=1e-12)  # 1/4 - 1/9 = 5/36
     with pytest.raises(ConfigError, match="set it above 0.5"):
         update_noise(1.0, 0.5)
 

@@ -47,6 +47,24 @@ def test_no_update_is_longer_than_the_clip_in_exact_integers(
     assert not any(math.copysign(1, float(u)) < 0 for u in update if u == 0)
 
 
+@pytest.mark.parametrize(
+    ("clip", "clients", "exponent"),
+    [(1.0, 1, 32), (0.5, 1, 33), (0.75, 1, 32), (1.5, 1, 31), (1.0, 2**19, 32), (1.0, 2**20, 31), (0.5, 2**24, 28)],
+)
+def test_the_step_is_as_fine_as_the_clip_and_the_number_of_clients_allow(
+    clip: float, clients: int, exponent: int
+) -> None:
+    assert exponent_of(clip, clients) == exponent
+    assert clip * 2.0 ** (exponent + 1) > 2**32 or clients * clip * 2.0 ** (exponent + 1) > 2**51
+
+
+@pytest.mark.parametrize("share", [1 - 2.0**-40, 1.0, 1 + 2.0**-40, 1 + 2.0**-25])
+def test_one_within_a_rounding_of_the_clip_is_not_longer_than_it(share: float) -> None:
+    update = torch.tensor([-share], dtype=torch.float64)
+    bound(update, 1.0, 60)  # finer than any `exponent_of`, so that a part of 2^-40 is seen
+    assert 1 - 2.0**-23 <= -float(update) <= 1
+
+
 def test_one_that_is_short_enough_keeps_its_numbers_to_a_step() -> None:
     update = torch.linspace(-0.01, 0.01, 1001)
     before, exponent = update.clone(), exponent_of(1.0, 100)

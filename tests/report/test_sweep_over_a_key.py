@@ -76,6 +76,27 @@ def test_a_second_key_makes_lines_and_a_key_that_follows_does_not(tmp_path: Path
     assert set(values(swept(tmp_path, "model"))) == {"client.epochs=1", "client.epochs=2", "client.epochs=5"}
 
 
+def test_what_goes_along_with_the_key_in_some_runs_is_one_line(tmp_path: Path) -> None:
+    for share, right in ((0.2, 3), (0.6, 5), (1.0, 7)):
+        make_run(tmp_path / f"one={share}", right, share={"big": share})
+        make_run(tmp_path / f"all={share}", right - 1, share={"big": share, "small": share})
+    sweep = swept(tmp_path, "share.big")
+    assert values(sweep) == {
+        "share.small=None": [(0.2, [0.3]), (0.6, [0.5]), (1.0, [0.7])],
+        "share.small=as swept": [(0.2, [0.2]), (0.6, [0.4]), (1.0, [0.6])],
+    }
+
+
+def test_a_grid_whose_keys_have_values_in_common_keeps_its_lines(tmp_path: Path) -> None:
+    for lr in (1, 2):
+        for rounds in (1, 2):
+            make_run(tmp_path / f"{lr}{rounds}", lr + rounds, lr=lr, rounds=rounds)
+    assert values(swept(tmp_path, "lr")) == {
+        "rounds=1": [(1, [0.2]), (2, [0.3])],
+        "rounds=2": [(1, [0.3]), (2, [0.4])],
+    }
+
+
 def test_lists_go_by_the_names_of_their_runs_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for n in (10, 9, 0):
         make_run(tmp_path / f"layers_{n}", n, partition={"private": [f"layer.{i}" for i in range(n)]})
