@@ -48,6 +48,8 @@ class Mechanism:
     """may the mean loss of a round be recorded?"""
     shows_scores: bool = True
     """may clients that train be evaluated, each by itself?"""
+    may_refuse: bool = False
+    """after `enter`, the same on all ranks: may `release` of the round under way raise BudgetError?"""
 
     def least(self, configured: int) -> int:
         """How many usable updates a round needs. configured: `clients.min`."""
@@ -88,6 +90,9 @@ class Mechanism:
         """On the server, once it counts: what the algorithm steps along, of what `combination` made.
 
         server: `server.accepted` are the reports behind it. places: what of the vectors travelled; None: all.
+
+        Raises:
+            BudgetError: only with `may_refuse`: it would be one release too many.
         """
         return total
 
