@@ -74,6 +74,9 @@ class Mechanism:
         """On the server, with `hides_clients`: who takes part, of all clients of the run, in their order."""
         raise NotImplementedError
 
+    def expect(self, round: int, numbers: int) -> None:
+        """On the server, which now waits while others train: so many numbers are to be released in this round."""
+
     def outgoing(self, update: Tensor, report: Report) -> Report:
         """A client's update is complete: it may be changed in place; the report with what follows from that."""
         return report

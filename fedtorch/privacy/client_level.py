@@ -15,7 +15,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from fedtorch.core.client import Client
@@ -28,14 +27,11 @@ from fedtorch.core.update import Report
 from fedtorch.privacy.accounting import RELATION, Accountant
 from fedtorch.privacy.adaptive import bit_noise, moved, noised_count, update_noise
 from fedtorch.privacy.clip import bound, exponent_of
-from fedtorch.privacy.discrete import add_discrete
 from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.noise import ADD, Noise
 from fedtorch.privacy.settings import PrivacyConfig
-from fedtorch.privacy.stream import Stream, add_noise, chosen, derived
+from fedtorch.privacy.stream import Stream, chosen, derived
 
-ADD: Mapping[str, Callable[[npt.NDArray[np.float64], float, Stream], None]]
-ADD = {"normal": add_noise, "discrete": add_discrete}
-"""`privacy.noise` -> what adds it to whole numbers, in place."""
 UNCLIPPED = "unclipped"
 """The number of a report that says whether its update was as it is: 1, or 0 where it was clipped."""
 _AGAIN = "again"
@@ -116,6 +112,7 @@ class ClientLevel(Mechanism):
         assert self.settings.delta is not None
         self.account = Accountant(terms.rate, terms.noise_multiplier, self.settings.delta)
         self._clip = self.settings.first_clip
+        self._noise = Noise(self.settings.noise)
 
     # --- of the round
 
@@ -151,6 +148,12 @@ class ClientLevel(Mechanism):
         """Every client by itself with probability q, from the key; the same again for the same round."""
         stream = Stream(derived(self._own_ledger.key, "cohort", round))
         return [clients[place] for place in chosen(stream, len(clients), self.terms.rate)]
+
+    def expect(self, round: int, numbers: int) -> None:
+        """Draw the noise of a first attempt meanwhile."""
+        ledger = self._own_ledger
+        if not any(release.round == round for release in ledger.releases):
+            self._noise.expect(ledger.key, round, 0, self.deviation, numbers)
 
     @property
     def exponent(self) -> int:
@@ -191,7 +194,7 @@ class ClientLevel(Mechanism):
         if ledger.attempt(round, digest) is None:
             self._check_budget(len(ledger.releases) + 1, round)
         attempt = ledger.enter(round, digest)
-        ADD[self.settings.noise](whole, deviation, Stream(derived(ledger.key, "noise", round, attempt)))
+        self._noise.add(whole, ledger.key, round, attempt, deviation)
         whole *= math.ldexp(1.0, -self.exponent) / self.terms.expected
         part = total.new_tensor(whole) if places is None else places.put(total.new_tensor(whole), total)
         server.numbers[NOISE_KEY] = ledger.check

@@ -45,6 +45,8 @@ def draw(context: RoundContext) -> list[tuple[Client, int]]:
     head, *names = context.members.retry_on_loss("cohort", lambda: tell(context, lambda: messages))
     _end_if_over(context, head, over)
     context.mechanism.enter(head.numbers)
+    if context.comm.is_server and context.comm.size > 1 and clients:
+        context.mechanism.expect(context.round, context.updates.length(clients[0].name))
     if not context.comm.is_server:
         by_name = {client.name: client for client in clients}
         drawn = [by_name[context.name(about)] for about in names]

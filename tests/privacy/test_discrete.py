@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from fedtorch.privacy.discrete import DiscreteNormal, add_discrete
+from fedtorch.privacy.noise import ADD, Noise
 from fedtorch.privacy.stream import Stream, derived
 
 KEY = bytes(range(32))
@@ -83,3 +84,18 @@ def test_the_same_key_draws_the_same_numbers_for_every_deviation_of_a_float() ->
         add_discrete(total, 0.3 * 2.0**32, Stream(KEY))
     assert np.array_equal(first, second) and np.array_equal(first, np.rint(first))
     assert 2**29 < (first - np.arange(50)).std() < 2**32
+
+
+@pytest.mark.parametrize("kind", ["normal", "discrete"])
+def test_noise_that_was_drawn_ahead_has_the_same_bits(kind: str) -> None:
+    expected, found, other = np.arange(999.0), np.arange(999.0), np.arange(999.0)
+    ADD[kind](expected, 1e6, Stream(derived(KEY, "noise", 3, 0)))
+    noise = Noise(kind)
+    noise.expect(KEY, 3, 0, 1e6, 999)
+    noise.add(found, KEY, 3, 0, 1e6)
+    assert np.array_equal(found, expected)
+    noise.expect(KEY, 3, 0, 1e6, 999)
+    noise.add(other, KEY, 3, 1, 1e6)  # another attempt after all
+    again = np.arange(999.0)
+    ADD[kind](again, 1e6, Stream(derived(KEY, "noise", 3, 1)))
+    assert np.array_equal(other, again) and not np.array_equal(other, expected)
