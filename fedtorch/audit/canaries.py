@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -95,12 +96,16 @@ def directions(count: int, numbers: int, seed: int) -> Iterator[Tensor]:
         yield direction.div_(direction.norm())
 
 
-def of_the_package(clip: float, noise_multiplier: float, clients: int, key: bytes) -> tuple[Outgoing, Mechanism]:
+def of_the_package(
+    clip: float, noise_multiplier: float, clients: int, key: bytes, noise: Literal["normal", "discrete"] = "normal"
+) -> tuple[Outgoing, Mechanism]:
     """What `privacy.kind: client` does with this key where all of `clients` take part: at a worker, and at the server.
 
     Clipping to whole numbers, their noise, the fixed denominator: the very code of a round, without the round.
     """
-    settings = PrivacyConfig("client", clip=clip, noise_multiplier=noise_multiplier, delta=0.5)
+    settings = PrivacyConfig(
+        "client", clip=clip, noise_multiplier=noise_multiplier, noise=noise, delta=0.5, simulate=True, seed=0
+    )
     terms = Terms(rate=1.0, clients=clients, noise_multiplier=noise_multiplier, settings=settings)
     level = ClientLevel(terms, Ledger(key, {}, None, []))
 
