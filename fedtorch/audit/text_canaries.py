@@ -112,7 +112,7 @@ def train(config: Config, secrets: Sequence[Secret], folder: Path) -> RoundConte
         run=replace(config.run, dir=str(folder), export="none"),
         eval=replace(config.eval, every=0, on_start=False, patience=None),
         checkpoint=replace(config.checkpoint, every=max(1, config.rounds)),
-        compare={},
+        compare=None,
     )
     built = build(config, num_ranks=1, rank=0)
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)

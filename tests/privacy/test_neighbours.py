@@ -120,7 +120,7 @@ def differ_by_no_more_than_the_clip(config: Config, folder: Path) -> None:
 SIMULATED = {"simulate": True, "seed": 1}
 
 
-@pytest.mark.parametrize("clip", [0.02, 1e3])
+@pytest.mark.parametrize("clip", [0.02, pytest.param(1e3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_one_client_changes_a_sum_by_what_it_sent_and_no_more(name: str, clip: float, tmp_path: Path) -> None:
     """A clip that all updates are longer than, and one that none is."""
