@@ -75,6 +75,8 @@ class Subject:
     def layers(self) -> FirstLayers | str:
         """What a text meets first in the model, or why there is none that could be attacked."""
         components = self.context.components
+        if not components.training.has_labelled_clients:
+            return "clients hold no labels, so that the model cannot be run on their rows alone"
         self.load_server()
         return FirstLayers.of(
             components.engine.module, components.engine.shared, lambda: self.run_example(components.clients[0].name, 0)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from own_rows import write_rows
 
+from fedtorch.audit import text_canaries
 from fedtorch.audit.planted import draw_secrets, plant, with_secret
-from fedtorch.audit.text_canaries import CANDIDATES
 from fedtorch.cli.__main__ import main
 from fedtorch.config.find import shipped
 from fedtorch.tasks.causal_lm import CausalLM
@@ -43,12 +43,15 @@ def audited(folder: Path, patch: pytest.MonkeyPatch, *arguments: str) -> dict[st
 def test_words_are_read_from_keys_and_values_with_a_model_that_began_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first round both sides are one model: all words are found, dropout notwithstanding."""
-    found = audited(tmp_path, monkeypatch, "--config", str(SMOKE / "feda.yaml"), "--clients", "1", "--attacks", "kv")
+    """Before the first round both sides are one model: all words are found; with dropout most of them."""
+    words = ["--config", str(SMOKE / "feda.yaml"), "--clients", "1", "--attacks", "kv"]
+    dropped = audited(tmp_path, monkeypatch, *words)["kv"]["figures"]
+    assert 0.5 < min(row["recovered"] for row in dropped) < 1
+    found = audited(tmp_path, monkeypatch, *words, "--set", "task.model.dropout=0.0")
     figures = found["kv"]["figures"]
     assert {row["client"].split(", ")[1] for row in figures} == {"user", "assistant"}
     assert all(row["words"] > 0 for row in figures)
-    assert min(row["recovered"] for row in figures) > 0.9
+    assert [row["recovered"] for row in figures] == [1.0] * len(figures)
     assert "shown" not in found["kv"]
 
 
@@ -99,10 +102,11 @@ def says(tmp_path: Path) -> Path:
 def test_a_secret_that_stands_there_often_is_exposed_and_one_that_is_nowhere_is_not(
     says: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(text_canaries, "CANDIDATES", 32)
     found = audited(says, monkeypatch, "--config", "says.yaml", "--clients", "2", "--attacks", "secrets")
     rows = {(row["client"], row["times"]): row["exposure"] for row in found["secrets"]["figures"]}
     assert set(rows) == {(home, times) for home in ("north", "south") for times in (0, 1, 4, 16)}
-    most = math.log2(CANDIDATES)
+    most = math.log2(32)
     assert rows["north", 16] > most - 2 and rows["south", 16] > most - 2
     assert rows["north", 0] < most - 2
     assert "failed" not in found["secrets"]["said"]
@@ -114,8 +118,8 @@ def test_noise_hides_secrets(says: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     words = ["--set", "algorithm={name: fedavg, weights: equal}", "--clip", "0.1", "--noise", "4"]
     found = audited(says, monkeypatch, "--config", "says.yaml", *words, "--clients", "2", "--attacks", "secrets")
     rows = {(r["channel"], r["client"], r["times"]): r["exposure"] for r in found["secrets"]["figures"]}
-    assert rows["model", "north", 16] > math.log2(CANDIDATES) - 2
-    assert rows["model, clipped, noised", "north", 16] < math.log2(CANDIDATES) - 2
+    most = math.log2(text_canaries.CANDIDATES)
+    assert rows["model", "north", 16] > most - 2 > rows["model, clipped, noised", "north", 16]
 
 
 def test_a_secret_takes_the_answers_place() -> None:
