@@ -53,7 +53,7 @@ def estimate(
     delta: float,
     canaries: int = 500,
     seed: int = 0,
-    outgoing: Outgoing = lambda update: None,
+    outgoing: Outgoing | None = None,
 ) -> CanaryEstimate:
     """Let `canaries` clients of norm `clip` join in random directions, and look for each in what is released.
 
@@ -74,7 +74,8 @@ def estimate(
     total = torch.zeros(numbers, dtype=torch.float64)
     for direction in directions(canaries, numbers, seed):
         update = direction.mul_(clip)
-        outgoing(update)
+        if outgoing is not None:
+            outgoing(update)
         total.add_(update)
     released = mechanism(total).double()
     length = float(released.norm())

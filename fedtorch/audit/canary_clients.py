@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from fedtorch.audit.canaries import CanaryEstimate, estimate, gaussian, of_the_package
+from fedtorch.audit.canaries import CanaryEstimate, Outgoing, estimate, gaussian, of_the_package
 from fedtorch.audit.finding import Finding
 from fedtorch.audit.gaussians import gaussian_epsilon
 from fedtorch.audit.pictures import bars, histogram
@@ -39,12 +39,13 @@ def attack(subject: Subject) -> Finding:
     is says nothing.
     """
     options, figures, promised = subject.options, list[dict[str, Any]](), list[CanaryEstimate]()
+    outgoing: Outgoing | None = None
     assert options.clip is not None and options.noise is not None
     numbers = min(MOST_NUMBERS, subject.context.components.engine.shared.size)
     claimed = gaussian_epsilon(options.noise, options.delta)
     for times in (1.0, 2.0, 0.5):
         noise, clip = times * options.noise, options.clip
-        outgoing, release = (lambda update: None), gaussian(clip, noise, seed=1)
+        release = gaussian(clip, noise, seed=1)
         if options.promised is not None:
             key = sha256(b"fedtorch audit").digest()  # nothing is released, so it need not be secret
             outgoing, release = of_the_package(clip, noise, options.canaries, key, options.promised.noise)

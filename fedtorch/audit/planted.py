@@ -34,7 +34,9 @@ def with_secret(example: Any, secret: Sequence[int]) -> Any | None:
 
 
 def _with(example: Any, **changes: Any) -> Any:
-    return replace(example, **changes) if is_dataclass(example) else example._replace(**changes)
+    if is_dataclass(example) and not isinstance(example, type):
+        return replace(example, **changes)
+    return example._replace(**changes)
 
 
 def draw_secrets(count: int, length: int, vocabulary: int, *about: object) -> list[tuple[int, ...]]:

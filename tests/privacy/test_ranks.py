@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ranks import expect_exit, run_ranks
 from supervisor import PHASES, Ended, at, supervise, toy_config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtorch.comm import mail
 from fedtorch.comm.aggregation import Aggregation
@@ -175,6 +176,12 @@ def test_no_file_but_the_key_has_the_key_and_none_says_who_took_part(tmp_path: P
     assert {record["kind"] for record in records} == {"run", "round", "end", "result"}
     rounds = [record for record in records if record["kind"] == "round"]
     assert all(not record["seconds"] and not record["traffic"] and "bytes_up" not in record for record in rounds)
+    shown = EventAccumulator(str(run / "tensorboard" / "server"))
+    shown.Reload()
+    account, tag = Accountant(0.6, 1.0, 0.1), "privacy/epsilon"
+    curve = [account.epsilon(count) for count in (1, 2, 3)]
+    assert [record["extra"][tag] for record in rounds] == curve
+    assert [scalar.value for scalar in shown.Scalars(tag)] == pytest.approx(curve, rel=1e-6)
     assert (
         json.loads((run / "results.json").read_text())["privacy"]["epsilon"] == rounds[-1]["extra"]["privacy/epsilon"]
     )
