@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
 from rich.table import Table
 from torch import nn
 
@@ -92,32 +94,61 @@ def time_rounds(workload: Workload, kind: str, noise: str = "normal") -> Timing:
     return timing
 
 
-def measure(workload: Workload, ranks: int, repeat: int, noise: str) -> dict[str, Any]:
-    """Without, with, without, ...: ratios of each pair, of seconds and of processor seconds of all ranks together."""
-    wall: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    peak = dict.fromkeys(KINDS, 0.0)
+def alternate(workload: Workload, rounds: int, noise: str) -> dict[str, list[tuple[float, float]]]:
+    """A run of each kind in this one process, a round of one after a round of the other: (seconds, CPU seconds) each.
+
+    The first round of both is not timed.
+    """
+    runners: dict[str, Runner] = {}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as scratch:
+        for kind in KINDS:
+            folder = Path(scratch) / kind
+            built = build(config_of(workload, folder, rounds + NOT_TIMED, kind, noise), num_ranks=1, rank=0)
+            checkpoints = Checkpoints(folder / "checkpoints", keep=1)
+            components = built.components(LocalCommunicator(built.names), checkpoints, stop=lambda: False)
+            runners[kind] = Runner(components)
+            runners[kind]._share_initial_weights()  # what `run` does before its first round
+        for number in range(rounds + 1):
+            for kind in KINDS if number % 2 else KINDS[::-1]:
+                begun = time.perf_counter(), time.process_time()
+                runners[kind]._one_round()
+                if number:
+                    found[kind].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
+    return found
+
+
+def in_processes(workload: Workload, ranks: int, repeat: int, noise: str) -> dict[str, list[tuple[float, float]]]:
+    """Runs in fresh processes, without, with, without, ...: the mean round of each, CPU seconds of all ranks."""
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for _ in range(repeat):
         for kind in KINDS:
             ended: list[Ended] = run_ranks(partial(time_rounds, workload, kind, noise), ranks)
             rounds = len(ended[0].result.round_s)
-            wall[kind].append(sum(ended[0].result.round_s) / rounds)
-            cpu[kind].append(sum(sum(end.result.cpu_s) for end in ended) / rounds)
-            peak[kind] = max(peak[kind], ended[0].grown_mb)
-    record: dict[str, Any] = {"case": workload.title, "ranks": ranks, "noise": noise}
-    for name, figures in (("s", wall), ("cpu_s", cpu)):
+            wall, cpu = sum(ended[0].result.round_s), sum(sum(end.result.cpu_s) for end in ended)
+            found[kind].append((wall / rounds, cpu / rounds))
+    return found
+
+
+def measure(workload: Workload, ranks: int, repeat: int, noise: str) -> dict[str, Any]:
+    """Ratios of each pair, of seconds and of processor seconds; with one rank by turns in one process."""
+    torch.set_num_threads(1)
+    found = in_processes(workload, ranks, repeat, noise) if ranks > 1 else alternate(workload, repeat, noise)
+    record: dict[str, Any] = {"case": workload.title, "ranks": ranks, "noise": noise, "pairs": len(found["with"])}
+    for place, name in enumerate(("s", "cpu_s")):
+        figures = {kind: [pair[place] for pair in found[kind]] for kind in KINDS}
         ratios = sorted(b / a for a, b in zip(figures["without"], figures["with"], strict=True))
         record |= {f"{kind}_{name}": median(figures[kind]) for kind in KINDS}
         record |= {f"{name}_ratio": median(ratios), f"{name}_range": [ratios[0], ratios[-1]]}
         record[f"{name}_ratio_of_fastest"] = min(figures["with"]) / min(figures["without"])
-    return record | {f"server_{kind}_mb": round(peak[kind]) for kind in KINDS}
+    return record
 
 
 def table_of(records: Sequence[dict[str, Any]]) -> Table:
     """A row for each case and number of ranks."""
     table = Table(title="a round with privacy against one without", title_justify="left")
-    heads = ("case", "ranks", "noise", "s without", "s with", "ratio (range)", "CPU s without", "CPU s with",
-             "CPU ratio (range)", "server MB")  # fmt: skip
+    heads = ("case", "ranks", "noise", "s without", "s with", "ratio (range)", "of fastest", "CPU s without",
+             "CPU s with", "CPU ratio (range)", "of fastest")  # fmt: skip
     for head in heads:
         table.add_column(head, justify="left" if head in ("case", "noise") else "right")
     for record in records:
@@ -126,7 +157,8 @@ def table_of(records: Sequence[dict[str, Any]]) -> Table:
             low, high = record[f"{name}_range"]
             cells += [f"{record[f'{kind}_{name}']:.3f}" for kind in KINDS]
             cells.append(f"{record[f'{name}_ratio']:.3f} ({low:.2f}-{high:.2f})")
-        table.add_row(*cells, " / ".join(str(record[f"server_{kind}_mb"]) for kind in KINDS))
+            cells.append(f"{record[f'{name}_ratio_of_fastest']:.3f}")
+        table.add_row(*cells)
     return table
 
 
@@ -135,8 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--case", choices=(*CASES, "all"), default="all")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 3], help="of each run (default 1 and 3)")
-    parser.add_argument("--rounds", type=int, help="timed rounds in each run; by default 3 to 5")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each kind, in turn (default 3)")
+    parser.add_argument("--rounds", type=int, help="timed rounds in each run of several ranks; by default 3 to 5")
+    parser.add_argument("--repeat", type=int, default=5, help="pairs: of rounds with one rank, else of runs")
     parser.add_argument("--noise", choices=("normal", "discrete"), default="normal")
     parser.add_argument("--tiny", action="store_true", help="shrink models and data: does it run? not for timing")
     args = parser.parse_args(arguments)

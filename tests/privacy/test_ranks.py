@@ -97,6 +97,18 @@ def test_three_ranks_give_the_same_bits_and_learn_of_their_own_clients_alone(
     assert [{"abcd"[place] for place in each} for each in heard[1:]] == [set(rank["asked"]) for rank in told[1:]]
 
 
+@pytest.mark.slow
+def test_exact_noise_has_the_bits_of_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    promise = {"privacy": "{kind: client, clip: 0.3, noise_multiplier: 1.0, delta: 0.1, noise: discrete}"}
+    monkeypatch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: KEY[:size])
+    one = private_toy(tmp_path / "one", **promise)
+    assert main(["--config", str(one)]) == 0
+    alone = Ended(tmp_path / "one" / "run")
+    run_ranks(as_rank, 3, str(private_toy(tmp_path / "three", alone.folder, **promise)), timeout=120)
+    assert same(Ended(tmp_path / "three" / "run"), alone)
+    assert "discrete" in json.loads((alone.folder / "results.json").read_text())["privacy"]["noise"]
+
+
 @pytest.mark.parametrize("victim", [pytest.param(0, id="server"), pytest.param(2, id="worker", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "phase", [*(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "checkpoint"), "checkpoint"]
