@@ -53,18 +53,31 @@ def _run(args: argparse.Namespace) -> int:
             f"--ranks is {args.ranks}; give 1 or more, and with --executor slurm --tasks-per-node instead"
         )
     missing = [point for point in points if not is_done(point)]
+    costs = _costs(missing)
     if args.dry_run:
         for point in points:
             print(f"{'would run' if point in missing else 'done before'}  {point.name}")
+        print("".join(f"{line}\n" for line in costs), end="")
         return 0
     save_plan(args.dir, points)
     if len(missing) < len(points):
         print(f"{len(points) - len(missing)} of {len(points)} runs were done before")
     if not missing:
         return 0
+    print("".join(f"{line}\n" for line in costs), end="", flush=True)
     if resources is None:
         return _run_here(missing, args.dir, jobs=args.jobs or 1, ranks=args.ranks)
     return _submit(missing, args.dir, resources, at_once=args.jobs or 256)
+
+
+def _costs(points: Sequence[Point]) -> list[str]:
+    """What the runs will cost in privacy, a line for each set of data; told before anything is released."""
+    configs = [config for point in points if (config := point.request.load()).privacy.kind != "none"]
+    if not configs:
+        return []
+    from fedtorch.setup.privacy_cost import cost_of  # brings all tasks and transformers
+
+    return cost_of(configs)
 
 
 def _submit(points: Sequence[Point], folder: Path, resources: Resources, *, at_once: int) -> int:

@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     # what Python code calls in place of commands
     "api": {"cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     # attacks: what a round sends, and what a run's model says
-    "audit": {"report", "setup", "rounds", "checkpoint", "comm", "config", "core"},
+    "audit": {"report", "setup", "rounds", "tasks", "models", "checkpoint", "comm", "privacy", "config", "core"},
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
     "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "privacy", "config", "core"},
     "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},

@@ -1,14 +1,18 @@
 """Canary clients as an attack: what epsilon the noise of `--clip` and `--noise` comes to, claimed and estimated.
 
-It is the textbook mechanism that is run here; `canaries.estimate` takes any other one.
+Of a run with privacy it is the package's own mechanism that is run, else the textbook's; `canaries.estimate` takes any
+other one.
 """
 
 from __future__ import annotations
 
-from fedtorch.audit.canaries import estimate, gaussian
+from hashlib import sha256
+from typing import Any
+
+from fedtorch.audit.canaries import CanaryEstimate, Outgoing, estimate, gaussian, of_the_package
 from fedtorch.audit.finding import Finding
 from fedtorch.audit.gaussians import gaussian_epsilon
-from fedtorch.audit.pictures import histogram
+from fedtorch.audit.pictures import bars, histogram
 from fedtorch.audit.subject import Subject
 
 NAME = "canaries"
@@ -29,31 +33,48 @@ def why_not(subject: Subject) -> str:
 
 
 def attack(subject: Subject) -> Finding:
-    """Estimated epsilon against that of the Gaussian mechanism; of one release that all clients take part in."""
-    options = subject.options
+    """Estimated epsilon against that of the Gaussian mechanism, of one release that all clients take part in.
+
+    With the noise that is promised, and for comparison with twice and with half of it: an estimate that stays where it
+    is says nothing.
+    """
+    options, figures, promised = subject.options, list[dict[str, Any]](), list[CanaryEstimate]()
+    outgoing: Outgoing | None = None
     assert options.clip is not None and options.noise is not None
     numbers = min(MOST_NUMBERS, subject.context.components.engine.shared.size)
     claimed = gaussian_epsilon(options.noise, options.delta)
-    found = estimate(
-        gaussian(options.clip, options.noise, seed=1),
-        numbers=numbers,
-        clip=options.clip,
-        delta=options.delta,
-        canaries=options.canaries,
-    )
-    figures = [
-        {
-            "channel": "sum, clipped, noised",
-            "client": f"{options.canaries} canaries",
-            "claimed": claimed,
-            "estimated": found.epsilon,
-            "delta": options.delta,
-            "numbers": numbers,
-        }
-    ]
+    for times in (1.0, 2.0, 0.5):
+        noise, clip = times * options.noise, options.clip
+        release = gaussian(clip, noise, seed=1)
+        if options.promised is not None:
+            key = sha256(b"fedtorch audit").digest()  # nothing is released, so it need not be secret
+            outgoing, release = of_the_package(clip, noise, options.canaries, key, options.promised.noise)
+        found = estimate(
+            release,
+            numbers=numbers,
+            clip=clip,
+            delta=options.delta,
+            canaries=options.canaries,
+            outgoing=outgoing,
+        )
+        promised.append(found)
+        figures.append(
+            {
+                "channel": "sum, clipped, noised",
+                "client": "as promised" if times == 1 else f"noise x {times:g}",
+                "claimed": gaussian_epsilon(noise, options.delta),
+                "estimated": found.epsilon,
+                "delta": options.delta,
+                "canaries": options.canaries,
+                "numbers": numbers,
+            }
+        )
+    found = promised[0]
+    whose = "the run's own clip, noise and key stream" if options.promised else "the Gaussian mechanism"
     said = (
         f"epsilon {found.epsilon:.2f} is estimated where {claimed:.2f} is claimed (delta {options.delta:g}; one "
-        "release of the Gaussian mechanism with this clip and noise, everybody takes part); it scatters and is no bound"
+        f"release of {whose}, everybody takes part); it scatters and is no bound"
     )
-    picture = histogram(found.cosines, {"no canary": 0.0, "mean": found.mean}, "cosine of a canary with the release")
+    picture = bars(figures, "claimed", "estimated")
+    picture += histogram(found.cosines, {"no canary": 0.0, "mean": found.mean}, "cosine of a canary with the release")
     return Finding(NAME, ABOUT, NEEDS, said, figures, picture)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtorch.audit import canary_clients, embedding_rows, membership, span_check
+from fedtorch.audit import canary_clients, embedding_rows, keys_values, membership, span_check, text_canaries
 from fedtorch.audit.finding import Finding
 from fedtorch.audit.page import WARNING, page
 from fedtorch.audit.subject import Options, Subject, opened
@@ -35,7 +35,7 @@ class Attack:
 
 ATTACKS = {
     module.NAME: Attack(module.ABOUT, module.NEEDS, module.why_not, module.attack)
-    for module in (embedding_rows, span_check, canary_clients, membership)
+    for module in (embedding_rows, span_check, keys_values, canary_clients, text_canaries, membership)
 }
 
 
@@ -47,7 +47,14 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.audit"
         parser.error(problem)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     options = Options(
-        args.clip, args.noise, args.delta, args.canaries, args.clients, places=args.places, show=args.show
+        args.clip,
+        args.noise,
+        args.delta,
+        args.canaries,
+        args.clients,
+        places=args.places,
+        show=args.show,
+        trains="secrets" in (args.attacks or ()),
     )
     try:
         findings, facts = audit(args.run, args.config or [], args.set, options, args.attacks or list(ATTACKS))

@@ -19,11 +19,14 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.rounds.checkpointing import restore
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.setup.build import build
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.private import noise_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,12 @@ class Options:
     """tokens from the start of a text that the span check tries"""
     show: bool = False
     """write the recovered tokens too, not only their numbers"""
+    trains: bool = False
+    """may attacks train the run anew?"""
+    promised: PrivacyConfig | None = None
+    """what the run itself promises; its clip and noise are those above, unless others are given"""
+    rate: float | None = None
+    """with which such a run draws its clients"""
 
 
 @dataclass
@@ -66,6 +75,8 @@ class Subject:
     def layers(self) -> FirstLayers | str:
         """What a text meets first in the model, or why there is none that could be attacked."""
         components = self.context.components
+        if not components.training.has_labelled_clients:
+            return "clients hold no labels, so that the model cannot be run on their rows alone"
         self.load_server()
         return FirstLayers.of(
             components.engine.module, components.engine.shared, lambda: self.run_example(components.clients[0].name, 0)
@@ -197,6 +208,7 @@ def _in_the_clear(config: Config, options: Options) -> tuple[Config, Options]:
     if promise.kind == "none":
         return config, options
     clip = promise.first_clip if options.clip is None else options.clip
-    noise = promise.noise_multiplier if options.noise is None else options.noise
+    noise = noise_of(Plan.of(config, 1)) if options.noise is None else options.noise
+    options = replace(options, promised=promise, rate=config.clients.rate)
     config = replace(config, privacy=type(promise)(), clients=replace(config.clients, sampling="uniform", rate=None))
     return config, replace(options, clip=clip, noise=noise)

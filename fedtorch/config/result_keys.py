@@ -30,6 +30,7 @@ NO_EFFECT = (
     "system.oom_retry",  # a run that has enough memory never needs it,
     "clients.on_loss",  # nor one that loses nobody this
     "privacy.max_epsilon",  # when to stop
+    "privacy.ledger",  # where what was released is kept
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
 

@@ -48,6 +48,8 @@ class Mechanism:
     """may the mean loss of a round be recorded?"""
     shows_scores: bool = True
     """may clients that train be evaluated, each by itself?"""
+    may_refuse: bool = False
+    """after `enter`, the same on all ranks: may `release` of the round under way raise BudgetError?"""
 
     def least(self, configured: int) -> int:
         """How many usable updates a round needs. configured: `clients.min`."""
@@ -72,6 +74,9 @@ class Mechanism:
         """On the server, with `hides_clients`: who takes part, of all clients of the run, in their order."""
         raise NotImplementedError
 
+    def expect(self, round: int, numbers: int) -> None:
+        """On the server, which now waits while others train: so many numbers are to be released in this round."""
+
     def outgoing(self, update: Tensor, report: Report) -> Report:
         """A client's update is complete: it may be changed in place; the report with what follows from that."""
         return report
@@ -88,6 +93,9 @@ class Mechanism:
         """On the server, once it counts: what the algorithm steps along, of what `combination` made.
 
         server: `server.accepted` are the reports behind it. places: what of the vectors travelled; None: all.
+
+        Raises:
+            BudgetError: only with `may_refuse`: it would be one release too many.
         """
         return total
 

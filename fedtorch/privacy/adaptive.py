@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.privacy.settings import AdaptiveClip
@@ -43,8 +45,10 @@ def moved(clip: float, rule: AdaptiveClip, unclipped: float, expected: float) ->
     return min(max(clip * math.exp(-rule.rate * (share - rule.quantile)), SMALLEST), LARGEST)
 
 
-def noised_count(halves: int, sigma: float, stream: Stream) -> float:
-    """halves / 2 with noise. halves: Σ (2 b_i − 1), a whole number."""
+def noised_count(
+    halves: int, sigma: float, stream: Stream, add: Callable[[npt.NDArray[np.float64], float, Stream], None] = add_noise
+) -> float:
+    """halves / 2 with noise, which `add` draws. halves: Σ (2 b_i − 1), a whole number."""
     total = np.array([halves * STEPS / 2])
-    add_noise(total, sigma * STEPS, stream)
+    add(total, sigma * STEPS, stream)
     return float(total[0] / STEPS)

@@ -28,11 +28,13 @@ from fedtorch.privacy.accounting import RELATION, Accountant
 from fedtorch.privacy.adaptive import bit_noise, moved, noised_count, update_noise
 from fedtorch.privacy.clip import bound, exponent_of
 from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.noise import ADD, Noise
 from fedtorch.privacy.settings import PrivacyConfig
-from fedtorch.privacy.stream import Stream, add_noise, chosen, derived
+from fedtorch.privacy.stream import Stream, chosen, derived
 
 UNCLIPPED = "unclipped"
 """The number of a report that says whether its update was as it is: 1, or 0 where it was clipped."""
+_AGAIN = "again"
 HIDDEN = "(hidden)"
 """What stands in logs and signs of life in place of a client that takes part."""
 OUTSIDE = (
@@ -77,6 +79,7 @@ class Terms:
             "clip": config.first_clip,
             "adaptive": None if moving is None else [moving.quantile, moving.rate, moving.bit_noise],
             "epsilon": None if config.epsilon is None else [config.epsilon, rounds],
+            "noise": None if config.noise == "normal" else config.noise,
         }
 
 
@@ -109,6 +112,7 @@ class ClientLevel(Mechanism):
         assert self.settings.delta is not None
         self.account = Accountant(terms.rate, terms.noise_multiplier, self.settings.delta)
         self._clip = self.settings.first_clip
+        self._noise = Noise(self.settings.noise)
 
     # --- of the round
 
@@ -129,19 +133,27 @@ class ClientLevel(Mechanism):
         """
         ledger = self._own_ledger
         self._check_state(round, server)
-        if not any(release.round == round for release in ledger.releases):
+        is_again = any(release.round == round for release in ledger.releases)
+        if not is_again:
             self._check_budget(len(ledger.releases) + 1, round)
         clip = float(server.numbers.get(CLIP, self.settings.first_clip))
-        return {"clip": clip}
+        return {"clip": clip, **({_AGAIN: 1.0} if is_again else {})}
 
     def enter(self, numbers: Mapping[str, float]) -> None:
-        """Take the clip over."""
+        """Take the clip over, and whether the round is done again, so that it may come to one more release."""
         self._clip = float(numbers["clip"])
+        self.may_refuse = _AGAIN in numbers
 
     def draw(self, clients: Sequence[Client], round: int) -> list[Client]:
         """Every client by itself with probability q, from the key; the same again for the same round."""
         stream = Stream(derived(self._own_ledger.key, "cohort", round))
         return [clients[place] for place in chosen(stream, len(clients), self.terms.rate)]
+
+    def expect(self, round: int, numbers: int) -> None:
+        """Draw the noise of a first attempt meanwhile."""
+        ledger = self._own_ledger
+        if not any(release.round == round for release in ledger.releases):
+            self._noise.expect(ledger.key, round, 0, self.deviation, numbers)
 
     @property
     def exponent(self) -> int:
@@ -182,13 +194,14 @@ class ClientLevel(Mechanism):
         if ledger.attempt(round, digest) is None:
             self._check_budget(len(ledger.releases) + 1, round)
         attempt = ledger.enter(round, digest)
-        add_noise(whole, deviation, Stream(derived(ledger.key, "noise", round, attempt)))
+        self._noise.add(whole, ledger.key, round, attempt, deviation)
         whole *= math.ldexp(1.0, -self.exponent) / self.terms.expected
         part = total.new_tensor(whole) if places is None else places.put(total.new_tensor(whole), total)
         server.numbers[NOISE_KEY] = ledger.check
         if (rule := self.settings.adaptive) is not None:
             sigma = bit_noise(rule, self.terms.expected)
-            count = noised_count(halves, sigma, Stream(derived(ledger.key, "count", round, attempt)))
+            stream = Stream(derived(ledger.key, "count", round, attempt))
+            count = noised_count(halves, sigma, stream, ADD[self.settings.noise])
             server.numbers[CLIP] = moved(self._clip, rule, count, self.terms.expected)
         return part.to(server.weights.dtype)
 
@@ -238,6 +251,7 @@ class ClientLevel(Mechanism):
             "clients": terms.clients,
             "noise_multiplier": terms.noise_multiplier,
             "clip": config.first_clip if config.adaptive is None else "adaptive",
+            "noise": config.noise,
             "accountant": f"privacy loss distribution, dp-accounting {version('dp-accounting')}",
             "outside": self.outside,
         }

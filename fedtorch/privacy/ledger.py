@@ -11,17 +11,19 @@ import hmac
 import json
 import os
 import shutil
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.privacy.data_ledger import DataLedger
+from fedtorch.privacy.owner_files import read_own
 from fedtorch.privacy.stream import KEY_BYTES, derived
 
 FOLDER, KEY, LEDGER = "privacy", "key", "ledger.jsonl"
 _FORM = 1
+_RESTORE = "bring it back from where the checkpoint came from, or begin anew with `--resume never`"
 
 
 class Release(NamedTuple):
@@ -44,6 +46,7 @@ class Ledger:
     def __init__(self, key: bytes, terms: Mapping[str, Any], folder: Path | None, releases: list[Release]) -> None:
         self.key, self.terms, self.folder = key, dict(terms), folder
         self.releases = releases
+        self.data: DataLedger | None = None
         self._digest_key = derived(key, "digest")
 
     @classmethod
@@ -74,9 +77,9 @@ class Ledger:
         Raises:
             CheckpointError: one is missing or damaged, or others than the owner may read it.
         """
-        key = _read(folder / KEY, "the key of this run's noise")
+        key = read_own(folder / KEY, "the key of this run's noise", _RESTORE)
         if len(key) != KEY_BYTES:
-            raise CheckpointError(f"{folder / KEY} has {len(key)} bytes instead of {KEY_BYTES}; {_ADVICE}")
+            raise CheckpointError(f"{folder / KEY} has {len(key)} bytes instead of {KEY_BYTES}; {_RESTORE}")
         lines = _lines(folder)
         head, releases = _parsed(folder, lines)
         if (folder / LEDGER).stat().st_size > sum(map(len, lines)):
@@ -87,6 +90,21 @@ class Ledger:
     def check(self) -> int:
         """40 bits of a check of the key, for checkpoints: with another key the noise would be another one."""
         return int.from_bytes(derived(self.key, "check")[:5], "big")
+
+    @property
+    def run(self) -> str:
+        """What the ledger of the data calls the run: a key is a run."""
+        return derived(self.key, "run")[:8].hex()
+
+    def attach(self, data: DataLedger, folder: Path) -> None:
+        """Count this run's releases, at `folder`, in the ledger of its data too, those so far and those to come.
+
+        Raises:
+            CheckpointError: that cannot be read or written.
+        """
+        own = [release for release in self.releases if release.round >= self.terms.get("since", 0)]
+        data.begin(self.run, self.terms, folder, [(release.round, release.attempt) for release in own])
+        self.data = data
 
     def digest_of(self, *parts: bytes | memoryview) -> str:
         """A digest of what is to be released, that nobody without the key can compare with a guess."""
@@ -110,6 +128,8 @@ class Ledger:
         if found is not None:
             return found
         release = Release(round, sum(r.round == round for r in self.releases), digest)
+        if self.data is not None:
+            self.data.enter(self.run, round, release.attempt)
         self._append(release)
         return release.attempt
 
@@ -140,7 +160,7 @@ def read_releases(folder: Path) -> tuple[dict[str, Any], list[Release]]:
 
 def _lines(folder: Path) -> list[bytes]:
     """Of the ledger; without one in which a process died, as nothing left the server after it."""
-    lines = _read(folder / LEDGER, "the ledger of this run's releases").splitlines(keepends=True)
+    lines = read_own(folder / LEDGER, "the ledger of this run's releases", _RESTORE).splitlines(keepends=True)
     return [line for line in lines if line.endswith(b"\n")]
 
 
@@ -151,32 +171,7 @@ def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[
             raise ValueError
         return head, [Release(int(line["round"]), int(line["attempt"]), str(line["digest"])) for line in rest]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / LEDGER} is damaged; {_ADVICE}") from error
-
-
-_ADVICE = "bring it back from where the checkpoint came from, or begin anew with `--resume never`"
-
-
-def _read(path: Path, what: str) -> bytes:
-    """The content of a file that only its owner may read.
-
-    Raises:
-        CheckpointError: it is missing, or others may read it.
-    """
-    try:
-        status = path.stat()
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}, {what}, cannot be read ({error.strerror}); {_ADVICE}") from error
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        raise CheckpointError(
-            f"{path}, {what}, has mode {mode}, so others than its owner may read or change it; if nobody has, "
-            f"`chmod 600 {path}`, else begin anew with `--resume never`"
-        )
-    if status.st_uid != os.geteuid():
-        raise CheckpointError(f"{path}, {what}, belongs to user {status.st_uid}, this process to {os.geteuid()}")
-    return content
+        raise CheckpointError(f"{folder / LEDGER} is damaged; {_RESTORE}") from error
 
 
 def _write(path: Path, content: bytes) -> None:

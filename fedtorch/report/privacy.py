@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.privacy.accounting import Accountant, total_epsilon
+from fedtorch.privacy.data_ledger import SUFFIX, DataLedger, epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, read_releases
 from fedtorch.report.compared import say_written, show_page
 from fedtorch.report.find_runs import find_runs
@@ -19,7 +21,11 @@ from fedtorch.report.find_runs import find_runs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `privacy`."""
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run with privacy, or with such runs in it"
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run with privacy, or with such runs in it; or the ledger of data (DATA.privacy.jsonl)",
     )
     parser.add_argument("--out", type=Path, help="folder for privacy.md; default: RUN/report")
 
@@ -31,38 +37,82 @@ def make(args: argparse.Namespace) -> None:
         ConfigError: there is no run with privacy.
     """
     require("report privacy", "dp_accounting", extra="privacy")
-    text = privacy_markdown(dict.fromkeys(run.folder for _, run in find_runs(args.runs).runs))
-    say_written([show_page(text, (args.out or args.runs[0] / "report") / "privacy.md")])
+    ledgers = [path for path in args.runs if path.name.endswith(SUFFIX)]
+    folders = [path for path in args.runs if path not in ledgers]
+    found = dict.fromkeys(run.folder for _, run in find_runs(folders).runs) if folders else {}
+    text = privacy_markdown(found, ledgers)
+    say_written([show_page(text, (args.out or [*folders, Path()][0] / "report") / "privacy.md")])
 
 
-def privacy_markdown(folders: Iterable[Path]) -> str:
+def privacy_markdown(folders: Iterable[Path], ledgers: Iterable[Path] = ()) -> str:
     """A row for each run, and one for all runs on the same data together, at the least of their deltas.
 
     Of a run that is under way, was interrupted or has failed what it has released counts too. Runs that simulate
-    privacy, or have none, are left out: what they tell has no bound.
+    privacy, or have none, are left out: what they tell has no bound. Where there is a ledger of the data the total is
+    that of all runs it knows of, whether they are still there or not. ledgers: such files, beside those of `folders`.
 
     Raises:
         ConfigError: there is no run with privacy.
+        CheckpointError: a ledger cannot be read.
     """
-    found: dict[str, list[tuple[str, dict[str, Any], int, int]]] = {}
+    known = {str(path.resolve()): DataLedger(path) for path in ledgers}
+    found: dict[str, list[_Run]] = {name: [] for name in known}
     for folder in folders:
         if (folder / FOLDER / LEDGER).is_file():
-            terms, releases = read_releases(folder / FOLDER)
-            own = sum(release.round >= terms.get("since", 0) for release in releases)  # others are another run's too
-            found.setdefault(_data(folder), []).append((str(folder), terms, len(releases), own))
+            run = _Run.read(folder)
+            if run.data_ledger:
+                known.setdefault(run.data_ledger, DataLedger(Path(run.data_ledger)))
+            found.setdefault(run.data_ledger or _data(folder), []).append(run)
     if not found:
         raise ConfigError("none of these runs has a ledger of releases; name runs with privacy.kind: client")
     lines = ["| run | releases | q | N | z | delta | epsilon |", "|---|---:|---:|---:|---:|---:|---:|"]
-    for rows in found.values():
-        for name, terms, count, _ in rows:
-            rate, z, delta = terms["rate"], terms["noise_multiplier"], terms["delta"]
-            lines.append(_row(name, count, rate, terms["clients"], z, delta, Accountant(rate, z, delta).epsilon(count)))
-        if len(rows) > 1:
-            delta = min(terms["delta"] for _, terms, _, _ in rows)
-            parts = [(terms["rate"], terms["noise_multiplier"], own) for _, terms, _, own in rows]
-            count, name = sum(own for _, _, _, own in rows), f"**all {len(rows)} on the same data**"
-            lines.append(_row(name, count, "", "", "", delta, total_epsilon(parts, delta)))
+    for data, rows in found.items():
+        for run in rows:
+            account = Accountant(run.rate, run.z, run.delta)
+            lines.append(_row(run.name, run.count, run.rate, run.clients, run.z, run.delta, account.epsilon(run.count)))
+        lines += _total(rows, known[data] if data in known else None)
     return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run's own ledger says."""
+
+    name: str
+    rate: float
+    clients: int
+    z: float
+    delta: float
+    count: int
+    """its releases, with those of the run that it goes on from"""
+    own: int
+    """without them"""
+    data_ledger: str
+    """the file where its data's releases are added up; empty: there is none any more, or never was"""
+
+    @classmethod
+    def read(cls, folder: Path) -> _Run:
+        terms, releases = read_releases(folder / FOLDER)
+        own = sum(release.round >= terms.get("since", 0) for release in releases)
+        data = str(terms.get("data_ledger") or "")
+        numbers = terms["rate"], terms["clients"], terms["noise_multiplier"], terms["delta"]
+        return cls(str(folder), *numbers, len(releases), own, data if data and Path(data).is_file() else "")
+
+
+def _total(rows: Sequence[_Run], ledger: DataLedger | None) -> list[str]:
+    """The row of all runs on the same data, if there is more to it than one of them."""
+    if ledger is not None:
+        runs = list(ledger.runs().values())
+        count = sum(len(run.releases) for run in runs)
+        if not runs or (len(runs) == len(rows) == 1 and count == rows[0].count):
+            return []
+        name, delta = f"**all {len(runs)} in {ledger.path}**", min(run.delta for run in runs)
+        return [_row(name, count, "", "", "", delta, epsilon_of(runs))]
+    if len(rows) < 2:
+        return []
+    delta, parts = min(run.delta for run in rows), [(run.rate, run.z, run.own) for run in rows]
+    name, count = f"**all {len(rows)} on the same data**", sum(run.own for run in rows)
+    return [_row(name, count, "", "", "", delta, total_epsilon(parts, delta))]
 
 
 def _row(*cells: Any) -> str:

@@ -1,13 +1,18 @@
-"""Who takes part in a round: drawn by every rank alike, or by the server, which tells each worker its own clients."""
+"""Who takes part in a round, drawn by every rank alike or by the server, which tells each worker its own clients.
+
+And what of the round is released. Both may be refused, which ends the run on all ranks alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.core.client import Client
 from fedtorch.core.errors import BudgetError
 from fedtorch.core.sampling import cohort
+from fedtorch.core.update import Report
 from fedtorch.rounds.context import RoundContext
 
 _OVER = "budget"
@@ -38,13 +43,44 @@ def draw(context: RoundContext) -> list[tuple[Client, int]]:
         except BudgetError as error:
             over, messages = error, [context.message("decision", status=_OVER)]
     head, *names = context.members.retry_on_loss("cohort", lambda: tell(context, lambda: messages))
-    if head.status == _OVER:
-        raise over or BudgetError(f"round {context.round + 1} would pass privacy.max_epsilon; see the server's log")
+    _end_if_over(context, head, over)
     context.mechanism.enter(head.numbers)
+    if context.comm.is_server and context.comm.size > 1 and clients:
+        context.mechanism.expect(context.round, context.updates.length(clients[0].name))
     if not context.comm.is_server:
         by_name = {client.name: client for client in clients}
         drawn = [by_name[context.name(about)] for about in names]
     return [(client, 1) for client in drawn]
+
+
+def release(context: RoundContext, combined: Tensor | None, accepted: Sequence[Report]) -> Tensor | None:
+    """On the server what it steps along, of what the accepted updates came to; called by all ranks alike.
+
+    Whether the sum of a round that is done again is another one, and so one more release, is known only here.
+
+    Raises:
+        BudgetError: on all ranks, if there must not be one more; nothing has left the server.
+    """
+    grad: Tensor | None = None
+    over: BudgetError | None = None
+    if context.comm.is_server:
+        assert combined is not None
+        context.server.accepted = list(accepted)
+        places = context.sent_places(context.comm.names[0])
+        try:
+            grad = context.mechanism.release(context.round, combined, context.server, places)
+        except BudgetError as error:
+            over = error
+    if context.mechanism.may_refuse:
+        told = [context.message("decision", status=_OVER if over else "ok")]
+        (head,) = context.members.retry_on_loss("release", lambda: tell(context, lambda: told))
+        _end_if_over(context, head, over)
+    return grad
+
+
+def _end_if_over(context: RoundContext, head: Message, over: BudgetError | None) -> None:
+    if head.status == _OVER:
+        raise over or BudgetError(f"round {context.round + 1} would pass privacy.max_epsilon; see the server's log")
 
 
 def tell(context: RoundContext, say: Callable[[], Sequence[Message]]) -> list[Message]:

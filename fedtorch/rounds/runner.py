@@ -19,6 +19,7 @@ from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log, steps
 from fedtorch.rounds.checkpointing import digest, restore, save
+from fedtorch.rounds.cohort import release
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
@@ -215,12 +216,10 @@ class Runner:
             return
         if context.has_messages:
             decision.weights = replicas.step(context, decision.accepted, decision.messages, decision.reduced)
-        elif context.comm.is_server:
-            assert decision.combined is not None
-            context.server.accepted = list(decision.accepted)
-            places = context.sent_places(context.comm.names[0])
-            grad = context.mechanism.release(context.round, decision.combined, context.server, places)
-            context.algorithm.server_update(context.server, grad)
+        else:
+            grad = release(context, decision.combined, decision.accepted)
+            if grad is not None:
+                context.algorithm.server_update(context.server, grad)
         context.only_stepped = context.is_fresh
         context.is_fresh = context.has_messages  # every rank has taken the step itself
         self.weights, self.figures = decision.weights, decision.figures

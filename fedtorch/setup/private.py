@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.mechanism import Mechanism
@@ -17,7 +18,9 @@ from fedtorch.core.sampling import Poisson
 from fedtorch.privacy.accounting import Accountant, least_noise
 from fedtorch.privacy.adaptive import bit_noise, update_noise
 from fedtorch.privacy.client_level import ClientLevel, Terms
-from fedtorch.privacy.ledger import FOLDER, Ledger
+from fedtorch.privacy.data_ledger import epsilon_of
+from fedtorch.privacy.ledger import FOLDER, LEDGER, Ledger, read_releases
+from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.plan import Plan
 
 WHY = "privacy.kind is client but "
@@ -171,23 +174,29 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
     if plan.config.privacy.kind == "none":
         return Mechanism()
     if not is_server:
-        return ClientLevel(_terms(plan, 0.0), None)
+        return ClientLevel(terms_of(plan, 0.0), None)
     folder, settings = plan.config.folder / FOLDER, plan.config.privacy
     if settings.simulate:
-        terms = _terms(plan, _noise(plan))
+        terms = terms_of(plan, noise_of(plan))
         key = sha256(f"fedtorch simulated privacy {settings.seed}".encode()).digest()
         return ClientLevel(terms, Ledger(key, {}, None, []))
+    data = data_ledger(plan)
+    where = {} if data is None else {"data_ledger": str(data.path.resolve())}
     branch = None if resume in ("auto", "never", "force") else Path(resume)
     if branch is not None and start is not None and not _is_inside(branch, plan.config.folder):
         other = Ledger.open(branch.resolve().parent.parent / FOLDER)
         terms = _agreed(plan, other.terms, branch)
         kept = [release for release in other.releases if release.round < start]
-        return ClientLevel(terms, Ledger.begin(folder, {**terms.record(plan.config.rounds), "since": start}, kept))
-    if start is None and (resume == "never" or not folder.exists()):
-        terms = _terms(plan, _noise(plan))
-        return ClientLevel(terms, Ledger.begin(folder, terms.record(plan.config.rounds)))
-    ledger = Ledger.open(folder)
-    return ClientLevel(_agreed(plan, ledger.terms, folder), ledger)
+        ledger = Ledger.begin(folder, {**terms.record(plan.config.rounds), "since": start, **where}, kept)
+    elif start is None and (resume == "never" or not folder.exists()):
+        terms = terms_of(plan, noise_of(plan))
+        ledger = Ledger.begin(folder, {**terms.record(plan.config.rounds), **where})
+    else:
+        ledger = Ledger.open(folder)
+        terms = _agreed(plan, ledger.terms, folder)
+    if data is not None:
+        ledger.attach(data, plan.config.folder)
+    return ClientLevel(terms, ledger)
 
 
 def describe_private(plan: Plan) -> str:
@@ -195,7 +204,7 @@ def describe_private(plan: Plan) -> str:
     config = plan.config.privacy
     if config.kind == "none":
         return ""
-    terms = _terms(plan, _noise(plan))
+    terms = terms_of(plan, noise_of(plan))
     said = (
         f"privacy: clients that differ by one (add or remove), Poisson sampling with rate {terms.rate:g} of "
         f"{terms.clients} clients, noise multiplier {terms.noise_multiplier:g}, delta {config.delta:g}"
@@ -206,14 +215,31 @@ def describe_private(plan: Plan) -> str:
     account, rounds = Accountant(terms.rate, terms.noise_multiplier, config.delta), max(1, plan.config.rounds)
     counts = sorted({count for count in _POINTS if count < rounds} | {rounds})
     lines = [said, "  round    epsilon", *(f"  {count:>5} {account.epsilon(count):>10.4f}" for count in counts)]
-    limit = config.max_epsilon
-    if limit is not None and (fits := account.releases_within(limit, rounds)) < rounds:
-        lines.append(f"  privacy.max_epsilon {limit:g} is enough for {fits} of {rounds} rounds; then code 10")
+    if (fits := releases_of(account, plan.config)) < rounds:
+        lines.append(
+            f"  privacy.max_epsilon {config.max_epsilon:g} is enough for {fits} of {rounds} rounds; then code 10"
+        )
+    if (ledger := data_ledger(plan)) is not None and (known := ledger.runs()):
+        left = releases_of(account, plan.config, left=True)
+        total = epsilon_of(known.values(), [(terms.rate, terms.noise_multiplier, left)], config.delta)
+        lines.append(
+            f"  {ledger.path} has {sum(len(run.releases) for run in known.values())} releases of {len(known)} runs on "
+            f"these data; with all rounds of this one they come to epsilon {total:.4f}"
+        )
     lines += [f"  outside the guarantee: {what}" for what in ClientLevel(terms, None).outside]
     return "\n".join(lines)
 
 
-def _terms(plan: Plan, noise_multiplier: float) -> Terms:
+def releases_of(account: Accountant, config: Config, *, left: bool = False) -> int:
+    """Rounds that `privacy.max_epsilon` allows, all by default; left: without those that the run has released."""
+    rounds, limit, folder = max(1, config.rounds), config.privacy.max_epsilon, config.folder / FOLDER
+    fits = rounds if limit is None else account.releases_within(limit, rounds)
+    done = len(read_releases(folder)[1]) if left and (folder / LEDGER).is_file() else 0
+    return max(0, fits - done)
+
+
+def terms_of(plan: Plan, noise_multiplier: float) -> Terms:
+    """The public numbers of the promise."""
     return Terms(_rate(plan), len(plan.clients), noise_multiplier, plan.config.privacy)
 
 
@@ -222,7 +248,7 @@ def _rate(plan: Plan) -> float:
     return plan.sampler.rate
 
 
-def _noise(plan: Plan) -> float:
+def noise_of(plan: Plan) -> float:
     """z: as given, or the least for `epsilon`."""
     config = plan.config.privacy
     if config.noise_multiplier is not None:
@@ -239,7 +265,7 @@ def _agreed(plan: Plan, recorded: Mapping[str, object], where: Path) -> Terms:
     """
     z = recorded.get("noise_multiplier")
     by_epsilon = plan.config.privacy.epsilon is not None
-    terms = _terms(plan, float(z) if by_epsilon and isinstance(z, float) else _noise(plan))
+    terms = terms_of(plan, float(z) if by_epsilon and isinstance(z, float) else noise_of(plan))
     now = terms.record(plan.config.rounds)
     changed = [
         f"{key} was {recorded.get(key)} and is now {value}" for key, value in now.items() if value != recorded.get(key)

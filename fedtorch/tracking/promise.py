@@ -12,7 +12,8 @@ def promise(said: Mapping[str, Any]) -> str:
     """One sentence. said: `privacy` of results.json; empty where nothing was promised."""
     if not said:
         return NOTHING
-    noise = f"noise multiplier {said['noise_multiplier']:.6g}, clip {said['clip']}"
+    kind = f"{said['noise']} " if said.get("noise", "normal") != "normal" else ""
+    noise = f"{kind}noise multiplier {said['noise_multiplier']:.6g}, clip {said['clip']}"
     how = f"{said['sampling']}, {noise}"
     outside = f"Outside the guarantee: {'; '.join(said['outside'])}"
     if said["simulated"]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedtorch.audit.canaries import estimate, gaussian
+from fedtorch.audit.canaries import estimate, gaussian, of_the_package
 from fedtorch.audit.gaussians import epsilon_between, gaussian_epsilon
 
 DELTA = 1e-5
@@ -70,6 +70,18 @@ def test_a_missing_factor_of_two_is_found_in_a_second() -> None:
     ]
     assert found[0] < 1.6 * 3.0
     assert found[1] > 1.8 * 3.0
+
+
+@pytest.mark.parametrize("claimed", [3.0, pytest.param(10.0, marks=pytest.mark.slow)])
+def test_the_packages_own_noise_is_as_much_as_it_promises(claimed: float) -> None:
+    """Its clip, whole numbers, key stream and denominator, under a fixed key; half of the noise would be noticed."""
+    promised, found = noise_for(claimed), []
+    for share in (1.0, 0.5):
+        outgoing, release = of_the_package(0.5, share * promised, clients=200, key=bytes(range(32)))
+        found.append(estimate(release, numbers=20_000, clip=0.5, delta=DELTA, canaries=200, outgoing=outgoing).epsilon)
+    print(claimed, found)
+    assert 0.7 * claimed < found[0] < 1.6 * claimed
+    assert found[1] > 1.8 * claimed
 
 
 @pytest.mark.parametrize(("canaries", "numbers"), [(1, 100), (11, 10)])

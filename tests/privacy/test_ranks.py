@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 from ranks import expect_exit, run_ranks
 from supervisor import PHASES, Ended, at, supervise, toy_config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtorch.comm import mail
 from fedtorch.comm.aggregation import Aggregation
 from fedtorch.main import main
+from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.stream import Stream, chosen, derived
 
@@ -94,6 +97,18 @@ def test_three_ranks_give_the_same_bits_and_learn_of_their_own_clients_alone(
     assert [{"abcd"[place] for place in each} for each in heard[1:]] == [set(rank["asked"]) for rank in told[1:]]
 
 
+@pytest.mark.slow
+def test_exact_noise_has_the_bits_of_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    promise = {"privacy": "{kind: client, clip: 0.3, noise_multiplier: 1.0, delta: 0.1, noise: discrete}"}
+    monkeypatch.setattr("fedtorch.privacy.ledger.os.urandom", lambda size: KEY[:size])
+    one = private_toy(tmp_path / "one", **promise)
+    assert main(["--config", str(one)]) == 0
+    alone = Ended(tmp_path / "one" / "run")
+    run_ranks(as_rank, 3, str(private_toy(tmp_path / "three", alone.folder, **promise)), timeout=120)
+    assert same(Ended(tmp_path / "three" / "run"), alone)
+    assert "discrete" in json.loads((alone.folder / "results.json").read_text())["privacy"]["noise"]
+
+
 @pytest.mark.parametrize("victim", [pytest.param(0, id="server"), pytest.param(2, id="worker", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "phase", [*(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "checkpoint"), "checkpoint"]
@@ -103,6 +118,50 @@ def test_a_kill_in_any_phase_costs_no_release(phase: str, victim: int, undisturb
     ended = supervise(config, faults=at(phase, victim), sets=PATIENT, timeout=200)
     assert ended.codes[0][victim] == -9 and ended.code == 0, ended.codes
     assert same(ended, undisturbed)
+
+
+def as_command(config: str, *words: str) -> None:
+    """One rank of a run, as from the command line: its exit code is the process's."""
+    sys.exit(main(["--config", config, "--resume", *words]))
+
+
+def allowing(releases: float) -> str:
+    """max_epsilon for so many releases of the toy run and no more."""
+    account = Accountant(0.6, 1.0, 0.1)
+    return f"privacy.max_epsilon={(account.epsilon(int(releases)) + account.epsilon(int(releases) + 1)) / 2}"
+
+
+def exits(config: Path, *words: str, faults: str = "") -> list[int | None]:
+    variables = {**os.environ, "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults}
+    outcomes = expect_exit(as_command, 3, str(config), *words, timeout=120, environ=variables)
+    return [outcome.exit_code for outcome in outcomes]
+
+
+def test_the_end_of_the_budget_is_code_10_on_all_ranks_and_the_run_goes_on_with_a_larger_one(
+    tmp_path: Path, undisturbed: Ended
+) -> None:
+    config, run = private_toy(tmp_path, undisturbed.folder), tmp_path / "run"
+    assert exits(config, "auto", "--set", allowing(2)) == [10, 10, 10]
+    status = json.loads((run / "status.json").read_text())
+    assert status["code"] == 10 and "start the run again with a larger privacy.max_epsilon" in status["reason"]
+    assert [r.round for r in Ledger.open(run / "privacy").releases] == [0, 1]
+    assert exits(config, "auto", "--set", allowing(3)) == [0, 0, 0]
+    assert same(Ended(run), undisturbed)
+
+
+def test_a_round_done_again_that_would_pass_the_budget_is_code_10_on_all_ranks(
+    tmp_path: Path, undisturbed: Ended
+) -> None:
+    """Killed between release and checkpoint, then another rate of learning: a fourth release, where three fit."""
+    config, run = private_toy(tmp_path, undisturbed.folder), tmp_path / "run"
+    killed = exits(config, "auto", faults="kill:phase=checkpoint,rank=0,round=3")
+    assert killed[0] == -9
+    assert len(before := Ledger.open(run / "privacy").releases) == 3
+    other = ("--set", "client.lr=0.2", allowing(3))
+    assert exits(config, "force", *other) == [10, 10, 10]
+    assert Ledger.open(run / "privacy").releases == before
+    assert exits(config, "force", "--set", "client.lr=0.2", allowing(4)) == [0, 0, 0]
+    assert [(r.round, r.attempt) for r in Ledger.open(run / "privacy").releases][3:] == [(2, 1)]
 
 
 def test_no_file_but_the_key_has_the_key_and_none_says_who_took_part(tmp_path: Path) -> None:
@@ -129,6 +188,12 @@ def test_no_file_but_the_key_has_the_key_and_none_says_who_took_part(tmp_path: P
     assert {record["kind"] for record in records} == {"run", "round", "end", "result"}
     rounds = [record for record in records if record["kind"] == "round"]
     assert all(not record["seconds"] and not record["traffic"] and "bytes_up" not in record for record in rounds)
+    shown = EventAccumulator(str(run / "tensorboard" / "server"))
+    shown.Reload()
+    account, tag = Accountant(0.6, 1.0, 0.1), "privacy/epsilon"
+    curve = [account.epsilon(count) for count in (1, 2, 3)]
+    assert [record["extra"][tag] for record in rounds] == curve
+    assert [scalar.value for scalar in shown.Scalars(tag)] == pytest.approx(curve, rel=1e-6)
     assert (
         json.loads((run / "results.json").read_text())["privacy"]["epsilon"] == rounds[-1]["extra"]["privacy/epsilon"]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,19 @@ import pytest
 from private_runs import CLIENT, TASK, private
 from torch import Tensor
 
+from fedtorch.algorithms import ALGORITHMS
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.fedprox import FedProx
+from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.config.load import load, to_dict
+from fedtorch.config.registry import named_class
 from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import ClientsConfig, EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
@@ -26,7 +31,8 @@ from fedtorch.core.server import ServerState
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig
 from fedtorch.setup.build import build
-from fedtorch.setup.private import describe_private
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.private import describe_private, the_round_is_one_clipped_sum
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,47 @@ def test_algorithms_whose_round_is_not_one_clipped_sum(algorithm: Algorithm, rea
     config = replace(private(tmp_path, algorithm), algorithm_name="this")
     with pytest.raises(ConfigError, match=f"privacy.kind is client but algorithm.name is this, which {reason}"):
         build(config, num_ranks=1, rank=0)
+
+
+ADMITTED = {"fedavg", "fedopt", "fedprox", "ditto", "pfedme", "rolora"}
+REFUSED = {
+    "scaffold": "weighs clients in a way of its own",
+    "fednova": "weighs clients in a way of its own",
+    "feddyn": "weighs clients in a way of its own",
+    "hetlora": "takes the server's step in a way of its own",
+    "flexlora": "combines updates in a way of its own",
+    "flora": "combines updates in a way of its own",
+    "fedex": "combines updates in a way of its own",
+    "fedparsing": "in a way of its own",
+    "fewfedweight": "in a way of its own",
+    "silo_augmented": "exchanges nothing",
+    "metaweighting": "in a way of its own",
+    "local": "exchanges nothing",
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_is_admitted_or_refused_with_its_reason(name: str) -> None:
+    """With equal weights, where it has any; a new one has to be put into one of the lists."""
+    cls = named_class("algorithm", name, "")
+    known = {field.name for field in dataclasses.fields(cls)}
+    given = {"weights": "equal", "ranks": {"a": 1}, "group": "fedparsing_ema"}
+    algorithm = cls(**{key: value for key, value in given.items() if key in known})
+    if issubclass(cls, MessageAlgorithm):
+        assert name == "fedassistant"  # its messages are refused as such
+    elif name in ADMITTED:
+        assert algorithm.why_not_private == ""
+    else:
+        assert REFUSED[name] in algorithm.why_not_private
+
+
+def test_a_robust_rule_and_compressed_messages_are_refused(tmp_path: Path) -> None:
+    robust = replace(private(tmp_path, FedAvg(weights="equal", robust="median")), algorithm_name="fedavg")
+    with pytest.raises(ConfigError, match="algorithm.name is fedavg, which combines updates in a way of its own"):
+        build(robust, num_ranks=1, rank=0)
+    messages = replace(private(tmp_path, FedAssistant()), algorithm_name="fedassistant")
+    with pytest.raises(ConfigError, match="whose clients send compressed messages: which numbers they choose"):
+        the_round_is_one_clipped_sum(Plan.of(messages, 1))
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProx, Ditto, PFedMe])

@@ -10,10 +10,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import SGD, make_runner
 from private_runs import TASK, private
+from scipy import stats
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
@@ -68,9 +70,10 @@ def test_a_round_is_the_sum_of_clipped_updates_with_noise_over_a_fixed_number(tm
     assert torch.allclose(runner.context.server.weights, expected, atol=1e-6)
 
 
-def test_weights_that_nobody_trains_are_noise_of_the_promised_size(tmp_path: Path) -> None:
-    """lr 0: after T rounds w − w^0 is Σ noise; its standard deviation is z C √T / (qN)."""
-    task = replace(TASK, width=5000)
+@pytest.mark.parametrize("width", [5000, pytest.param(333_334, marks=pytest.mark.slow)])
+def test_weights_that_nobody_trains_are_noise_of_the_promised_size(width: int, tmp_path: Path) -> None:
+    """lr 0: after T rounds w − w^0 is Σ noise: normal (chi-square over 50 bins), of deviation z C √T / (qN)."""
+    task = replace(TASK, width=width)
     runner = make_runner(private(tmp_path, task=task, rounds=4, client=replace(SGD, lr=1e-30)))
     start = runner.components.engine.initial_shared.clone()
     runner.run()
@@ -78,6 +81,8 @@ def test_weights_that_nobody_trains_are_noise_of_the_promised_size(tmp_path: Pat
     expected = 1.0 * 0.5 * math.sqrt(4) / (0.3 * 20)
     assert float(moved.std()) == pytest.approx(expected, rel=4 / math.sqrt(2 * len(moved)))
     assert abs(float(moved.mean())) < 4 * expected / math.sqrt(len(moved))
+    counts = np.histogram(stats.norm.cdf(moved.numpy() / expected), bins=50, range=(0, 1))[0]
+    assert stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_an_empty_cohort_is_a_round_like_any_other(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""The benchmarks of what privacy costs compare like with like, and run. Nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
+
+from benchmarks.private_rounds import ADAPTER, CASES, KINDS, config_of
+from benchmarks.private_rounds import main as rounds_main
+from benchmarks.private_utility import Head, accuracy, promise_of
+from benchmarks.private_utility import main as utility_main
+from benchmarks.workloads import shrunk
+
+
+def test_both_kinds_of_rounds_train_all_clients_with_equal_weights(tmp_path: Path) -> None:
+    without, private = (config_of(shrunk(CASES["t5"]), tmp_path, 3, kind, "normal") for kind in KINDS)
+    assert without.privacy.kind == "none" and private.privacy.kind == "client"
+    assert without.algorithm == private.algorithm and without.client == private.client
+    assert without.clients.per_round == "all" and private.clients.rate == 1.0
+    assert without.system == private.system and without.rounds == private.rounds
+
+
+def test_the_sizes_are_those_that_the_pages_name() -> None:
+    assert 250_000 < sum(p.numel() for p in ADAPTER.task.build_model(0).parameters() if p.requires_grad) < 350_000
+    assert 9_000 < sum(p.numel() for p in Head().parameters()) < 11_000
+    assert promise_of(None, 1.0) == "{kind: none}" and "epsilon: 3.0" in promise_of(3.0, 1.0)
+    assert accuracy({"averages": {"accuracy": {"micro": 0.5}}}) == 0.5
+
+
+@pytest.mark.slow
+def test_rounds_with_privacy_are_put_beside_those_without(tmp_path: Path) -> None:
+    words = ["--case", "t5", "--ranks", "1", "3", "--rounds", "1", "--repeat", "1", "--tiny"]
+    assert rounds_main([*words, "--json", str(tmp_path / "out.json")]) == 0
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [record["ranks"] for record in records] == [1, 3] and all(record["cpu_s_ratio"] > 0 for record in records)
+
+
+@pytest.mark.slow
+def test_utility_has_a_row_for_each_epsilon(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    words = ["--clients", "20", "--rate", "0.5", "--rounds", "1", "--epsilons", "8", "--jobs", "1"]
+    assert utility_main([*words, "--out", str(tmp_path)]) == 0
+    none, private = (tmp_path / "utility.md").read_text().splitlines()[4:]
+    assert none.startswith("| none |") and private.startswith(("| 8.0", "| 7.9"))

@@ -1,0 +1,173 @@
+"""The ledger beside the data: every run on them adds up, whatever became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness import make_runner
+from own_rows import classifier, weather, write_rows
+from private_runs import private
+
+from fedtorch.cli.__main__ import main
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.privacy.accounting import Accountant
+from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
+from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.settings import PrivacyConfig
+from fedtorch.report.privacy import privacy_markdown
+from fedtorch.setup.build import build
+from fedtorch.setup.privacy_cost import cost_of
+from fedtorch.setup.private import describe_private
+
+TERMS = {"rate": 0.5, "clients": 20, "noise_multiplier": 3.0, "delta": 1e-3}
+DELTA = 1e-2
+
+
+def own(folder: Path, name: str, rounds: int = 2) -> Config:
+    """A config over rows in `folder`."""
+    task = classifier(str(folder / "rows.jsonl"))
+    terms = {"delta": DELTA, "noise_multiplier": 3.0}
+    return private(folder / name, rate=0.5, task=task, rounds=rounds, privacy=terms)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", weather(36))
+    return tmp_path
+
+
+def ledger_of(config: Config) -> DataLedger:
+    path = Path(str(config.task.folder.resolve()) + ".privacy.jsonl")
+    return DataLedger(path)
+
+
+def test_every_run_on_the_data_adds_up_also_one_that_repeats_another_or_is_gone(folder: Path) -> None:
+    first = own(folder, "first")
+    make_runner(first).run()
+    shutil.rmtree(first.folder)
+    make_runner(first).run()
+    make_runner(own(folder, "second", rounds=3)).run()
+    ledger = ledger_of(first)
+    assert ledger.path.stat().st_mode & 0o777 == 0o600
+    assert sorted(len(run.releases) for run in ledger.runs().values()) == [2, 2, 3]
+    total = epsilon_of(ledger.runs().values())
+    assert total == pytest.approx(Accountant(0.5, 3.0, DELTA).epsilon(7), abs=1e-9)
+    *_, last = privacy_markdown([folder / "second"]).splitlines()
+    assert last == f"| **all 3 in {ledger.path}** | 7 |  |  |  | {DELTA:g} | {total:.4f} |"
+    assert privacy_markdown([], [ledger.path]).splitlines()[-1] == last
+    said = describe_private(build(own(folder, "third", rounds=4), num_ranks=1, rank=0))
+    assert f"{ledger.path} has 7 releases of 3 runs" in said
+    assert f"epsilon {Accountant(0.5, 3.0, DELTA).epsilon(11):.4f}" in said
+
+
+def test_a_run_that_goes_on_is_counted_once(folder: Path) -> None:
+    config = own(folder, "run", rounds=3)
+    make_runner(replace(config, checkpoint=replace(config.checkpoint, every=1, keep=3))).run()
+    make_runner(config).run(resume=1)
+    (known,) = ledger_of(config).runs().values()
+    assert known.releases == {(0, 0), (1, 0), (2, 0)} and known.folder == str(config.folder)
+
+
+def test_a_ledger_that_was_lost_is_made_again_by_the_runs_that_go_on(folder: Path) -> None:
+    config = own(folder, "run")
+    make_runner(config).run()
+    ledger_of(config).path.unlink()
+    make_runner(config)
+    (known,) = ledger_of(config).runs().values()
+    assert known.releases == {(0, 0), (1, 0)}
+
+
+def test_a_simulation_and_data_that_lie_nowhere_have_none(folder: Path) -> None:
+    config = own(folder, "run")
+    promise = replace(config.privacy, simulate=True, seed=1)
+    make_runner(replace(config, privacy=promise)).run()
+    make_runner(private(folder / "toy")).run()
+    assert not list(folder.rglob("*.privacy.jsonl"))
+    with pytest.raises(ConfigError, match=r"privacy.ledger is set but privacy.simulate is true"):
+        replace(promise, ledger="x")
+    make_runner(private(folder / "named", privacy={"ledger": str(folder / "mine.jsonl")})).run()
+    assert len(DataLedger(folder / "mine.jsonl").runs()) == 1
+
+
+def test_what_others_may_read_or_nobody_can_write_ends_the_run_before_anything_is_released(folder: Path) -> None:
+    config = own(folder, "run")
+    make_runner(config).run()
+    path = ledger_of(config).path
+    os.chmod(path, 0o644)
+    with pytest.raises(CheckpointError, match=r"has mode 0644, .*chmod 600 .*privacy.ledger"):
+        make_runner(own(folder, "second"))
+    path.unlink()
+    path.mkdir(mode=0o700)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        make_runner(own(folder, "third"))
+    (folder / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        make_runner(private(folder / "toy", privacy={"ledger": str(folder / "file" / "ledger.jsonl")}))
+
+
+def test_a_line_that_was_not_finished_is_no_release_and_one_that_is_damaged_is_named(tmp_path: Path) -> None:
+    ledger = DataLedger(tmp_path / "d.privacy.jsonl")
+    ledger.begin("a", TERMS, tmp_path, [(0, 0)])
+    with ledger.path.open("ab") as file:
+        file.write(b'{"run": "a", "rou')
+    assert ledger.runs()["a"].releases == {(0, 0)}
+    ledger.enter("a", 1, 0)
+    ledger.enter("a", 1, 0)
+    assert ledger.runs()["a"].releases == {(0, 0), (1, 0)}
+    with ledger.path.open("ab") as file:
+        file.write(b"[]\n")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        ledger.runs()
+
+
+def test_a_disk_that_refuses_the_ledger_of_the_data_keeps_the_sum_here(tmp_path: Path) -> None:
+    own = Ledger.begin(tmp_path / "run" / "privacy", TERMS)
+    own.attach(DataLedger(tmp_path / "d.privacy.jsonl"), tmp_path / "run")
+    (tmp_path / "d.privacy.jsonl").unlink()
+    (tmp_path / "d.privacy.jsonl").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        own.enter(0, "a")
+    assert own.releases == []
+
+
+def test_runs_that_are_to_begin_are_told_their_cost_together(folder: Path) -> None:
+    configs = [own(folder, name, rounds=2) for name in "abc"]
+    make_runner(configs[0]).run()
+    (line,) = cost_of([*configs, replace(configs[0], privacy=PrivacyConfig())])
+    account = Accountant(0.5, 3.0, DELTA)
+    assert f"3 runs on the data of {ledger_of(configs[0]).path} will cost epsilon {account.epsilon(4):.4f}" in line
+    assert f"with the 2 releases of 1 runs before, epsilon {account.epsilon(6):.4f}" in line
+    assert cost_of([replace(configs[0], privacy=PrivacyConfig())]) == []
+
+
+def test_a_sweep_says_what_it_will_cost_before_it_starts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "own.yaml").write_text(
+        json.dumps(
+            {
+                "rounds": 3,
+                "task": {
+                    "name": "text_classification",
+                    "model": {"random": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                              "intermediate_size": 16},
+                    "data": {"source": "rows.jsonl", "clients": {"by": "home"}, "tokenizer_size": 270},
+                },
+                "algorithm": {"name": "fedavg", "weights": "equal"},
+                "clients": {"sampling": "poisson", "rate": 0.5},
+                "eval": {"every": 0},
+                "privacy": {"kind": "client", "clip": 0.1, "noise_multiplier": 3.0, "delta": DELTA},
+            }
+        )
+    )  # fmt: skip
+    words = ["--config", "own.yaml", "--grid", "privacy.noise_multiplier=3,4", "--seeds", "0", "1", "--dir", "sweep"]
+    assert main(["sweep", "run", *words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "4 runs on the data of" in said and "12 releases at delta 0.01" in said
+    total = epsilon_of([], [(0.5, 3.0, 6), (0.5, 4.0, 6)], DELTA)
+    assert f"will cost epsilon {total:.4f} together" in said
