@@ -55,6 +55,7 @@ ADDED: dict[str, Any] = {
     **{f"privacy.{known.name}": known.default for known in dataclasses.fields(PrivacyConfig)},
     "privacy.reveal": [],
     "algorithm.robust": None,
+    "system.sum_scale": "reports",
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

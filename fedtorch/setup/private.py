@@ -19,6 +19,7 @@ from fedtorch.privacy.adaptive import bit_noise, update_noise
 from fedtorch.privacy.client_level import ClientLevel, Terms
 from fedtorch.privacy.ledger import FOLDER, Ledger
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.secure import check_public_sum, make_masking, make_plain
 
 WHY = "privacy.kind is client but "
 _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -26,7 +27,7 @@ _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 
 
 def check_private(plan: Plan) -> None:
-    """Apply every rule, where there is a promise to keep.
+    """Apply every rule, where there is a promise to keep, and those of `secure`.
 
     Raises:
         ConfigError: of the first rule that is broken.
@@ -34,6 +35,7 @@ def check_private(plan: Plan) -> None:
     if plan.config.privacy.kind != "none":
         for rule in RULES:
             rule(plan)
+    check_public_sum(plan)
 
 
 def what_it_needs_is_installed(plan: Plan) -> None:
@@ -157,25 +159,28 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
         CheckpointError: on the server, if key or ledger are missing, unsafe, or of another promise.
     """
     if plan.config.privacy.kind == "none":
-        return Mechanism()
+        return make_plain(plan, is_server=is_server, is_new=start is None and resume == "never")
+    masking = make_masking(plan, is_server=is_server, is_new=start is None and resume == "never")
     if not is_server:
-        return ClientLevel(_terms(plan, 0.0), None)
+        return ClientLevel(_terms(plan, 0.0), None, masking)
     folder, settings = plan.config.folder / FOLDER, plan.config.privacy
     if settings.simulate:
         terms = _terms(plan, _noise(plan))
         key = sha256(f"fedtorch simulated privacy {settings.seed}".encode()).digest()
-        return ClientLevel(terms, Ledger(key, {}, None, []))
+        return ClientLevel(terms, Ledger(key, {}, None, []), masking)
     branch = None if resume in ("auto", "never", "force") else Path(resume)
     if branch is not None and start is not None and not _is_inside(branch, plan.config.folder):
         other = Ledger.open(branch.resolve().parent.parent / FOLDER)
         terms = _agreed(plan, other.terms, branch)
         kept = [release for release in other.releases if release.round < start]
-        return ClientLevel(terms, Ledger.begin(folder, {**terms.record(plan.config.rounds), "since": start}, kept))
+        ledger = Ledger.begin(folder, {**terms.record(plan.config.rounds), "since": start}, kept)
+        return ClientLevel(terms, ledger, make_masking(plan, is_server=True, is_new=True))
     if start is None and (resume == "never" or not folder.exists()):
         terms = _terms(plan, _noise(plan))
-        return ClientLevel(terms, Ledger.begin(folder, terms.record(plan.config.rounds)))
+        ledger = Ledger.begin(folder, terms.record(plan.config.rounds))
+        return ClientLevel(terms, ledger, make_masking(plan, is_server=True, is_new=True))
     ledger = Ledger.open(folder)
-    return ClientLevel(_agreed(plan, ledger.terms, folder), ledger)
+    return ClientLevel(_agreed(plan, ledger.terms, folder), ledger, masking)
 
 
 def describe_private(plan: Plan) -> str:
