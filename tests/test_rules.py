@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "train": {"comm", "core"},
     "report": {"tracking", "metrics", "privacy", "config", "core"},
     "data": {"metrics", "text", "core"},
-    "comm": {"compression", "core"},
+    "comm": {"privacy", "compression", "core"},
     "config": {"core"},
     "checkpoint": {"core"},
     "compression": {"core"},

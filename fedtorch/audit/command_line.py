@@ -92,6 +92,7 @@ def audit(
             "optimizer": hp.optimizer,
             "batch": hp.batch_size,
             "clients": len(subject.context.components.clients),
+            "the server sees": "a round's sum alone; an update its worker" if subject.options.hidden else "each update",
         }
     return findings, facts
 

@@ -45,6 +45,8 @@ class Options:
     """how many clients' updates are attacked, the first ones of the cohort"""
     places: int = 32
     """tokens from the start of a text that the span check tries"""
+    hidden: bool = False
+    """are updates hidden from the server by a secure sum? then it sees sums alone"""
     show: bool = False
     """write the recovered tokens too, not only their numbers"""
     trains: bool = False
@@ -205,8 +207,11 @@ def _in_the_clear(config: Config, options: Options) -> tuple[Config, Options]:
     So nothing is released, and no ledger is opened.
     """
     promise = config.privacy
+    options = replace(options, hidden=promise.secure_sum is not None)
+    config = replace(config, system=replace(config.system, sum_scale="reports"))
     if promise.kind == "none":
-        return config, options
+        clip = promise.clip if isinstance(promise.clip, float) and options.clip is None else options.clip
+        return replace(config, privacy=type(promise)()), replace(options, clip=clip)
     clip = promise.first_clip if options.clip is None else options.clip
     noise = noise_of(Plan.of(config, 1)) if options.noise is None else options.noise
     options = replace(options, promised=promise, rate=config.clients.rate)

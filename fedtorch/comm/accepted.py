@@ -17,6 +17,7 @@ from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout
+from fedtorch.privacy.public_sum import Masking
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,22 @@ class AcceptedUpdates(ABC):
         finally:
             self.sum_dtype = self.dtype
         return total.mul_(2.0**exponent)
+
+    def zeros(self) -> Tensor:
+        """A new vector of zeros in float64, shape (size,)."""
+        return torch.zeros(self.size, dtype=SUM_DTYPE)
+
+    def masked_sum(self, exponent: int, limit: float, masking: Masking, before_opening: Callable[[], None]) -> Tensor:
+        """What `whole_sum` gives, by a secure sum over the workers: nothing but the sum is seen here.
+
+        before_opening: called before anybody is asked to help remove the masks; from then on this sum is known or
+        never will be, and none of fewer clients may be asked for.
+
+        Raises:
+            TooFewPartiesError, RefusedUpdatesError: the sum cannot be known, or is longer than so many clips.
+            ValueError: all updates are here, in the server's own process.
+        """
+        raise ValueError("a secure sum has no parties in a run of one process; start a rank for each of them")
 
     def __iter__(self) -> Iterator[Tensor]:
         """Each update in report order, shape (size,), on the CPU.

@@ -20,6 +20,8 @@ comes next.
                        sum of each rank that has any
          SEND_UPDATES  adds its own; receives and       sends its updates
                        adds those of the others
+         MASKED        adds what others hid; removes    hides the sum of its own, sends it and helps to
+                       the masks of the sum             remove the masks (`masked`)
        or, as a whole:
          SEND_ONE      receives the update, unless      sends the update, if it is its own
                        it is its own
@@ -176,7 +178,7 @@ class Aggregation:
 
     def _bytes_of(self, op: Op, updates: Sequence[int], length: int) -> int:
         """What a rank sends that has these updates, given by their bytes."""
-        if op is Op.REDUCE or (op is Op.SEND_SUMS and updates):
+        if op in (Op.REDUCE, Op.MASKED) or (op is Op.SEND_SUMS and updates):
             return length * SUM_DTYPE.itemsize
         return sum(updates) if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0
 

@@ -68,10 +68,10 @@ class Group:
         self.rank = liveness.rank
         self.members = tuple(range(liveness.size)) if members is None else tuple(members)
         self.size = len(self.members)
-        self._generation = generation
+        self.generation = generation
         self.sequence = 0
         self.is_broken = False
-        self._store, self._liveness, self._on_error = store, liveness, on_error
+        self.store, self.liveness, self.on_error = store, liveness, on_error
         self._staging: Staging | None = None
         self._transfers: set[Transfer] = set()
         self._left_to_send = 0
@@ -105,7 +105,7 @@ class Group:
         """
         self.sequence += 1
         doing: dict[str, Any] = {"round": round} if round else {}  # a broadcast has none; keep the last
-        self._liveness.beat(phase=op.name.lower(), client="", **doing)
+        self.liveness.beat(phase=op.name.lower(), client="", **doing)
         compared = (MAGIC, op, self.sequence, round, length, DTYPES.index(dtype), problem)
         mine = torch.tensor([*compared, num_bytes], dtype=torch.int64)
         rows = self._gather_rows(mine)
@@ -257,25 +257,25 @@ class Group:
 
     def _gloo(self) -> Direct:
         if self._numbers is None:
-            self._numbers = Direct(self._connect("gloo", f"federation{self._generation or ''}", self._store.inner))
+            self._numbers = Direct(self._connect("gloo", f"federation{self.generation or ''}", self.store.inner))
         return self._numbers
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
         staging, numbers = self._staging, self._gloo()
-        self._payload = InPieces(numbers, self._liveness.beat) if self._store.spans_hosts else numbers
+        self._payload = InPieces(numbers, self.liveness.beat) if self.store.spans_hosts else numbers
         if staging is None:
             return
-        store = self._store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
-        group = self._connect(staging.backend, f"federation{self._generation or ''}/payload", store)
+        store = self.store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
+        group = self._connect(staging.backend, f"federation{self.generation or ''}/payload", store)
         watch = self._watch if staging.backend == "nccl" else None
-        self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=self._liveness.timeout_s, watch=watch)
+        self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=self.liveness.timeout_s, watch=watch)
 
     def _connect(self, backend: Backend, name: str, store: dist.Store) -> Any:
         # by generation: a broken group's addresses must not be found again
         prefixed = dist.PrefixStore(name, store)
-        place, address = self.members.index(self.rank), self._store.address
-        return make_group(backend, prefixed, place, self.size, self._liveness.timeout_s, address)
+        place, address = self.members.index(self.rank), self.store.address
+        return make_group(backend, prefixed, place, self.size, self.liveness.timeout_s, address)
 
     def _watch(self) -> None:
         """While this rank waits for a payload.
@@ -283,10 +283,10 @@ class Group:
         Raises:
             RuntimeError: another member has left or is dead, or its collective has failed.
         """
-        self._liveness.beat()
-        if lost := self._liveness.missing([rank for rank in self.members if rank != self.rank]):
+        self.liveness.beat()
+        if lost := self.liveness.missing([rank for rank in self.members if rank != self.rank]):
             raise RuntimeError(f"rank {lost[0]} is gone or silent, and a payload is under way")
-        if len(self._liveness.unaccounted()) < len(self._liveness.others):
+        if len(self.liveness.unaccounted()) < len(self.liveness.others):
             raise RuntimeError("another rank's collective has failed, and a payload is under way")
 
     def _guard(self, action: Callable[[], Result]) -> Result:
@@ -297,4 +297,4 @@ class Group:
             text = str(error).splitlines()[0]
         self.drop()
         # "[file:line] Connection closed by peer [...]. This is typically ..."
-        self._on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])
+        self.on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])

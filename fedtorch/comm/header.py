@@ -48,6 +48,8 @@ class Op(IntEnum):
     """The sum of sparse messages, of which every rank owns a slice; or what it left out is dealt anew."""
     SCATTER_MESSAGES = 14
     """The server's messages of numbers, to each rank its own."""
+    MASKED = 15
+    """A sum of which the server sees nothing else; every rank but the server may send one masked part (`masked`)."""
 
 
 class Problem(IntEnum):

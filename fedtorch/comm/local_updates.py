@@ -16,6 +16,7 @@ from fedtorch.comm.checks import SumCheck, as_integers, as_numbers, projection
 from fedtorch.comm.digests import Passing, window_digest
 from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
+from fedtorch.comm.masked import take_part
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
 from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError
 
@@ -38,6 +39,8 @@ def answer_requests(aggregation: Aggregation) -> None:
         own, size = aggregation.agree(op, terms), aggregation.length(terms)
         if op is Op.REDUCE:
             reduce_sum(aggregation, own, scale, size)
+        elif op is Op.MASKED:
+            take_part(aggregation, own, scale, size)
         elif op is Op.SEND_SUMS:
             _send_sum(aggregation, own, scale, size)
         else:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from secrets import token_hex
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,13 +17,19 @@ from torch import Tensor
 
 from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation, Request, Term
-from fedtorch.comm.checks import DAMAGED, SumCheck
+from fedtorch.comm.checks import DAMAGED, TOLERANCE, SumCheck
 from fedtorch.comm.digests import Passing, window_digest
 from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
 from fedtorch.comm.local_updates import reduce_sum
+from fedtorch.comm.masked import Damaged, collect
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
+from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.update import Report
+from fedtorch.privacy.public_sum import Masking
+from fedtorch.privacy.secure_sum.terms import LEAST_PARTIES, TooFewPartiesError
+
+log = logging.getLogger(__name__)
 
 Exchange = Literal["auto", "reduce", "send"]
 
@@ -137,6 +146,35 @@ class DistributedUpdates(AcceptedUpdates):
         ]
         self._receive(_by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
         return out
+
+    def masked_sum(self, exponent: int, limit: float, masking: Masking, before_opening: Callable[[], None]) -> Tensor:
+        """See the base class; a part that was damaged on its way is sent once more, under other masks."""
+        self._finish_receiving()
+        terms = [self._term(report, 1.0) for report in self.reports]
+        ranks = {term.rank for term in terms} if masking.everybody is None else {*masking.everybody}
+        parties = sorted(ranks & {*self._group.members[1:]})
+        needed = masking.needed(self.round, parties)
+        if len(parties) < max(needed, LEAST_PARTIES):
+            raise TooFewPartiesError(
+                f"{len(parties)} workers have a part of it; {max(needed, LEAST_PARTIES)} are needed"
+            )
+        agreed = {"run": token_hex(16), "round": self.round, "parties": tuple(parties), "threshold": needed}
+        size = self._aggregation.length(terms)
+        for _ in range(2):
+            self._aggregation.broadcast_request(Request(Op.MASKED, terms, SumScale(exponent)))
+            self._aggregation.agree(Op.MASKED, terms)
+            try:
+                whole = torch.from_numpy(collect(self._aggregation, agreed, size, before_opening)).to(SUM_DTYPE)
+                break
+            except Damaged as error:
+                log.warning("%s", error)
+                damaged = error.ranks
+        else:
+            raise RefusedUpdatesError({r.client: DAMAGED for r in self.reports if self._places[r.client][1] in damaged})
+        if not float(whole.norm()) <= math.ldexp(limit, exponent) * len(self.reports) * (1 + TOLERANCE):
+            raise RefusedUpdatesError({r.client: "the sum is longer than all clips" for r in self.reports})
+        places = self.places[self.reports[0].client] if self.reports else None
+        return whole if places is None else places.spread(whole)
 
     def _transport(self, terms: Sequence[Term]) -> Op:
         """The one in which the busiest rank moves the fewest bytes per element.

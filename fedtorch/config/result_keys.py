@@ -59,6 +59,7 @@ ADDED: dict[str, Any] = {
     "task.model.adapter.public_rows": None,
     "algorithm.rank_decay": None,
     "algorithm.rank_penalty": 0.0,
+    "system.sum_scale": "reports",
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

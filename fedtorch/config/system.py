@@ -105,6 +105,9 @@ class SystemConfig:
     the clients' order."""
     pinned_to: Literal["rank", "node"] = "rank"
     """What the numbers in `pinned` are; a node's clients are shared out among its ranks."""
+    sum_scale: Literal["reports", "public"] = "reports"
+    """What fixes the scale of the exact sum of updates: reports: the largest elements that clients report; public:
+    `privacy.clip` and the number of clients, as a secure sum needs it, with the bits of that one."""
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: only when it is the only rank."""
     ranks_per_worker: Count | tuple[Count, ...] = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,13 @@ class Mechanism:
     def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
         """What makes one vector of the accepted updates; otherwise: the algorithm's own."""
         return otherwise
+
+    def settled(self, round: int) -> Collection[str] | None:
+        """On the server: the clients of whom the round's sum is known already, which no repetition changes.
+
+        None: whoever is accepted. None at all of them: the round is given up.
+        """
+        return None
 
     def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor:
         """On the server, once it counts: what the algorithm steps along, of what `combination` made.

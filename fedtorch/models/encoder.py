@@ -89,7 +89,7 @@ class EncoderModel:
         return model
 
     def _load(self) -> nn.Module:
-        rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
+        rates: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
         kind = load_config("encoder", self.name, key="task.encoder.name", instead=RANDOM).model_type
         if kind not in _KINDS:
             raise ConfigError(f"{self.name} is of the family {kind}; expected one of {', '.join(_KINDS)}")

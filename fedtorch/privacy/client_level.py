@@ -9,7 +9,7 @@ worker's own administrator. DP-FedAvg with a fixed denominator (McMahan et al. 2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -29,6 +29,7 @@ from fedtorch.privacy.adaptive import bit_noise, moved, noised_count, update_noi
 from fedtorch.privacy.clip import bound, exponent_of
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.noise import ADD, Noise
+from fedtorch.privacy.public_sum import MaskedSum, Masking, WholeSum, settled_clients
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.privacy.stream import Stream, chosen, derived
 
@@ -83,17 +84,6 @@ class Terms:
         }
 
 
-class WholeSum:
-    """What the server makes of the accepted updates: their exact sum at the public scale, float64; looks at no one."""
-
-    def __init__(self, exponent: int, clip: float) -> None:
-        self.exponent, self.clip = exponent, clip
-
-    def __call__(self, updates: Any) -> Tensor:
-        """Σ k_i; `updates` are `comm.accepted.AcceptedUpdates`."""
-        return updates.whole_sum(self.exponent, self.clip)
-
-
 class ClientLevel(Mechanism):
     """The mechanism of `privacy.kind: client`; the ledger, with its key, is the server's alone.
 
@@ -104,8 +94,9 @@ class ClientLevel(Mechanism):
 
     hides_clients = True
 
-    def __init__(self, terms: Terms, ledger: Ledger | None) -> None:
-        self.terms, self.ledger = terms, ledger
+    def __init__(self, terms: Terms, ledger: Ledger | None, masking: Masking | None = None) -> None:
+        """masking: of a secure sum; None: the server sees the updates."""
+        self.terms, self.ledger, self.masking = terms, ledger, masking
         self.settings = terms.settings
         self.shows_losses = "losses" in self.settings.reveal
         self.shows_scores = "scores" in self.settings.reveal
@@ -180,7 +171,13 @@ class ClientLevel(Mechanism):
 
     def combination(self, otherwise: Callable[[Any], Tensor]) -> WholeSum:
         """The exact sum, with equal weights, whatever the algorithm's are."""
+        if self.masking is not None:
+            return MaskedSum(self.exponent, self._clip, self.masking)
         return WholeSum(self.exponent, self._clip)
+
+    def settled(self, round: int) -> Collection[str] | None:
+        """See the base class."""
+        return None if self.masking is None else settled_clients(self.masking, round)
 
     def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor:
         """Noise on the sum, the fixed denominator, and the next round's clip; once the ledger has a line of it."""

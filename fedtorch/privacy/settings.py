@@ -39,13 +39,23 @@ class MovingClip:
 
 
 @dataclass(frozen=True)
+class SecureSum:
+    """`privacy.secure_sum`: the server sees the sum of the workers' updates and no part of it (docs/secure-sum.md)."""
+
+    threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.7
+    """So large a share of a round's workers must be there to the end, or the round is given up; one fewer of them, with
+    the server, learn nothing of the others."""
+
+
+@dataclass(frozen=True)
 class PrivacyConfig:
     """`privacy`: what is promised to a client about the released weights and records (docs/privacy.md)."""
 
     kind: Literal["none", "client"] = "none"
     """client: client-level differential privacy, by noise of the server's; none: nothing is promised."""
     clip: Length | MovingClip | None = None
-    """C: the largest L2 norm of a client's update, longer ones are made shorter; or `{adaptive: {...}}`."""
+    """C: the largest L2 norm of a client's update, longer ones are made shorter; or `{adaptive: {...}}`. With `kind:
+    none` a number, for `secure_sum` or `system.sum_scale: public`."""
     noise_multiplier: Annotated[float, Field(gt=0, le=1000)] | None = None
     """z: the noise on the sum of the updates has the standard deviation z * C per number. Or give `epsilon`."""
     epsilon: Positive | None = None
@@ -68,14 +78,20 @@ class PrivacyConfig:
     is shown."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Of `simulate`."""
+    secure_sum: SecureSum | None = None
+    """Hide what workers send from the server, but for its sum; with `kind: none` too."""
 
     def __post_init__(self) -> None:
         if self.kind == "none":
             for known in fields(self)[1:]:
-                if getattr(self, known.name) != known.default:
+                if known.name not in ("clip", "secure_sum") and getattr(self, known.name) != known.default:
                     raise ConfigError(
                         f"privacy.{known.name} is set but privacy.kind is none; set privacy.kind to client"
                     )
+            if self.adaptive is not None:
+                raise ConfigError("privacy.clip moves but privacy.kind is none; give it a number")
+            if self.secure_sum is not None and self.clip is None:
+                raise ConfigError("privacy.secure_sum is set but privacy.clip, which fixes its scale, is not; give it")
             return
         for name in ("clip", "delta"):
             if getattr(self, name) is None:

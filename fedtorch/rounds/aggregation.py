@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 # Rounds in a row without `clients.min` usable updates after which a run is given up: what failed will fail again.
 QUORUM_PATIENCE = 3
 LOST = "failed:Lost"
+UNOPENED = "it is not in the sum of the round, which was opened once"
 NOTHING: Mapping[str, str] = {}
 LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one decides
 
@@ -111,6 +112,8 @@ def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[
     if context.comm.is_server:
         reports = with_lost(context, reports, cohort)
         refused = _impossible(context, reports, cohort)
+        if (settled := context.mechanism.settled(context.round)) is not None:
+            refused |= {r.client: UNOPENED for r in reports if r.client not in settled}
     while True:
         decision = _decide(context, reports, refused) if context.comm.is_server else Decision()
         decision = _share(context, decision)
@@ -199,7 +202,7 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
 
 def with_lost(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> list[Report]:
     """The reports, those of lost clients replaced by one that says so; in manifest order."""
-    gone = context.members.lost
+    gone = context.members.lost.keys() - (context.mechanism.settled(context.round) or ())
     if not gone:
         return list(reports)
     lost = [Report(client.name, LOST) for client, _ in cohort if client.name in gone]

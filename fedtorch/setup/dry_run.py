@@ -7,6 +7,7 @@ from fedtorch.config import load as yaml_config
 from fedtorch.rounds.placement import costs
 from fedtorch.setup.build import BuiltRun
 from fedtorch.setup.private import describe_private
+from fedtorch.setup.secure import describe_public_sum
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, states
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
@@ -17,7 +18,7 @@ _MOST_SHOWN = 20
 def describe(built: BuiltRun, *, num_ranks: int) -> str:
     """The text of `--dry-run`."""
     blocks = [yaml_config.to_yaml(built.config).rstrip(), _placement(built), _traffic(built, num_ranks), _memory(built)]
-    return "\n\n".join(filter(None, [*blocks, describe_private(built)]))
+    return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
 
 
 def _placement(built: BuiltRun) -> str:

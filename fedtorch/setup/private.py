@@ -22,6 +22,7 @@ from fedtorch.privacy.data_ledger import epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, Ledger, read_releases
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.secure import check_public_sum, make_masking, make_plain
 
 WHY = "privacy.kind is client but "
 _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -29,7 +30,7 @@ _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 
 
 def check_private(plan: Plan) -> None:
-    """Apply every rule, where there is a promise to keep.
+    """Apply every rule, where there is a promise to keep, and those of `secure`.
 
     Raises:
         ConfigError: of the first rule that is broken.
@@ -37,6 +38,7 @@ def check_private(plan: Plan) -> None:
     if plan.config.privacy.kind != "none":
         for rule in RULES:
             rule(plan)
+    check_public_sum(plan)
 
 
 def what_it_needs_is_installed(plan: Plan) -> None:
@@ -172,14 +174,15 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
         CheckpointError: on the server, if key or ledger are missing, unsafe, or of another promise.
     """
     if plan.config.privacy.kind == "none":
-        return Mechanism()
+        return make_plain(plan, is_server=is_server, is_new=start is None and resume == "never")
+    masking = make_masking(plan, is_server=is_server, is_new=start is None and resume == "never")
     if not is_server:
-        return ClientLevel(terms_of(plan, 0.0), None)
+        return ClientLevel(terms_of(plan, 0.0), None, masking)
     folder, settings = plan.config.folder / FOLDER, plan.config.privacy
     if settings.simulate:
         terms = terms_of(plan, noise_of(plan))
         key = sha256(f"fedtorch simulated privacy {settings.seed}".encode()).digest()
-        return ClientLevel(terms, Ledger(key, {}, None, []))
+        return ClientLevel(terms, Ledger(key, {}, None, []), masking)
     data = data_ledger(plan)
     where = {} if data is None else {"data_ledger": str(data.path.resolve())}
     branch = None if resume in ("auto", "never", "force") else Path(resume)
@@ -188,15 +191,17 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
         terms = _agreed(plan, other.terms, branch)
         kept = [release for release in other.releases if release.round < start]
         ledger = Ledger.begin(folder, {**terms.record(plan.config.rounds), "since": start, **where}, kept)
+        masking = make_masking(plan, is_server=True, is_new=True)
     elif start is None and (resume == "never" or not folder.exists()):
         terms = terms_of(plan, noise_of(plan))
         ledger = Ledger.begin(folder, {**terms.record(plan.config.rounds), **where})
+        masking = make_masking(plan, is_server=True, is_new=True)
     else:
         ledger = Ledger.open(folder)
         terms = _agreed(plan, ledger.terms, folder)
     if data is not None:
         ledger.attach(data, plan.config.folder)
-    return ClientLevel(terms, ledger)
+    return ClientLevel(terms, ledger, masking)
 
 
 def describe_private(plan: Plan) -> str:

@@ -37,7 +37,7 @@ def fit_to_public_rows(task: OwnTask, model: nn.Module, source: str) -> None:
             count += len(examples)
             for start in range(0, len(examples), SIZE):
                 loss, _ = task.loss(model, task.collate(examples[start : start + SIZE], False))
-                loss.float().backward()  # type: ignore[no-untyped-call]
+                loss.float().backward()
     model.zero_grad()
     model.train(was_training)
     if not count:

@@ -1,0 +1,141 @@
+"""A plain mean at a scale that is public, so that a secure sum comes to the same bits; no privacy by itself.
+
+Every client's update is clipped to C by the client, and cut to multiples of 2^-e, where e follows from C and the number
+of clients alone; with equal weights the mean is Σ k_i · 2^-e / K over the K clients whose updates count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtorch.core.errors import RefusedUpdatesError
+from fedtorch.core.mechanism import Mechanism, RoundFacts
+from fedtorch.core.update import Report
+from fedtorch.privacy.clip import bound, exponent_of
+from fedtorch.privacy.secure_sum.openings import Openings
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError, threshold_of
+
+
+class WholeSum:
+    """What the server makes of the accepted updates: their exact sum at the public scale, float64; looks at no one."""
+
+    def __init__(self, exponent: int, clip: float) -> None:
+        self.exponent, self.clip = exponent, clip
+
+    def __call__(self, updates: Any) -> Tensor:
+        """Σ k_i; `updates` are `comm.accepted.AcceptedUpdates`."""
+        total: Tensor = updates.whole_sum(self.exponent, self.clip)
+        return total
+
+
+@dataclass
+class Masking:
+    """What a run's secure sums have in common."""
+
+    threshold: float
+    """The share of a round's parties that must answer."""
+    openings: Openings
+    """On the server: whose sums were unmasked."""
+    everybody: tuple[int, ...] | None = None
+    """The ranks that take part whether their clients were drawn or not; None: those with a client in the sum."""
+    counts: dict[int, int] = field(default_factory=dict)
+    """round -> its parties in the first attempt, of which the threshold is a share"""
+
+    def needed(self, round: int, parties: Collection[int]) -> int:
+        """The threshold of the round, whatever was lost since its first attempt."""
+        return threshold_of(self.threshold, self.counts.setdefault(round, len(parties)))
+
+
+class MaskedSum(WholeSum):
+    """The same sum, of which the server sees nothing else. Opened once: what it came to is given again after a loss."""
+
+    def __init__(self, exponent: int, clip: float, masking: Masking) -> None:
+        super().__init__(exponent, clip)
+        self.masking = masking
+
+    def __call__(self, updates: Any) -> Tensor:
+        """Σ k_i.
+
+        Raises:
+            RefusedUpdatesError: the round is given up, of all clients.
+        """
+        openings, round = self.masking.openings, updates.round
+        names = [report.client for report in updates.reports]
+        if (settled := openings.settled(round)) is not None:
+            total: Tensor = updates.zeros()
+            return total if settled.total is None else total.copy_(total.new_tensor(settled.total))
+        if not openings.may_open(round, names):
+            why = "the round's sum was opened with other clients before, and cannot be with these; it is given up"
+            return self._give_up(round, names, why)
+        try:
+            total = updates.masked_sum(self.exponent, self.clip, self.masking, lambda: openings.open(round, names))
+        except (TooFewPartiesError, BrokenProtocolError, RefusedUpdatesError) as error:
+            return self._give_up(round, names, f"the secure sum of the round is given up: {error}")
+        openings.settle(round, names, total.numpy().copy())
+        return total
+
+    def _give_up(self, round: int, names: Collection[str], why: str) -> Tensor:
+        self.masking.openings.settle(round, (), None)
+        raise RefusedUpdatesError(dict.fromkeys(names, why))
+
+
+class PublicSum(Mechanism):
+    """The mechanism of `system.sum_scale: public`, and of `privacy.secure_sum` without noise."""
+
+    def __init__(self, clip: float, num_clients: int, masking: Masking | None = None) -> None:
+        """num_clients: of the run. masking: None: the server sees the updates."""
+        self.clip, self.exponent, self.masking = clip, exponent_of(clip, num_clients), masking
+        self.shows_losses = masking is None
+
+    def outgoing(self, update: Tensor, report: Report) -> Report:
+        """Clip and cut to whole numbers, in place.
+
+        Raises:
+            UpdateError: it is not finite.
+        """
+        bound(update, self.clip, self.exponent)
+        return report
+
+    def reported(self, report: Report) -> Report:
+        """Without a secure sum everything; with it that the client took part, its rows, steps and seconds."""
+        if self.masking is None:
+            return report
+        kept = Report(report.client, report.status, steps=report.steps, seconds=report.seconds)
+        return replace(kept, examples=report.examples)
+
+    def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        """The mean with equal weights at the public scale."""
+        whole = WholeSum(self.exponent, self.clip)
+        summed = whole if self.masking is None else MaskedSum(self.exponent, self.clip, self.masking)
+
+        def mean(updates: Any) -> Tensor:
+            total = summed(updates)
+            values = total.numpy()
+            np.multiply(values, math.ldexp(1.0, -self.exponent) / max(1, len(updates.reports)), out=values)
+            return total.to(updates.dtype)
+
+        return mean
+
+    def settled(self, round: int) -> Collection[str] | None:
+        """See the base class."""
+        return None if self.masking is None else settled_clients(self.masking, round)
+
+    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+        """With a secure sum nothing by client: what stays local has no place in the records."""
+        if self.masking is None:
+            return facts
+        taken = [report for report in facts.reports or () if report.status == "ok"]
+        figures = {**facts.figures, "secure_sum/clients": float(len(taken))}
+        return RoundFacts(None, seconds=facts.seconds, figures=figures)
+
+
+def settled_clients(masking: Masking, round: int) -> Collection[str] | None:
+    """Whose sum the round's is, where that is settled."""
+    found = masking.openings.settled(round)
+    return None if found is None else found.clients

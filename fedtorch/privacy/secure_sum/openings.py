@@ -1,0 +1,67 @@
+"""Which sums were unmasked: a sum of some, and then of fewer, would show the part of those who are missing.
+
+So a round's sum is opened once. What the opening came to is kept until the round counts, whatever is repeated after a
+loss; and a line on the server's disk says whose sum it was before anybody is asked for a share, so that a round that is
+done again after a restart is of the same clients or is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Whole = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a round."""
+
+    round: int
+    clients: frozenset[str]
+    """whose sum it is; none: it was given up"""
+    total: Whole | None
+
+
+class Openings:
+    """Of one run; on the server alone. With `path` None nothing is on the disk."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self._opened = path, dict[int, frozenset[str]]()
+        self._settled: Settled | None = None
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                if line.endswith("}"):  # the last may have been cut off, and then nobody was asked
+                    found = json.loads(line)
+                    self._opened[found["round"]] = frozenset(found["clients"])
+
+    def settled(self, round: int) -> Settled | None:
+        """What became of the round; None: nothing yet."""
+        return self._settled if self._settled is not None and self._settled.round == round else None
+
+    def may_open(self, round: int, clients: Collection[str]) -> bool:
+        """Was no sum of other clients opened in this round?"""
+        return self._opened.get(round, frozenset(clients)) == frozenset(clients)
+
+    def open(self, round: int, clients: Collection[str]) -> None:
+        """Before anybody is asked for a share."""
+        if self._opened.get(round) == frozenset(clients):
+            return
+        self._opened[round] = frozenset(clients)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(descriptor, "a") as file:
+                file.write(json.dumps({"round": round, "clients": sorted(clients)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def settle(self, round: int, clients: Collection[str], total: Whole | None) -> None:
+        """The sum is known, or (of nobody, None) the round was given up."""
+        self._settled = Settled(round, frozenset(clients), total)

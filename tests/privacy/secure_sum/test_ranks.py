@@ -1,0 +1,190 @@
+"""Runs with a secure sum: the bits of the plain sum at the public scale, whoever is killed and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from factors import Regression
+from harness import make_config, make_runner
+from ranks import run_ranks, start_ranks
+from toy import Quadratic
+
+from fedtorch.algorithms.adapters.rolora import RoLoRA
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.comm import masked
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.config.schema import (
+    CheckpointConfig,
+    ClientConfig,
+    ClientsConfig,
+    Config,
+    EvalConfig,
+    PartitionConfig,
+    SystemConfig,
+)
+from fedtorch.core.update import Report
+from fedtorch.privacy.secure_sum import party
+from fedtorch.privacy.settings import PrivacyConfig, SecureSum
+from fedtorch.rounds.membership import Membership
+from fedtorch.rounds.placement import place
+from fedtorch.rounds.runner import Result
+from fedtorch.setup.build import build
+from fedtorch.train.job import ClientJob
+
+pytest.importorskip("cryptography")
+
+CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
+TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), noise=0.7, double=False)
+SIZE, ROUND = 5, 1
+CLIP = 0.5
+FAILS, COUNTS = ("gather", ROUND, True), ("broadcast", ROUND + 1, False)
+
+
+def config(folder: Path | str, *, secure: bool, **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "client": ClientConfig(optimizer="adamw", lr=0.05, batch_size=4, optimizer_state="keep"),
+        "clients": ClientsConfig(on_loss="continue"),
+        "rounds": 3,
+        "eval": EvalConfig(every=1),
+        "checkpoint": CheckpointConfig(every=1),
+        "privacy": PrivacyConfig(clip=CLIP),
+        "system": SystemConfig(sum_scale="public"),
+        "task": TASK,
+        "algorithm": FedAvg(weights="equal"),
+        "threshold": 0.51,
+        **changes,
+    }
+    threshold, task, algorithm = (settings.pop(name) for name in ("threshold", "task", "algorithm"))
+    if secure:
+        settings["privacy"] = replace(settings["privacy"], secure_sum=SecureSum(threshold=threshold))
+    return make_config(Path(folder), task, algorithm, **settings)
+
+
+def as_rank(folder: str, victims: dict[int, str], changes: dict[str, Any]) -> tuple[Result, frozenset[int], Any]:
+    """One rank; on the server with the parts that it received, on the others with its own before they were hidden."""
+    rank, plain = int(os.environ["RANK"]), list[bytes]()
+    os.environ["FEDTORCH_TESTING"] = "1"
+    os.environ["FEDTORCH_FAULTS"] = f"kill:phase={victims[rank]},round={ROUND}" if rank in victims else ""
+    original = party.Party.mask
+
+    def mask(self: party.Party, window: Any) -> None:
+        plain.append(window.tobytes())
+        original(self, window)
+
+    party.Party.mask = mask  # type: ignore[method-assign]
+    digest = masked.window_digest
+    masked.window_digest = lambda window: plain.append(window.numpy().tobytes()) or digest(window)  # type: ignore[func-returns-value]
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, recovers=True) as comm:
+        comm.preflight({})
+        runner = make_runner(config(folder, secure=True, **changes), comm)
+        return runner.run(), comm.lost, plain
+
+
+def victims_clients(setting: Config, ranks: set[int]) -> list[str]:
+    """The clients at home on the ranks that die."""
+    built = build(setting, num_ranks=SIZE, rank=1)
+    homes = place(setting, built.task, built.training, built.clients, built.topology).homes
+    return [name for name, worker in homes.items() if ranks & {*built.topology.workers[worker]}]
+
+
+def alone(
+    folder: Path, at: tuple[str, int, bool] | None = None, ranks: set[int] = frozenset(), **changes: Any
+) -> Result:  # type: ignore[assignment]
+    """The plain sum at the public scale in one process, in which the same clients are lost at that meeting."""
+    setting = config(folder, secure=False, **changes)
+    runner, gone = make_runner(setting), victims_clients(setting, ranks)
+
+    class Losing(Membership):
+        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
+            super().barrier(phase, may_stop=may_stop)
+            if (phase, self.progress.round, self.progress.is_training) == at:
+                self.lose(gone)
+
+    runner.context.members.__class__ = Losing
+    return runner.run()
+
+
+def test_it_has_the_bits_of_the_plain_sum_and_the_server_receives_nothing_else(tmp_path: Path) -> None:
+    expected = alone(tmp_path / "alone")
+    outcomes = run_ranks(as_rank, SIZE, str(tmp_path / "run"), {}, {}, timeout=90)
+    (result, lost, received), *others = outcomes
+    assert result.digest == expected.digest and not lost
+    assert len(received) == 3 * (SIZE - 1)
+    whole = b"".join(received)
+    plain = [bytes(part) for _, _, parts in others for part in parts[::2]]  # before and after, in turn
+    assert len(plain) == 3 * (SIZE - 1) and all(any(np.frombuffer(part, np.int64)) for part in plain)
+    for part in plain:
+        assert part not in whole and part[:16] not in whole and part[-16:] not in whole
+
+
+@pytest.mark.parametrize(
+    ("victims", "at"),
+    [
+        ({2: "sum_shares"}, FAILS),
+        ({2: "sum_reveal"}, COUNTS),  # its part had arrived
+        pytest.param({2: "sum_keys"}, FAILS, marks=pytest.mark.slow),
+        pytest.param({2: "sum_masks"}, FAILS, marks=pytest.mark.slow),
+        pytest.param({3: "sum_keys"}, FAILS, marks=pytest.mark.slow),
+        pytest.param({1: "sum_masks"}, FAILS, marks=pytest.mark.slow),
+        pytest.param({4: "sum_reveal"}, COUNTS, marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_killed_in_any_step_leaves_the_plain_sum_of_the_others(
+    victims: dict[int, str], at: tuple[str, int, bool], tmp_path: Path
+) -> None:
+    expected = alone(tmp_path / "alone", at, set(victims))
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), victims, {}).join(timeout=90)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.exit_code == (-signal.SIGKILL if rank in victims else 0), outcome.error
+    result = outcomes[0].result[0]
+    assert result.lost == expected.lost and set(result.lost.values()) == {ROUND + 1}
+    assert result.digest == expected.digest and result.scores == expected.scores
+
+
+@dataclass(frozen=True)
+class FailingOnce(FedAvg):
+    """FedAvg whose clients all fail in one round."""
+
+    def client_update(self, job: ClientJob) -> Report:
+        if job.round == ROUND:
+            raise ValueError("as if the round were given up")
+        return super().client_update(job)
+
+
+@pytest.mark.slow
+def test_with_too_few_answers_the_round_is_given_up_and_named(tmp_path: Path) -> None:
+    expected = alone(tmp_path / "alone", COUNTS, {2}, algorithm=FailingOnce(weights="equal"))
+    changes = {"threshold": 1.0}
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), {2: "sum_reveal"}, changes).join(timeout=90)
+    assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0, 0], [o.error for o in outcomes]
+    assert outcomes[0].result[0].digest == expected.digest
+
+
+PRIVATE = PrivacyConfig(kind="client", clip=CLIP, noise_multiplier=1.0, delta=0.01, simulate=True, seed=3)
+FACTORS: dict[str, Any] = {
+    "task": Regression(clients=CLIENTS, start=(0.0,)),
+    "algorithm": RoLoRA(weights="equal"),
+    "partition": PartitionConfig(private=("head",)),
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy": PRIVATE, "clients": ClientsConfig(sampling="poisson", rate=0.6), "eval": EvalConfig(every=0)},
+        pytest.param(FACTORS, marks=pytest.mark.slow),
+        pytest.param({"system": SystemConfig(sum_scale="public", ranks_per_worker=(1, 2, 1))}, marks=pytest.mark.slow),
+    ],
+    ids=["noise of the server's", "factors of which one rests", "workers of several ranks"],
+)
+def test_it_has_the_bits_of_the_plain_sum_with(changes: dict[str, Any], tmp_path: Path) -> None:
+    plain = changes if "system" not in changes else {}
+    expected = alone(tmp_path / "alone", **plain)
+    result = run_ranks(as_rank, SIZE, str(tmp_path / "run"), {}, changes, timeout=90)[0][0]
+    assert result.digest == expected.digest and result.rounds == 3
