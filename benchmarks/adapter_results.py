@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.main import main as run
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results-adapters.md"
-TIME = "seconds.json"
-"""In the folder of the runs: what each start of the command took."""
 
 
 @dataclass
@@ -40,17 +37,21 @@ class Cell:
     down: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     """means over the rounds"""
+    seconds: float = 0.0
+    """of all its rounds, as the runs themselves say"""
 
 
 Cells = dict[tuple[str, str], dict[str, Cell]]
 """(task, how it is dealt) -> rule -> what came out; `start` is the model before training"""
 
 
-def read(runs: Path) -> Cells:
-    """The finished runs."""
+def read(runs: Path, seeds: Sequence[int]) -> Cells:
+    """The finished runs of these seeds."""
     found: Cells = {}
     for file in sorted(runs.glob("*/results.json")):
         name, _, seed = file.parent.name.partition(",seed=")
+        if seed not in map(str, seeds):
+            continue
         task, dealt, rule = name.split("-")
         metric, _, unit = METRICS[task]
         cells = found.setdefault((task, dealt), {})
@@ -61,6 +62,7 @@ def read(runs: Path) -> Cells:
         cell = cells[rule]
         lines = [json.loads(line) for line in (file.parent / "metrics.jsonl").read_text().splitlines()]
         rounds = [line for line in lines if line["kind"] == "round"]
+        cell.seconds += sum(sum(line["seconds"].values()) for line in rounds)
         cell.up.append(fmean(line["bytes_up"] for line in rounds) / 1e6)
         cell.down.append(fmean(line["bytes_down"] for line in rounds) / 1e6)
         if told := [line["extra"][AGGREGATION_ERROR] for line in rounds if AGGREGATION_ERROR in line["extra"]]:
@@ -115,14 +117,14 @@ def order(task: str, dealt: str, cells: Mapping[str, Cell]) -> str:
             f"of the {len(ranked) - 1} others.")  # fmt: skip
 
 
-def page(cells: Cells, sizes: Mapping[str, int], seeds: int, seconds: float) -> str:
+def page(cells: Cells, sizes: Mapping[str, int], seeds: int) -> str:
     """The whole page."""
     text = TEMPLATE.read_text().format(
         questions=sizes["questions"],
         dialogs=sizes["dialogs"],
         clients=CLIENTS,
         seeds=seeds,
-        minutes=round(seconds / 60),
+        minutes=round(sum(cell.seconds for side in cells.values() for cell in side.values()) / 60),
         question_rate=RATES["questions"],
         dialog_rate=RATES["dialogs"],
         speed=RULES["fedsb"].speed,
@@ -171,22 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--only", default="", help="only configs whose name has this in it; to try things out")
     args = parser.parse_args(arguments)
-    started = time.monotonic()
     sizes = write_rows(args.gym, args.sgd, args.seeds, args.runs / "rows")
     configs = {seed: write_configs(args.runs / "rows", seed, args.runs / f"configs_{seed}") for seed in args.seeds}
     wanted = [(file, seed) for seed, files in configs.items() for file in files if args.only in file.stem]
     code = run_all(wanted, args.runs / "runs", args.jobs)
-    taken = _add(args.runs / TIME, time.monotonic() - started)
     if code == 0:
-        args.page.write_text(page(read(args.runs / "runs"), sizes, len(args.seeds), taken))
+        args.page.write_text(page(read(args.runs / "runs", args.seeds), sizes, len(args.seeds)))
     return code
-
-
-def _add(file: Path, seconds: float) -> float:
-    """What all starts took together, this one among them."""
-    known = [*json.loads(file.read_text()), seconds] if file.is_file() else [seconds]
-    file.write_text(json.dumps(known))
-    return sum(known)
 
 
 if __name__ == "__main__":
