@@ -117,13 +117,14 @@ def order(task: str, dealt: str, cells: Mapping[str, Cell]) -> str:
             f"of the {len(ranked) - 1} others.")  # fmt: skip
 
 
-def page(cells: Cells, sizes: Mapping[str, int], seeds: int) -> str:
+def page(cells: Cells, sizes: Mapping[str, int], seeds: Sequence[int]) -> str:
     """The whole page."""
     text = TEMPLATE.read_text().format(
         questions=sizes["questions"],
         dialogs=sizes["dialogs"],
         clients=CLIENTS,
-        seeds=seeds,
+        seeds=len(seeds),
+        given=" ".join(map(str, seeds)),
         minutes=round(sum(cell.seconds for side in cells.values() for cell in side.values()) / 60),
         question_rate=RATES["questions"],
         dialog_rate=RATES["dialogs"],
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [(file, seed) for seed, files in configs.items() for file in files if args.only in file.stem]
     code = run_all(wanted, args.runs / "runs", args.jobs)
     if code == 0:
-        args.page.write_text(page(read(args.runs / "runs", args.seeds), sizes, len(args.seeds)))
+        args.page.write_text(page(read(args.runs / "runs", args.seeds), sizes, args.seeds))
     return code
 
 
