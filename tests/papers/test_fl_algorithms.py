@@ -330,11 +330,12 @@ def test_fednova_proximal_normaliser() -> None:
     assert normaliser(3, alpha=0.05) == pytest.approx(2.8525, rel=1e-12)
 
 
-def test_ditto_personal_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "lam"), [("full", 0.5), ("simplified", 0.25)])  # λ/2 ‖v − w‖², λ ‖v − w‖²
+def test_ditto_personal_steps(form: Any, lam: float, tmp_path: Path) -> None:
     task = Quadratic(clients={"a": (2.0, 3.0, 1)}, start=(0.0,))
     expected = [0.65, 1.1375, 1.503125]
     for steps, value in enumerate(expected, start=1):
-        runner = make_runner(make_config(tmp_path, task, Ditto(lam=0.5, personal_epochs=steps)))
+        runner = make_runner(make_config(tmp_path, task, Ditto(lam=lam, form=form, personal_epochs=steps)))
         runner._share_initial_weights()
         runner.context.shared.fill_(1.0)  # received w = 1, while v starts at w^0 = 0
         runner._one_round()
