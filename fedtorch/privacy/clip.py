@@ -14,6 +14,8 @@ BITS = 32
 """A clip C is at most 2^32 steps long: of 60 M numbers of equal size each still has 19 bits, far below any noise."""
 ROOM = 51
 """N clients' largest whole numbers together stay below 2^51, and so does the noise: their sum is exact in float64."""
+_OF_FP32 = np.uint64(2**64 - 2**29)
+"""The bits of a float64 that a float32 of the same size has too: sign, exponent and 23 of 52 digits."""
 MARGIN = 2.0**-24
 """What is clipped is made shorter by this share: more than the norm (some 1e-13) and the products can be off."""
 
@@ -47,8 +49,7 @@ def bound(update: Tensor, clip: float, exponent: int) -> float:
         exact = np.multiply(part, factor, dtype=np.float64)
         np.trunc(exact, out=exact)
         np.multiply(exact, back, out=exact)
-        part[:] = exact  # rounded to the nearest
-        longer = np.abs(part.astype(np.float64)) > np.abs(exact)
-        part[longer] = np.nextafter(part[longer], part.dtype.type(0))
-        np.add(part, 0.0, out=part)  # zero is never -0.0
+        if part.dtype == np.float32:  # without the digits that it lacks, so that nothing is rounded up
+            np.bitwise_and(exact.view(np.uint64), _OF_FP32, out=exact.view(np.uint64))
+        np.add(exact, 0.0, out=part, casting="same_kind")  # zero is never -0.0
     return norm

@@ -162,7 +162,11 @@ def test_the_same_of_rows_of_ones_own(name: str, tmp_path: Path, monkeypatch: py
 def test_the_same_of_fedmatchs_shared_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     promise = "privacy={kind: client, clip: 0.02, noise_multiplier: 1.0, delta: 1.0e-3, simulate: true, seed: 1}"
-    public = ["clients={sampling: poisson, rate: 1.0}", "algorithm={name: fedavg, weights: equal}", "eval={every: 0}"]
+    public = [
+        "clients={sampling: poisson, rate: 1.0}",
+        "algorithm={name: fedavg, weights: equal}",
+        "eval={every: 0, best: together, point: received, also_received: false}",
+    ]
     few = ["task.max_train=4", "task.max_dev=2", "task.max_test=2", "rounds=1"]
     config = load([shipped() / "smoke" / "fedmatch.yaml"], [promise, *public, *few])
     assert config.partition.private
