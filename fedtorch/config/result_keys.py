@@ -56,6 +56,9 @@ ADDED: dict[str, Any] = {
     "privacy.reveal": [],
     "algorithm.robust": None,
     "system.sum_scale": "reports",
+    "clients.extra": 0,
+    "clients.deadline": None,
+    "clients.replay": None,
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""
