@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm.accepted import AcceptedUpdates
+from fedtorch.comm.arrivals import Arrivals
 from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.peers import Peers
@@ -52,10 +53,12 @@ class Communicator(ABC):
     """Bytes and messages of this rank so far."""
     faults: Faults
     """None but in tests."""
+    arrivals: Arrivals
+    """How many clients of a round are done."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self.meter = Meter()
+        self.meter, self.arrivals = Meter(), Arrivals()
         self.faults = Faults.from_environ(os.environ)
         self._index = {name: place for place, name in enumerate(self.names)}
         if len(self._index) != len(self.names):

@@ -17,6 +17,7 @@ from typing_extensions import Self
 from fedtorch.comm import mail
 from fedtorch.comm.addresses import bind, check_master
 from fedtorch.comm.aggregation import Aggregation, Request, Term
+from fedtorch.comm.arrivals import SharedArrivals
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.disconnect import DisconnectMonitor
@@ -57,8 +58,8 @@ class DistributedCommunicator(Communicator):
     def __init__(self, names: Sequence[str], member: JobMember, options: Options) -> None:
         super().__init__(names)
         store, self.rank, self.size = member.store, member.rank, member.size
-        self._store, self._options = store, options
-        self.staging, self._groups = None, 0
+        self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
+        self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._member, self.lost = member, member.entry.lost
         self._liveness.forget(self.lost)
@@ -70,7 +71,6 @@ class DistributedCommunicator(Communicator):
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
-        self._is_closed, self._recovers, self._failures = False, False, 0
         self._liveness.beat()
         self.faults("init")
 

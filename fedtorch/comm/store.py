@@ -215,6 +215,11 @@ class Store:
         self._waiter = self._awaited = None
         self.start_s = self.timeout_s  # all were there a moment ago
 
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number that begins at 0, all at once; what it then is. Not signed."""
+        found: int = self._call(lambda: self.inner.add(key, amount))
+        return found
+
     def delete(self, keys: Sequence[str]) -> None:
         """Forget the keys."""
         self._call(lambda: [self.inner.delete_key(key) for key in keys])

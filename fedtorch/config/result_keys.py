@@ -60,6 +60,9 @@ ADDED: dict[str, Any] = {
     "algorithm.rank_decay": None,
     "algorithm.rank_penalty": 0.0,
     "system.sum_scale": "reports",
+    "clients.extra": 0,
+    "clients.deadline": None,
+    "clients.replay": None,
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

@@ -24,6 +24,7 @@ from fedtorch.core.update import Report
 from fedtorch.rounds import replicas, slices
 from fedtorch.rounds.cohort import tell
 from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.lateness import LATE
 from fedtorch.rounds.report_checks import impossible
 
 log = logging.getLogger(__name__)
@@ -259,7 +260,7 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
     usable = sum(report.draws for report in accepted)
     enough = usable >= context.mechanism.least(config.min)
     void_rounds = 0 if enough else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
-    has_failed = any(report.status != LOST for report, _ in refused)
+    has_failed = any(report.status not in (LOST, LATE) for report, _ in refused)
     if has_failed and config.on_failure == "stop":
         verdict = "NonFiniteError"
     elif void_rounds >= QUORUM_PATIENCE:

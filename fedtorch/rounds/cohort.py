@@ -29,7 +29,7 @@ def draw(context: RoundContext) -> list[tuple[Client, int]]:
     gone = {name for name, round in lost.items() if context.round >= round}
     if not context.mechanism.hides_clients:
         present = [client for client in clients if client.name not in gone] if gone else clients
-        per_round, seed = context.config.clients.per_round, context.config.run.seed
+        per_round, seed = context.config.clients.drawn, context.config.run.seed
         return cohort(present, per_round, components.sampler, seed=seed, round=context.round)
     drawn: list[Client] = []
     over: BudgetError | None = None

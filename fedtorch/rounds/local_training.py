@@ -23,6 +23,7 @@ from fedtorch.core.update import Report
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
 from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.lateness import Late, Lateness
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.private_weights import private_weights
@@ -46,13 +47,14 @@ class ClientTrainer:
         """the cohort of the round, each client with how often it was drawn"""
         self.placed: dict[str, int] = {}
         """client of this round -> worker"""
+        self.lateness = Lateness(context.config.clients, context.comm.arrivals)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(context.components.training.load)
 
     @property
     def per_round(self) -> int:
         """Clients drawn for a round; with replacement they may be more than there are."""
         components = self.context.components
-        return draws_of(components.config.clients.per_round, components.sampler, len(components.clients))
+        return draws_of(components.config.clients.drawn, components.sampler, len(components.clients))
 
     def chance(self, client: Client) -> Fraction:
         """That the client is drawn for a round."""
@@ -69,6 +71,7 @@ class ClientTrainer:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         context, components = self.context, self.context.components
         self.drawn = draw(context)
+        self.lateness.begin(context.round)
         expected = costs(context.config, components.training, (client for client, _ in self.drawn))
         placed = self.placed = components.topology.assign(
             expected, components.placement.homes if context.has_homes else None
@@ -135,7 +138,8 @@ class ClientTrainer:
         kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
         shown = f"{kind}: {error}" if isinstance(error, UpdateError) else kind
         name, round = self.context.mechanism.shown(client.name), self.context.round + 1
-        log.warning("client %s failed in round %d: %s", name, round, shown)
+        level = logging.INFO if isinstance(error, Late) else logging.WARNING
+        log.log(level, "client %s failed in round %d: %s", name, round, shown)
         if not self.context.mechanism.hides_clients:
             log.debug("client %s, round %d", name, round, exc_info=error)
         return OUT_OF_MEMORY if is_out_of_memory(error) else f"failed:{kind}"
@@ -163,6 +167,7 @@ class ClientTrainer:
             if self.context.role.leads:  # the others' are the same
                 self.context.updates.put(client.name, job.outgoing.flat)
         self._stage(job, report)
+        self.lateness.arrive(client.name)
         return report
 
     def _check_places(self, job: ClientJob) -> None:
@@ -204,6 +209,7 @@ class ClientTrainer:
         )
 
     def _on_step(self, client: str, n: int) -> None:
+        self.lateness.check(client)
         context, client = self.context, self.context.mechanism.shown(client)
         context.comm.heartbeat(phase="train", round=context.round, client=client, step=n)
         context.working(f"{client} step {n}")

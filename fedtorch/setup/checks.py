@@ -16,6 +16,7 @@ from fedtorch.comm.wire import KEY
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
+from fedtorch.setup.lateness import clients_may_be_late
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.base import SERVER, Task
 from fedtorch.tracking.records import RECEIVED
@@ -236,6 +237,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     clients_are_the_tasks,
     every_draw_counts,
     the_sampler_draws_clients,
+    clients_may_be_late,
     the_one_client_sends_its_model,
     someone_has_labels,
     the_algorithm_takes_the_settings,

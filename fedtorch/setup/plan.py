@@ -63,7 +63,7 @@ class Plan:
             ConfigError, QuorumError: see `core.sampling.cohort`.
         """
         config = self.config
-        return cohort(self.clients, config.clients.per_round, self.sampler, seed=config.run.seed, round=0)
+        return cohort(self.clients, config.clients.drawn, self.sampler, seed=config.run.seed, round=0)
 
     @cached_property
     def settings(self) -> set[ClientConfig]:

@@ -171,6 +171,7 @@ FACTORS: dict[str, Any] = {
     "task": Regression(clients=CLIENTS, start=(0.0,)),
     "algorithm": RoLoRA(weights="equal"),
     "partition": PartitionConfig(private=("head",)),
+    "client": ClientConfig(optimizer="sgd", lr=0.05, batch_size=4),
 }
 
 

@@ -1,0 +1,77 @@
+"""The `clients` section of a config: who takes part in a round, and what happens to those who fail or are late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedtorch.config.poisson import with_rate
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.ranges import Count, Positive, Whole
+
+
+@dataclass(frozen=True)
+class ClientsConfig:
+    """`clients`: who takes part in a round and what happens when one fails."""
+
+    per_round: Literal["all"] | Count = "all"
+    """Clients drawn for each round."""
+    sampling: str | dict[str, Any] = "uniform"
+    """uniform: without replacement; size_proportional: with replacement, by training size (FedProx);
+    numpy_round_seed: legacy numpy generator seeded with the round (FedML); poisson: each client by itself with
+    probability `rate`, so that a round can have any number of them; `module:Class`: a `fedtorch.Sampler` of your
+    own. As a mapping: its `name` and the fields of its dataclass."""
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of `sampling: poisson`: the probability with which each client takes part in a round, by itself."""
+    min: Count = 1
+    """With fewer accepted updates than this the server takes no step in that round."""
+    on_failure: Literal["skip", "stop"] = "skip"
+    """A client whose training fails, whose update is not finite or not what was reported, or whose numbers cannot be
+    true: go on without it, or end the run."""
+    on_loss: Literal["continue", "restart"] = "restart"
+    """A worker's process or machine dies. restart: the run ends, for the launcher to start it again; continue: go on
+    without its clients, where the launcher lets the others live (srun, launchers.local), if `min` clients are left."""
+    max_update_norm: Positive | None = None
+    """Updates with a larger L2 norm are treated as failed; null: no limit."""
+    max_norm_to_median: Annotated[float, Field(gt=1)] | None = None
+    """Updates whose L2 norm is more than so many times the median of the round's are treated as failed, where at least
+    3 clients send one that is not zero; null: no limit."""
+    extra: Whole = 0
+    """Clients drawn for each round beyond `per_round`: the first `per_round` that are done count, the others are late
+    and treated as failed."""
+    deadline: Positive | None = None
+    """Seconds after the start of a round's training from which clients that are not done are late; null: none."""
+    replay: str | None = None
+    """A run's folder or its metrics.jsonl: who came too late there comes too late here, whatever the clocks say, so
+    that the result has the same bits."""
+
+    def __post_init__(self) -> None:
+        sampling, rate = with_rate(self.sampling, self.rate, self.per_round)
+        object.__setattr__(self, "sampling", sampling)
+        object.__setattr__(self, "rate", rate)
+        if self.per_round != "all" and self.min > self.per_round:
+            raise ConfigError(
+                f"clients.min is {self.min} but clients.per_round is {self.per_round}, so no round could count; "
+                f"set clients.min to at most {self.per_round}"
+            )
+        if self.extra and self.per_round == "all":
+            raise ConfigError(
+                f"clients.extra is {self.extra} but clients.per_round is all, of which there are no more; set "
+                "clients.per_round to a number"
+            )
+        if self.max_norm_to_median is not None and self.per_round in (1, 2):
+            raise ConfigError(
+                f"clients.max_norm_to_median is set but clients.per_round is {self.per_round}, and a median of fewer "
+                "than 3 norms tells nothing; set clients.per_round to at least 3, or use clients.max_update_norm"
+            )
+        if self.per_round == "all" and self.sampling == "size_proportional":
+            raise ConfigError(
+                "clients.sampling is size_proportional but clients.per_round is all; set clients.per_round to a number"
+            )
+
+    @property
+    def drawn(self) -> Literal["all"] | int:
+        """Clients drawn for a round, with those that may come too late."""
+        return "all" if self.per_round == "all" else self.per_round + self.extra
