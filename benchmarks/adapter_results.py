@@ -113,6 +113,8 @@ def order(task: str, dealt: str, cells: Mapping[str, Cell]) -> str:
         if all(sign * best[seed] < sign * score for seed, score in cells[name].scores.items() if seed in best)
     ]
     told = ", ".join(RULES[name].title for name in ranked).replace(", unlike ranks", " (unlike)")
+    if len(best) < 2:
+        return f"- {task}, {dealt}: {told}."
     return (f"- {task}, {dealt}: {told}. With every seed the first is better than {len(beaten)} "
             f"of the {len(ranked) - 1} others.")  # fmt: skip
 
