@@ -7,7 +7,6 @@ other one.
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Any
 
 from fedtorch.audit.canaries import CanaryEstimate, Outgoing, estimate, gaussian, of_the_package
 from fedtorch.audit.finding import Finding
@@ -38,38 +37,22 @@ def attack(subject: Subject) -> Finding:
     With the noise that is promised, and for comparison with twice and with half of it: an estimate that stays where it
     is says nothing.
     """
-    options, figures, promised = subject.options, list[dict[str, Any]](), list[CanaryEstimate]()
-    outgoing: Outgoing | None = None
-    assert options.clip is not None and options.noise is not None
-    numbers = min(MOST_NUMBERS, subject.context.components.engine.shared.size)
-    claimed = gaussian_epsilon(options.noise, options.delta)
-    for times in (1.0, 2.0, 0.5):
-        noise, clip = times * options.noise, options.clip
-        release = gaussian(clip, noise, seed=1)
-        if options.promised is not None:
-            key = sha256(b"fedtorch audit").digest()  # nothing is released, so it need not be secret
-            outgoing, release = of_the_package(clip, noise, options.canaries, key, options.promised.noise)
-        found = estimate(
-            release,
-            numbers=numbers,
-            clip=clip,
-            delta=options.delta,
-            canaries=options.canaries,
-            outgoing=outgoing,
-        )
-        promised.append(found)
-        figures.append(
-            {
-                "channel": "sum, clipped, noised",
-                "client": "as promised" if times == 1 else f"noise x {times:g}",
-                "claimed": gaussian_epsilon(noise, options.delta),
-                "estimated": found.epsilon,
-                "delta": options.delta,
-                "canaries": options.canaries,
-                "numbers": numbers,
-            }
-        )
-    found = promised[0]
+    options = subject.options
+    assert options.noise is not None
+    estimates = {times: estimated(subject, times * options.noise) for times in (1.0, 2.0, 0.5)}
+    figures = [
+        {
+            "channel": "sum, clipped, noised",
+            "client": "as promised" if times == 1 else f"noise x {times:g}",
+            "claimed": gaussian_epsilon(times * options.noise, options.delta),
+            "estimated": one.epsilon,
+            "delta": options.delta,
+            "canaries": options.canaries,
+            "numbers": one.numbers,
+        }
+        for times, one in estimates.items()
+    ]
+    found, claimed = estimates[1.0], gaussian_epsilon(options.noise, options.delta)
     whose = "the run's own clip, noise and key stream" if options.promised else "the Gaussian mechanism"
     said = (
         f"epsilon {found.epsilon:.2f} is estimated where {claimed:.2f} is claimed (delta {options.delta:g}; one "
@@ -78,3 +61,22 @@ def attack(subject: Subject) -> Finding:
     picture = bars(figures, "claimed", "estimated")
     picture += histogram(found.cosines, {"no canary": 0.0, "mean": found.mean}, "cosine of a canary with the release")
     return Finding(NAME, ABOUT, NEEDS, said, figures, picture)
+
+
+def estimated(subject: Subject, noise: float) -> CanaryEstimate:
+    """What canaries say of this noise multiplier: of the package's own code in a run with privacy."""
+    options = subject.options
+    assert options.clip is not None
+    outgoing: Outgoing | None = None
+    release = gaussian(options.clip, noise, seed=1)
+    if options.promised is not None:
+        key = sha256(b"fedtorch audit").digest()  # nothing is released, so it need not be secret
+        outgoing, release = of_the_package(options.clip, noise, options.canaries, key, options.promised.noise)
+    return estimate(
+        release,
+        numbers=min(MOST_NUMBERS, subject.context.components.engine.shared.size),
+        clip=options.clip,
+        delta=options.delta,
+        canaries=options.canaries,
+        outgoing=outgoing,
+    )

@@ -165,7 +165,7 @@ def test_the_same_of_fedmatchs_shared_part(tmp_path: Path, monkeypatch: pytest.M
     public = [
         "clients={sampling: poisson, rate: 1.0}",
         "algorithm={name: fedavg, weights: equal}",
-        "eval={every: 0, best: together, point: received, also_received: false}",
+        "eval={every: 0, best: together, point: received, also_received: false, per_example: false}",
     ]
     few = ["task.max_train=4", "task.max_dev=2", "task.max_test=2", "rounds=1"]
     config = load([shipped() / "smoke" / "fedmatch.yaml"], [promise, *public, *few])
