@@ -23,6 +23,8 @@ from benchmarks.many_rows import main as many_rows_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
 from benchmarks.precision import main as precision_main
+from benchmarks.robust import NAMES as COMBINATIONS
+from benchmarks.robust import main as robust_main
 from benchmarks.rounds import cases, main
 from benchmarks.sparse import main as sparse_main
 from benchmarks.workloads import WORKLOADS, shrunk
@@ -165,3 +167,10 @@ def test_the_rules_for_adapters_are_put_side_by_side(tmp_path: Path, capsys: pyt
     assert sent["fed-sb"] < sent["ffa"] < sent["flora"] < sent["fedex"] == sent["fedit"]
     assert float(rows["fedit"][7]) > 0.01 and {rows[name][7] for name in ("ffa", "flora", "fedex")} == {"0.0000"}
     assert capsys.readouterr().out
+
+
+def test_every_rule_and_both_sides_of_the_secure_sum_are_measured_beside_the_plain_sum(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    assert robust_main(["--numbers", "1000", "--clients", "5", "--repeat", "1", "--json", str(target)]) == 0
+    written = json.loads(target.read_text())
+    assert [row["case"] for row in written] == [*COMBINATIONS] and written[0]["ratio"] == 1.0

@@ -157,7 +157,7 @@ def test_what_is_revealed_may_choose(reveal: tuple[str, ...], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"kind": "none", "clip": 0.5}, "privacy.clip is set but privacy.kind is none"),
+        ({"kind": "none", "delta": 0.1}, "privacy.delta is set but privacy.kind is none"),
         ({"clip": None}, "privacy.clip is not given"),
         ({"delta": None}, "privacy.delta is not given"),
         ({"noise_multiplier": None}, "needs one of privacy.noise_multiplier and privacy.epsilon; give one"),

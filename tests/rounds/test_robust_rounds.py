@@ -14,6 +14,7 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.load import to_yaml
+from fedtorch.config.schema import CheckpointConfig, ClientConfig
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.robust import robust_markdown
 from fedtorch.rounds.aggregation import Decision, reports_for_log
@@ -38,6 +39,24 @@ def test_what_each_client_kept_is_in_its_report(tmp_path: Path) -> None:
     kept = {report.client: report.numbers()["kept"] for report in reports_for_log(found[0])}
     assert sorted(kept.values()) == [0, 0, 0, 0, 1] and kept["d"] == 0
     assert found[0].figures == {"robust/left_out": 4, "robust/shrunk": 0}
+
+
+@pytest.mark.parametrize(
+    "rule", [{"name": "krum", "bucket": 2, "attackers": 0}, {"name": "centred_clipping"}], ids=["krum", "centred"]
+)
+def test_a_resumed_run_with_a_rule_has_the_bits_of_one_in_one_go(rule: dict[str, Any], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "checkpoint": CheckpointConfig(every=1),
+        "client": ClientConfig(optimizer="adamw", lr=0.05, batch_size=4, optimizer_state="keep"),
+    }
+
+    def runner(folder: str, rounds: int) -> Any:
+        return make_runner(make_config(tmp_path / folder, TASK, FedAvg(robust=rule), rounds=rounds, **settings))
+
+    expected = runner("whole", 4).run()
+    runner("parts", 2).run()
+    resumed = runner("parts", 4).run(2)
+    assert resumed.digest == expected.digest and resumed.rounds == 4
 
 
 def run_rules(folder: Path, comm: Communicator | None = None) -> dict[str, list[float]]:
