@@ -253,7 +253,7 @@ def test_a_server_and_two_pairs_give_the_bits_of_one_process(names: Sequence[str
         assert not any(each[name][0] for each in others)
         models = models_of(tmp_path / "many" / name)  # each side is written by the rank that computes it
         assert models == models_of(tmp_path / "one" / name)
-        assert len(models) == len(NAMES) * (1 if name == "local" else 2), name
+        assert len(models) == 2 * len(NAMES), name
         many, one = bytes_of(tmp_path / "many" / name), bytes_of(tmp_path / "one" / name)
         assert len(one) == config_of(name, tmp_path, data).rounds and all(
             0 < kv and physical == 0 for kv, _, physical in one

@@ -53,6 +53,7 @@ def test_without_an_estimator_the_formula_says_what_each_stage_keeps() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.skipif(not is_installed(), reason="deepspeed is not installed")
 def test_the_benchmark_measures_every_engine_on_one_and_two_ranks() -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
