@@ -76,6 +76,25 @@ def test_a_run_with_privacy_is_attacked_without_a_release(folder: Path, monkeypa
     assert found["canaries"]["figures"][0]["claimed"] == pytest.approx(1.9930, abs=0.2)
 
 
+def test_of_a_secure_sum_it_is_said_that_the_server_sees_sums_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The single update is attacked all the same, as its worker sees it; the sum is what the server has."""
+    (folder / "masked.yaml").write_text(
+        f"{CONFIG}\nprivacy: {{clip: 0.25, secure_sum: {{threshold: 0.7}}}}\n"
+        "algorithm: {name: fedavg, weights: equal}\n"
+    )
+    for config, seen in (("toy.yaml", "each update"), ("masked.yaml", "a round's sum alone; an update its worker")):
+        found = audited(folder, monkeypatch, "--config", config, "--attacks", "rows")
+        record = json.loads((folder / "found" / "audit.json").read_text())
+        assert seen in json.dumps(record) and seen in (folder / "found" / "audit.html").read_text().replace(
+            "&#x27;", "'"
+        )
+        channels = [row["channel"] for row in found["rows"]["figures"]]
+        assert {"update", "sum"} <= set(channels)
+        assert ("sum, clipped" in channels) == (config == "masked.yaml")  # the clip is its own
+
+
 def test_no_text_and_no_promise_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = audited(folder, monkeypatch, "--config", "toy.yaml", "--attacks", "rows", "membership")
     assert "shown" not in found["rows"]
