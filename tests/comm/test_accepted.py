@@ -75,7 +75,7 @@ def test_each_update_comes_whole_whatever_travels(tmp_path: Path) -> None:
     assert [update.tolist() for update in updates] == [vector.tolist() for vector in VECTORS.values()]
     some = Places(torch.arange(0, 5, 2), 5)
     updates = Asked(tmp_path, {"a": some.spread(torch.tensor([1.0, 2.0, 3.0]))})
-    updates._local.places = lambda client: some  # type: ignore[method-assign, assignment]
+    updates._local.places = lambda client: some
     updates._local.clear()
     updates._local.put("a", some.spread(torch.tensor([1.0, 2.0, 3.0])))
     updates.places = {"a": some}
