@@ -4,7 +4,7 @@ Nobody who has not the key can compute it, and who has it draws the same again. 
 generators: from some of their numbers, such as the noise on weights that nobody trains, the others can be told.
 
 What the normal numbers lack to the ideal ones: their radius comes from 64 bits and their angle from 53, so that no |g|
-is above 9.42 (an ideal one is, with probability 4.5e-21) and pairs lie on a grid of 2^117 points. numpy's logarithm,
+is above 9.493 (an ideal one is, with probability 2.3e-21) and pairs lie on a grid of 2^117 points. numpy's logarithm,
 sine and cosine may differ in the last bit from one kind of processor to another, which changes a whole number of the
 noise by 1 now and then: the same bits after a resume need the same kind of machine.
 """

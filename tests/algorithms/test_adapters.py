@@ -203,7 +203,7 @@ def test_hetlora_weighs_by_the_norms_of_products() -> None:
 
     assert HetLoRA().weigh([report("a", 1, 3.0), report("b", 5, 1.0), report("c", 4, 0.0)]) == [0.75, 0.25, 0.0]
     assert HetLoRA().weigh([report("a", 1, 0.0), report("b", 3, 0.0)]) == [0.25, 0.75]
-    assert HetLoRA().weigh([report("a", 1, 1e9, norm=2.0), report("b", 1, 2.0, norm=2.0)]) == [0.5, 0.5]
+    assert HetLoRA().weigh([report("a", 1, 1e9, norm=2.0), report("b", 1, 1.0, norm=2.0)]) == [2 / 3, 1 / 3]
 
 
 @pytest.mark.parametrize(("d_in", "d_out", "rank"), [(5, 7, 2), (7, 5, 3), (6, 6, 6), (3, 9, 3)])

@@ -33,7 +33,6 @@ import launchers.slurm
 import launchers.sweep
 from fedtorch.cli import __main__ as cli
 from fedtorch.cli.__main__ import COMMANDS, main, module_of
-from launchers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {
@@ -104,8 +103,9 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         asked.append(ranks)
         return 0, None
 
-    monkeypatch.setattr(launchers.local, "run_request", run)
-    monkeypatch.setattr(ForkServer, "begin", lambda arguments: None)
+    local = import_module(module_of(COMMANDS["local"]))  # an installed package has its own
+    monkeypatch.setattr(local, "run_request", run)
+    monkeypatch.setattr(local, "ForkServer", SimpleNamespace(begin=lambda arguments: None))
     assert main(["run", "--config", "smoke/fedavg", "--ranks", "3"]) == 0
     assert main(["run", "--ranks=2", "--set", "rounds=1"]) == 0
     assert asked == [3, 2]

@@ -74,6 +74,14 @@ def test_owners_together_choose_what_one_would(
     assert sorted(itertools.chain(*found)) == expected_indices
 
 
+def test_all_that_are_to_be_kept_are_however_small() -> None:
+    """The first digits of subnormal numbers are 0."""
+    own = torch.tensor([1e-40, 0.0, -1.0, 1e-45])
+    for count, expected in ((4, [0, 2, 3]), (3, [0, 2, 3]), (2, [0, 2]), (1, [2])):
+        found = largest_of_all(own, Slices(4, 1), 0, Selection((0,), (count,), torch.float32), lambda counts: counts)
+        assert found.indices.tolist() == expected
+
+
 def test_a_vector_with_nan_is_refused_by_all_owners() -> None:
     def choose(peers: object) -> str:
         own = torch.tensor([1.0, float("nan") if peers.rank == 1 else 2.0])  # type: ignore[attr-defined]

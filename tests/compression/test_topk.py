@@ -200,6 +200,14 @@ def test_sizes_of_the_specification(encoding: str, expected: int) -> None:
     assert decode(message, layout.size).indices.numel() == 20_001
 
 
+def test_fp64_keeps_its_dtype_unless_16_bits_were_asked_for() -> None:
+    for values, item_bytes in (("fp32", 8), ("fp16", 2), ("bf16", 2)):
+        top = TopK(ratio=1 / 3, values=values)  # type: ignore[arg-type]
+        message = top.compress(GRADS[0][0], SIX)
+        assert message.numel() - HEADER_BYTES == top.message_bytes(SIX) == 2 * item_bytes + 1
+        assert decode(message, 6).values.dtype.itemsize == item_bytes == top.kept(SIX).values.itemsize
+
+
 @pytest.mark.parametrize(
     ("k", "index", "half", "bitmap"),
     [(9_750_000, 78.0, 58.5, 53.63), (4_680_000, 37.44, 28.08, 33.35), (2_340_000, 18.72, 14.04, 23.99),

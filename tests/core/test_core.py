@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedtorch.core.client import ClientState, ClientStore, file_stem
 from fedtorch.core.seeds import generator_for, seed_for, seed_torch
 from fedtorch.core.update import Report, UpdateBuffer
-from fedtorch.core.weights import Layout, Partition, digest_of, unshared
+from fedtorch.core.weights import Layout, Partition, digest_of, digest_of_entries, unshared, xor
 
 
 def test_a_layout_lays_tensors_end_to_end_and_views_write_through() -> None:
@@ -88,6 +88,13 @@ def test_the_digest_changes_with_one_bit_a_name_or_a_shape() -> None:
     others = [flipped, {"b": base["a"]}, {"a": base["a"].view(1, 2)}, {"a": base["a"].double()}]
     assert len({digest_of(x) for x in [base, *others]}) == 5
     assert digest_of(base) == digest_of({"a": base["a"].clone()})
+
+
+def test_digests_of_entries_combine_bit_by_bit_and_in_any_order() -> None:
+    one, other = {"a": torch.ones(2)}, {"b": torch.zeros(3)}
+    alone = digest_of_entries(one)
+    assert alone == bytes.fromhex(digest_of(one)) == xor(alone) and xor() == bytes(32)
+    assert xor(alone, digest_of_entries(other)) == digest_of_entries(other | one) and xor(alone, alone) == bytes(32)
 
 
 def test_updates_beyond_the_memory_go_through_files_and_come_back_to_the_bit(tmp_path: Path) -> None:

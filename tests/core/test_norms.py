@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Quadratic
 
+from fedtorch.core.kernels import library
 from fedtorch.core.norms import CHUNK, norm_and_max
 
 NAN, INF = math.nan, math.inf
@@ -82,3 +83,23 @@ def test_extreme_numbers_of_fp32_neither_vanish_nor_overflow() -> None:
     tiny = torch.full((4,), 2.0**-149)
     assert norm_and_max(tiny) == (2.0**-148, 2.0**-149)
     assert norm_and_max(torch.zeros(0)) == (0.0, 0.0) == norm_and_max(torch.zeros(3))
+
+
+def test_extreme_numbers_of_float64_keep_their_digits() -> None:
+    """Squares of these are 0 or infinite."""
+    for power in (-200, -141, 141, 200):
+        vector = torch.tensor([3.0, -4.0], dtype=torch.float64) * 10.0**power
+        norm, largest = norm_and_max(vector)
+        assert norm == pytest.approx(5 * 10.0**power, rel=1e-15, abs=0) and largest == -float(vector[1])
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_the_largest_of_zeros_has_no_sign(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or reports would have other bytes where the loops in C were not built."""
+    monkeypatch.setenv("FEDTORCH_KERNELS", kernels)
+    library.cache_clear()
+    try:
+        for zeros in ([], [0.0], [-0.0], [-0.0, 0.0]):
+            assert math.copysign(1.0, norm_and_max(torch.tensor(zeros))[1]) == 1.0
+    finally:
+        library.cache_clear()

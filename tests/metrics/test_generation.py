@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from fedtorch.metrics import confusion
+from fedtorch.metrics.confusion import count_labels
 from fedtorch.metrics.generation import METRICS, SHORT, accuracy, is_undefined, macro_f1, matthews, normalise
 
 ORACLES = [
@@ -35,6 +39,17 @@ def test_matthews_of_opposite_and_constant_predictions() -> None:
     golds = [["acceptable"], ["unacceptable"]] * 2
     assert matthews(["unacceptable", "acceptable"] * 2, golds) == -1.0
     assert matthews(["acceptable"] * 4, golds) == 0.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12))
+@example([(0, 0), (1, 1), (2, 1), (2, 2), (2, 0)])
+def test_matthews_of_any_number_of_labels_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    from sklearn.metrics import matthews_corrcoef
+
+    true, found = zip(*pairs)
+    counts = count_labels([[t] for t in true], [[f] for f in found], 3)
+    assert confusion.matthews(counts, len(pairs)) == pytest.approx(matthews_corrcoef(true, found), abs=1e-12)
 
 
 def test_a_stray_answer_is_unacceptable_and_no_class_of_its_own() -> None:

@@ -398,12 +398,6 @@ def test_gradients_that_pass_a_layer_of_16_bits_are_those_of_wide_ones(tokenizer
     assert type(trained_one[0]) is nn.Linear
 
 
-def test_only_tasks_over_rows_of_ones_own_keep_the_dtype(tokenizer: Any) -> None:
-    source = GPT2Model(width=16, layers=1, heads=2, positions=16, adapter=Adapter(r=2, base="saved"))
-    with pytest.raises(ConfigError, match="adapter.base is saved, which only tasks over data of your own take"):
-        source.build(7, tokenizer)
-
-
 def private_bytes() -> int:
     """Of this process's memory, what no file is behind."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

@@ -18,13 +18,25 @@ MOST = 6
 RULES, MESSAGES = "papers/test_fl_algorithms", "papers/test_fedassistant_rounds"
 LIMITS = "invariance/test_limits"
 ROBUST, FACTORS = "algorithms/test_robust", "algorithms/test_adapters"
+STACKS = "algorithms/test_adapter_stacks"
 TESTS = {
     "algorithms/adapters/error": [f"tests/{FACTORS}.py", "-k", "by_hand or identity or product_is or one_factor"],
+    "algorithms/adapters/factors": [f"tests/{FACTORS}.py", f"tests/{STACKS}.py"],
+    "algorithms/adapters/ranks": [f"tests/{FACTORS}.py", f"tests/{STACKS}.py"],
     "algorithms/adapters/rolora": [f"tests/{FACTORS}.py", "-k", "rolora or rests"],
+    "algorithms/adapters/stacks": [f"tests/{STACKS}.py"],
     "algorithms/ditto": [f"tests/{RULES}.py", "tests/papers/test_fewfedweight.py", "-k", "ditto"],
+    "algorithms/feddyn": ["tests/papers/test_feddyn.py"],
     "algorithms/fednova": [f"tests/{RULES}.py", "-k", "fednova"],
+    "algorithms/fedparsing": ["tests/papers/test_fedparsing.py"],
     "algorithms/fedprox": [f"tests/{RULES}.py", "-k", "fedprox"],
+    "algorithms/fewfedweight": [
+        "tests/papers/test_fewfedweight.py",
+        "-k",
+        "weights_ or schedule or evaluated or double or rests",
+    ],
     "algorithms/loss_reduction": ["tests/papers/test_lorar_rounds.py"],
+    "algorithms/mean_teacher": ["tests/papers/test_fedparsing.py"],
     "algorithms/pfedme": [f"tests/{RULES}.py", "-k", "pfedme"],
     "algorithms/robust/centred_clipping": [f"tests/{ROBUST}.py", "-k", "centred or open_l or add_up or attackers"],
     "algorithms/robust/clip": [f"tests/{ROBUST}.py", "-k", "clip or open_limits or attackers or left_out"],
@@ -34,17 +46,27 @@ TESTS = {
     "algorithms/robust/trimmed_mean": [f"tests/{ROBUST}.py", "-k", "trimmed or open_limits or attackers or left_out"],
     "algorithms/scaffold": [f"tests/{RULES}.py", f"tests/{LIMITS}.py", "-k", "scaffold"],
     "algorithms/weighting": [f"tests/{RULES}.py", "-k", "weights"],
+    "comm/accepted": ["tests/comm/test_accepted.py", "tests/comm/test_local.py"],
     "comm/reproducible": ["tests/comm/test_reproducible.py"],
+    "compression/compressors": ["tests/compression/test_topk.py", "tests/compression/test_slices.py"],
+    "compression/payload": ["tests/compression/test_topk.py"],
+    "compression/slices": ["tests/compression/test_slices.py"],
     "compression/topk": ["tests/compression/test_topk.py", "-k", "k_is or ties or none_one or sampled or nan or gpt2"],
+    "core/norms": ["tests/core/test_norms.py"],
     "core/server": [f"tests/{RULES}.py", f"tests/{MESSAGES}.py", "-k", "server_rule or servers_adamw or spared"],
+    "core/weights": ["tests/core/test_core.py"],
     "metrics/apir": ["tests/metrics/test_apir.py"],
+    "metrics/confusion": ["tests/metrics/test_spans.py", "tests/metrics/test_generation.py"],
     "metrics/exact_match": ["tests/metrics/test_exact_match.py"],
     "metrics/generation": ["tests/metrics/test_generation.py"],
+    "metrics/perplexity": ["tests/papers/test_fedassistant_task.py", "-k", "perplexities_of or mean_over or no_column"],
     "metrics/ranking": ["tests/metrics/test_ranking.py", "tests/papers/test_fedmatch_data.py", "-k", "rank or precis"],
     "metrics/significance": ["tests/metrics/test_significance.py"],
     "metrics/spans": ["tests/metrics/test_spans.py"],
+    "privacy/accounting": ["tests/privacy/test_accounting.py"],
     "privacy/adaptive": ["tests/privacy/test_adaptive.py"],
     "privacy/clip": ["tests/privacy/test_clip.py"],
+    "privacy/stream": ["tests/privacy/test_stream.py"],
 }
 
 

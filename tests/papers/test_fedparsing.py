@@ -426,3 +426,20 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
 
         server = {SERVER: {"lr": 0.1}}
         make_runner(make_config(tmp_path, Quadratic(clients={"a": (1.0, 1.0, 2)}), FedAvg(), per_client=server))
+
+
+@pytest.mark.parametrize(
+    ("unit", "seen", "is_whole"),
+    [("question", "pair", True), ("row", "pair", False), ("question", "question_only", False)],
+)
+def test_hard_answers_need_all_columns_of_a_question_together(unit: str, seen: str, is_whole: bool) -> None:
+    class Columns(Toy):
+        batch_unit, client_input = unit, seen
+
+    task, hard = Columns(), FedParsing(consistency=Consistency(type="hard"))
+    FedParsing().check_task(task)
+    if is_whole:
+        hard.check_task(task)
+        return
+    with pytest.raises(ConfigError, match="is hard, which needs all columns of a question together"):
+        hard.check_task(task)

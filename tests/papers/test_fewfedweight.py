@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -336,14 +337,16 @@ def test_the_global_model_is_the_weighted_average_of_the_clients(gym: Path, tmp_
 
 
 def test_pseudo_rows_double_the_row_steps_and_cost_is_accounted(gym: Path, tmp_path: Path) -> None:
-    task = small(gym)
+    task, begun = small(gym), time.monotonic()
     runner = run(tmp_path / "1", task, FewFedWeight(), rounds=1)
+    took = time.monotonic() - begun
     size = runner.components.engine.shared.size
     for name, report in runner.result.reports.items():
         n = task.manifest()[name]["train"]
         assert report.examples == n and report.extra["rows"] == 2 * n and report.steps == math.ceil(2 * n / 8)
         assert report.extra["received_bytes"] == 4 * size and report.extra["sent_bytes"] == 4 * size + 16
         assert report.extra["generate_s"] > 0 < report.extra["train_s"]
+        assert report.extra["generate_s"] + report.extra["train_s"] < took
     late = run(tmp_path / "2", task, FewFedWeight(pseudo_start_round=1), rounds=1).result.reports["client1"]
     assert late.extra["rows"] == late.examples and late.extra["pseudo_loss"] == 0.0
 

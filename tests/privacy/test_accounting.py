@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtorch.privacy.accounting import PRECISION, Accountant, least_noise
+from fedtorch.privacy.accounting import PRECISION, Accountant, least_noise, total_epsilon
 
 DELTA = 1e-5
 
@@ -34,3 +34,11 @@ def test_the_least_noise_for_an_epsilon() -> None:
     z = least_noise(2.0, 0.1, 100, DELTA)
     assert 2.24771 < z < 2.24773
     assert Accountant(0.1, z, DELTA).epsilon(100) <= 2 < Accountant(0.1, z * (1 - 3 * PRECISION), DELTA).epsilon(100)
+
+
+def test_releases_of_several_kinds_add_up() -> None:
+    """Two of one kind in two parts are two of that kind; kinds without releases count nothing."""
+    assert total_epsilon([], DELTA) == 0.0 == total_epsilon([(1.0, 4.0, 0)], DELTA)
+    alone, both = (Accountant(1.0, 4.0, DELTA).epsilon(count) for count in (1, 2))
+    assert total_epsilon([(1.0, 4.0, 1), (0.5, 3.0, 0)], DELTA) == alone
+    assert total_epsilon([(1.0, 4.0, 1), (1.0, 4.0, 1)], DELTA) == pytest.approx(both, rel=1e-6) and both > alone

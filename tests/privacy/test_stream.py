@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy import stats
 
@@ -37,6 +38,42 @@ def test_noise_on_weights_that_nobody_trains_is_normal() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 2 * CHUNK - 1, 2 * CHUNK + 1])
 def test_as_many_numbers_as_asked_for(count: int) -> None:
     assert sum(map(len, Stream(KEY).normals(count))) == count
+
+
+def test_normal_numbers_are_those_of_box_and_muller_by_hand() -> None:
+    """Radii from the first half of the integers, angles from the other; all cosines, then all sines."""
+    radii, angles = np.split(Stream(KEY).integers(4), 2)
+    both = [
+        (math.sqrt(-2 * math.log((int(r) + 0.5) / 2**64)), 2 * math.pi * (int(a) >> 11) / 2**53)
+        for r, a in zip(radii, angles, strict=True)
+    ]
+    expected = [r * math.cos(a) for r, a in both] + [r * math.sin(a) for r, a in both]
+    (found,) = Stream(KEY).normals(4)
+    assert found.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    (odd,) = Stream(KEY).normals(3)
+    assert odd.tolist() == found[:3].tolist()
+
+
+class Fixed(Stream):
+    """Integers that were chosen."""
+
+    def __init__(self, *integers: int) -> None:
+        self.left = list(integers)
+
+    def integers(self, count: int) -> npt.NDArray[np.uint64]:
+        taken, self.left = self.left[:count], self.left[count:]
+        return np.array(taken, np.uint64)
+
+
+def test_the_largest_and_the_smallest_number_that_can_be_drawn() -> None:
+    (found,) = Fixed(0, 0).normals(2)
+    assert found.tolist() == [pytest.approx(9.4926, abs=1e-4), 0.0]
+    (found,) = Fixed(2**64 - 1, 2**64 - 1).normals(2)
+    assert found.tolist() == [0.0, 0.0]
+
+
+def test_who_is_chosen_is_below_the_rate_and_not_at_it() -> None:
+    assert list(chosen(Fixed(0, 2**62 - 1, 2**62, 2**64 - 1), 4, 0.25)) == [0, 1]
 
 
 def test_noise_is_whole_and_the_same_again() -> None:
