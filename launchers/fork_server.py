@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import json
@@ -99,8 +98,8 @@ class ForkServer:
         Raises:
             OSError: the server has gone, or cannot fork.
         """
-        files = array.array("i", [held] if output is None else [held, output])
-        socket.send_fds(self._channel, [json.dumps(dict(environ)).encode()], list(files))
+        files = [held] if output is None else [held, output]
+        socket.send_fds(self._channel, [json.dumps(dict(environ)).encode()], files)
         answer = self._channel.recv(64)
         if not answer.isdigit():
             raise OSError(answer.decode() or "the process that forks ranks has ended")

@@ -9,12 +9,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config import yaml_tree
 from fedtorch.config.find import find_all, run_name
+from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 
 from .submit import Request
@@ -30,6 +32,11 @@ class Point:
     """also that of its folder; says what sets it apart"""
     folder: Path
     request: Request
+
+    @cached_property
+    def config(self) -> Config:
+        """What the request loads; read once."""
+        return self.request.load()
 
 
 def make_points(
@@ -89,7 +96,7 @@ def is_done(point: Point) -> bool:
         ConfigError: it has been finished or begun with other settings, which would be mixed up.
     """
     kept = point.folder / "config.yaml"
-    config = point.request.load()
+    config = point.config
     if not kept.is_file():
         return False
     old = yaml_tree.read(kept.read_text(), str(kept)).data

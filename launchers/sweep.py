@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _costs(points: Sequence[Point]) -> list[str]:
     """What the runs will cost in privacy, a line for each set of data; told before anything is released."""
-    configs = [config for point in points if (config := point.request.load()).privacy.kind != "none"]
+    configs = [point.config for point in points if point.config.privacy.kind != "none"]
     if not configs:
         return []
     from fedtorch.setup.privacy_cost import cost_of  # brings all tasks and transformers

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -144,7 +143,7 @@ def nearest(model: Any, words: Words) -> list[int]:
         by_place.setdefault(place, []).append(number)
     with torch.no_grad():
         for place, numbers in by_place.items():
-            table = partial(_keys_values, transformer.h[0])(transformer.wte.weight + transformer.wpe.weight[place])
+            table = _keys_values(transformer.h[0], transformer.wte.weight + transformer.wpe.weight[place])
             near = torch.cdist(vectors[numbers], table.float()).argmin(1).tolist()
             for number, token in zip(numbers, near, strict=True):
                 guessed[number] = token

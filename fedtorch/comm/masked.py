@@ -22,7 +22,7 @@ from fedtorch.comm.reproducible import SumScale, windows
 from fedtorch.core.errors import PreflightError
 from fedtorch.privacy.secure_sum.collector import Collector
 from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
-from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms, TooFewPartiesError
+from fedtorch.privacy.secure_sum.terms import Terms
 
 PHASES = ("sum_keys", "sum_shares", "sum_masks", "sum_reveal")
 """For faults: before a party's part in each of the four steps."""
@@ -238,6 +238,3 @@ def _receive(aggregation: Aggregation, parties: Sequence[int], size: int) -> tup
     damaged = [party for party in parties if group.receive_numbers(len(came[party]), party) != came[party]]
     aggregation.meter.count("up", "aggregate", physical=8 * size * len(parties))
     return total, damaged
-
-
-__all__ = ["PHASES", "BrokenProtocolError", "Damaged", "TooFewPartiesError", "collect", "take_part"]

@@ -7,24 +7,21 @@ what they are about leaves the server. Runs may write at the same time.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import total_epsilon
-from fedtorch.privacy.owner_files import read_own
+from fedtorch.privacy.owner_files import append_own, read_own
 
 SUFFIX = ".privacy.jsonl"
 """Of the file beside a folder of data, after the folder's name."""
 _KEPT = ("rate", "clients", "noise_multiplier", "delta")
 _WHAT = "the ledger of all runs on these data"
 _ADVICE = "make it readable and writable for its owner alone, or name another file with privacy.ledger"
-_TAIL = 1 << 12  # bytes in which a line that was not finished is looked for; lines are far shorter
 
 
 @dataclass
@@ -98,23 +95,9 @@ class DataLedger:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(handle, "r+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                _drop_unfinished(file)
-                file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-                os.fsync(file.fileno())
+            append_own(self.path, lines, shared=True)
         except OSError as error:
             raise CheckpointError(f"{self.path}, {_WHAT}, cannot be written ({error.strerror}); {_ADVICE}") from error
-
-
-def _drop_unfinished(file: BinaryIO) -> None:
-    """Cut off the line in which a process died: nothing left the server after it."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(start := max(0, size - _TAIL))
-    tail = file.read()
-    if tail and not tail.endswith(b"\n"):
-        file.truncate(start + tail.rfind(b"\n") + 1)
 
 
 def epsilon_of(runs: Iterable[KnownRun], more: Sequence[tuple[float, float, int]] = (), delta: float = 1.0) -> float:

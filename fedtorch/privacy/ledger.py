@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.data_ledger import DataLedger
-from fedtorch.privacy.owner_files import read_own
+from fedtorch.privacy.owner_files import append_own, read_own
 from fedtorch.privacy.stream import KEY_BYTES, derived
 
 FOLDER, KEY, LEDGER = "privacy", "key", "ledger.jsonl"
@@ -137,10 +137,7 @@ class Ledger:
         if self.folder is not None:
             path = self.folder / LEDGER
             try:
-                with path.open("ab") as file:
-                    file.write(json.dumps(release._asdict()).encode() + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+                append_own(path, [release._asdict()])
             except OSError as error:
                 raise CheckpointError(
                     f"{path} cannot be written ({error}), so the round's sum stays here; free some space and start the "

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from fedtorch.core.errors import CheckpointError
+
+_TAIL = 1 << 12  # bytes in which a line that was not finished is looked for; lines are far shorter
 
 
 def read_own(path: Path, what: str, advice: str) -> bytes:
@@ -29,3 +35,28 @@ def read_own(path: Path, what: str, advice: str) -> bytes:
     if status.st_uid != os.geteuid():
         raise CheckpointError(f"{path}, {what}, belongs to user {status.st_uid}, this process to {os.geteuid()}")
     return content
+
+
+def append_own(path: Path, lines: Iterable[Mapping[str, Any]], *, shared: bool = False) -> None:
+    """Add lines of JSON to a file that is made for its owner alone; they are on the disk when this returns.
+
+    A line in which a process died before is cut off. shared: other processes may write at the same time.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(handle, "r+b", buffering=0) as file:
+        if shared:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _drop_unfinished(file)
+        file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        os.fsync(file.fileno())
+
+
+def _drop_unfinished(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(start := max(0, size - _TAIL))
+    tail = file.read()
+    if tail and not tail.endswith(b"\n"):
+        file.truncate(start + tail.rfind(b"\n") + 1)

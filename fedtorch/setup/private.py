@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.core.extras import require
@@ -22,7 +21,7 @@ from fedtorch.privacy.data_ledger import epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, Ledger, read_releases
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.secure import check_public_sum, make_masking, make_plain
+from fedtorch.setup.secure import check_public_sum, make_masking, make_plain, the_sum_is_enough
 
 WHY = "privacy.kind is client but "
 _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -83,14 +82,7 @@ def no_round_depends_on_who_came(plan: Plan) -> None:
 
 def the_round_is_one_clipped_sum(plan: Plan) -> None:
     """The algorithm's server needs the sum alone, and its weights are public."""
-    name, algorithm = plan.config.algorithm_name or type(plan.algorithm).__name__, plan.algorithm
-    if isinstance(algorithm, MessageAlgorithm):
-        raise ConfigError(
-            f"{WHY}algorithm.name is {name}, whose clients send compressed messages: which numbers they choose depends "
-            "on their data; choose another algorithm"
-        )
-    if reason := algorithm.why_not_private:
-        raise ConfigError(f"{WHY}algorithm.name is {name}, which {reason}")
+    the_sum_is_enough(plan, WHY, ": which numbers they choose depends on their data")
 
 
 def sums_go_to_the_server_alone(plan: Plan) -> None:
@@ -173,16 +165,16 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
     Raises:
         CheckpointError: on the server, if key or ledger are missing, unsafe, or of another promise.
     """
+    is_new = start is None and resume == "never"
     if plan.config.privacy.kind == "none":
-        return make_plain(plan, is_server=is_server, is_new=start is None and resume == "never")
-    masking = make_masking(plan, is_server=is_server, is_new=start is None and resume == "never")
+        return make_plain(plan, is_server=is_server, is_new=is_new)
     if not is_server:
-        return ClientLevel(terms_of(plan, 0.0), None, masking)
+        return ClientLevel(terms_of(plan, 0.0), None, make_masking(plan, is_server=False))
     folder, settings = plan.config.folder / FOLDER, plan.config.privacy
     if settings.simulate:
         terms = terms_of(plan, noise_of(plan))
         key = sha256(f"fedtorch simulated privacy {settings.seed}".encode()).digest()
-        return ClientLevel(terms, Ledger(key, {}, None, []), masking)
+        return ClientLevel(terms, Ledger(key, {}, None, []), make_masking(plan, is_server=True, is_new=is_new))
     data = data_ledger(plan)
     where = {} if data is None else {"data_ledger": str(data.path.resolve())}
     branch = None if resume in ("auto", "never", "force") else Path(resume)
@@ -191,17 +183,17 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
         terms = _agreed(plan, other.terms, branch)
         kept = [release for release in other.releases if release.round < start]
         ledger = Ledger.begin(folder, {**terms.record(plan.config.rounds), "since": start, **where}, kept)
-        masking = make_masking(plan, is_server=True, is_new=True)
-    elif start is None and (resume == "never" or not folder.exists()):
+        is_new = True
+    elif is_new or (start is None and not folder.exists()):
         terms = terms_of(plan, noise_of(plan))
         ledger = Ledger.begin(folder, {**terms.record(plan.config.rounds), **where})
-        masking = make_masking(plan, is_server=True, is_new=True)
+        is_new = True
     else:
         ledger = Ledger.open(folder)
         terms = _agreed(plan, ledger.terms, folder)
     if data is not None:
         ledger.attach(data, plan.config.folder)
-    return ClientLevel(terms, ledger, masking)
+    return ClientLevel(terms, ledger, make_masking(plan, is_server=True, is_new=is_new))
 
 
 def describe_private(plan: Plan) -> str:

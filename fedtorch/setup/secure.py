@@ -52,19 +52,28 @@ def the_scale_has_a_bound(plan: Plan) -> None:
 
 def the_round_is_one_sum(plan: Plan) -> None:
     """The algorithm's server needs the sum alone, and its weights are public and not normalised."""
-    name, algorithm = plan.config.algorithm_name or type(plan.algorithm).__name__, plan.algorithm
-    if isinstance(algorithm, MessageAlgorithm):
-        raise ConfigError(
-            f"{_why(plan)}algorithm.name is {name}, whose clients send compressed messages, which are no sum of whole "
-            "vectors; choose another algorithm"
-        )
-    if reason := algorithm.why_not_private:
-        raise ConfigError(f"{_why(plan)}algorithm.name is {name}, which {reason}")
+    the_sum_is_enough(plan, _why(plan), ", which are no sum of whole vectors")
     if plan.sampler.with_replacement:
         raise ConfigError(
             f"{_why(plan)}clients.sampling is {type(plan.sampler).__name__}, which draws clients more than once; every "
             "update counts once; set clients.sampling to uniform"
         )
+
+
+def the_sum_is_enough(plan: Plan, why: str, of_messages: str) -> None:
+    """No server that looks at single updates, nor at messages; why, of_messages: for the errors.
+
+    Raises:
+        ConfigError: the algorithm's does.
+    """
+    name, algorithm = plan.config.algorithm_name or type(plan.algorithm).__name__, plan.algorithm
+    if isinstance(algorithm, MessageAlgorithm):
+        raise ConfigError(
+            f"{why}algorithm.name is {name}, whose clients send compressed messages{of_messages}; choose another "
+            "algorithm"
+        )
+    if reason := algorithm.why_not_private:
+        raise ConfigError(f"{why}algorithm.name is {name}, which {reason}")
 
 
 def nobody_is_counted_out_by_a_norm(plan: Plan) -> None:
@@ -134,10 +143,10 @@ def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False) -> Maskin
 
 def make_plain(plan: Plan, *, is_server: bool, is_new: bool) -> Mechanism:
     """Of a run without noise."""
-    clip = plan.config.privacy.first_clip
     if not _is_public(plan):
         return Mechanism()
-    return PublicSum(clip, len(plan.clients), make_masking(plan, is_server=is_server, is_new=is_new))
+    masking = make_masking(plan, is_server=is_server, is_new=is_new)
+    return PublicSum(plan.config.privacy.first_clip, len(plan.clients), masking)
 
 
 def describe_public_sum(plan: Plan) -> str:

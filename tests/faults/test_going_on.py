@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from harness import make_config, make_runner
+from losses import lose_at
 from ranks import expect_exit, start_ranks
 from toy import Quadratic
 
@@ -36,7 +37,6 @@ from fedtorch.config.schema import (
 )
 from fedtorch.core.errors import QuorumError
 from fedtorch.core.update import Report
-from fedtorch.rounds.membership import Membership
 from fedtorch.rounds.placement import place
 from fedtorch.rounds.runner import Result
 from fedtorch.setup.build import build
@@ -164,13 +164,7 @@ def alone(folder: Path, at: tuple[str, int, bool], size: int = SIZE, **changes: 
     setting = config(folder, **changes)
     runner, gone = make_runner(setting), victims(setting, size)
 
-    class Losing(Membership):
-        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
-            super().barrier(phase, may_stop=may_stop)
-            if (phase, self.progress.round, self.progress.is_training) == at:
-                self.lose(gone)
-
-    runner.context.members.__class__ = Losing
+    lose_at(runner, at, gone)
     return runner.run()
 
 

@@ -8,13 +8,14 @@ done again after a restart is of the same clients or is given up.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from fedtorch.privacy.owner_files import append_own
 
 Whole = npt.NDArray[np.float64]
 
@@ -56,11 +57,7 @@ class Openings:
         self._opened[round] = frozenset(clients)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "a") as file:
-                file.write(json.dumps({"round": round, "clients": sorted(clients)}) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_own(self.path, [{"round": round, "clients": sorted(clients)}])
 
     def settle(self, round: int, clients: Collection[str], total: Whole | None) -> None:
         """The sum is known, or (of nobody, None) the round was given up."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from factors import Regression
 from harness import make_config, make_runner
+from losses import lose_at
 from ranks import run_ranks, start_ranks
 from toy import Quadratic
 
@@ -31,7 +32,6 @@ from fedtorch.config.schema import (
 from fedtorch.core.update import Report
 from fedtorch.privacy.secure_sum import party
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
-from fedtorch.rounds.membership import Membership
 from fedtorch.rounds.placement import place
 from fedtorch.rounds.runner import Result
 from fedtorch.setup.build import build
@@ -100,13 +100,7 @@ def alone(
     setting = config(folder, secure=False, **changes)
     runner, gone = make_runner(setting), victims_clients(setting, ranks)
 
-    class Losing(Membership):
-        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
-            super().barrier(phase, may_stop=may_stop)
-            if (phase, self.progress.round, self.progress.is_training) == at:
-                self.lose(gone)
-
-    runner.context.members.__class__ = Losing
+    lose_at(runner, at, gone)
     return runner.run()
 
 

@@ -168,3 +168,16 @@ def test_the_threshold_is_of_those_with_whom_a_round_began() -> None:
     masking = Masking(0.7, Openings(None))
     assert masking.needed(0, range(10)) == masking.needed(0, range(8)) == 7
     assert masking.needed(1, range(8)) == 6
+
+
+def test_a_line_in_which_a_server_died_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "openings.jsonl"
+    Openings(path).open(0, ["a", "b"])
+    with path.open("a") as file:
+        file.write('{"round": 1, "cli')  # nobody was asked for a share
+    again = Openings(path)
+    assert again.may_open(1, ["a"]) and not again.may_open(0, ["a"])
+    again.open(1, ["b"])
+    known = Openings(path)
+    assert known.may_open(1, ["b"]) and not known.may_open(1, ["a"]) and not known.may_open(0, ["b"])
+    assert path.stat().st_mode & 0o777 == 0o600
