@@ -2,11 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
+unexport PYTHONDONTWRITEBYTECODE # every worker, rank and started program would compile what it imports
 
 # A file's tests stay together, and files that start processes come first (tests/conftest.py).
 # More workers than cores: some tests wait, for SLURM, for limits of time, for ranks to meet.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 .PHONY: run test unit slow lint clean help
 .DELETE_ON_ERROR:
@@ -14,8 +16,10 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
 run: .venv/installed ## the default job: eight clients on a server and four workers
 	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
 
-test: lint ## linters, types, tests
-	$(PYTEST)
+# The linters run beside the tests: mypy, without a cache, is a minute of one core while tests wait for each other.
+test: .venv/installed ## linters, types, tests
+	@($(LINT)) & linted=$$!; $(PYTEST); tested=$$?; \
+	wait $$linted || { echo 'The linters found something: make lint shows it again.'; exit 1; }; exit $$tested
 
 unit: .venv/installed ## the tests that start no process and train no whole run
 	$(PYTEST) -m 'not slow and not processes and not federation'
@@ -24,9 +28,7 @@ slow: .venv/installed ## the slow tests
 	$(BIN)/python -m pytest -q -m slow
 
 lint: .venv/installed ## linters and types only
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(LINT)
 
 .PHONY: docs
 docs: .venv/docs-installed ## the documentation as a site, in build/site

@@ -20,6 +20,7 @@ from fedtorch.tasks.base import Task
 from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.tasks.seq2seq import Seq2Seq
 from fedtorch.tasks.text_classification import TextClassification
+from fedtorch.tasks.text_generation import Generation
 from fedtorch.tasks.token_classification import TokenClassification
 
 BERT = {"random": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -87,17 +88,19 @@ def own(source: str, **changes: Any) -> OwnData:
     return OwnData(source, **{"clients": BY_HOME, "splits": SplitRule(0.25, 0.25), "tokenizer_size": 270, **changes})
 
 
-def _maker(cls: Callable[..., Made], random: Mapping[str, Any]) -> Callable[..., Made]:
+def _maker(cls: Callable[..., Made], random: Mapping[str, Any], **usual: Any) -> Callable[..., Made]:
     def make(source: str, *, model: Mapping[str, Any] = random, data: Mapping[str, Any] | None = None,
              **changes: Any) -> Made:  # fmt: skip
-        return cls(data=own(source, **data or {}), model=model, **{"max_length": 64, **changes})
+        return cls(data=own(source, **data or {}), model=model, **{"max_length": 64, **usual, **changes})
 
     return make
 
 
 classifier = _maker(TextClassification, BERT)
 """A task over a source; `data` holds changes of the section `task.data`."""
-tagger, completer, translator = _maker(TokenClassification, BERT), _maker(CausalLM, GPT2), _maker(Seq2Seq, T5)
+tagger = _maker(TokenClassification, BERT)
+FEW = Generation(max_new_tokens=8)  # longer than the labels; models that learned nothing generate all of it
+completer, translator = _maker(CausalLM, GPT2, generate=FEW), _maker(Seq2Seq, T5, generate=FEW)
 
 
 def trained(folder: Path, task: Task, rounds: int = 1, every: int = 1, **client: Any) -> Runner:

@@ -1,4 +1,4 @@
-"""Starts ranks for tests from one fork server, in which torch and transformers are already imported."""
+"""Starts ranks for tests from a fork server, in which torch, transformers and fedtorch are already imported."""
 
 from __future__ import annotations
 
@@ -12,27 +12,64 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.forkserver import ForkServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 # Before the fork server starts, which hands its environment down: 3 ranks in 1.2 s instead of 7 (spawn) or 8 (torchrun)
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LOCAL_SIZE="1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # a test on GPUs has set it for its ranks
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "torch",
-        "torch.distributed",
-        "torch.testing",
-        "torch._inductor.compile_fx",  # 600 modules that DeepSpeed imports at its first step
-        "transformers.models.t5.modeling_t5",
-        "tests.support.ranks",
-        "pytest",
-        "fedtorch.main",
-        "tests.support.frozen",  # the last
-    ]
-)
+_USED = [
+    "torch",
+    "torch.distributed",
+    "torch.testing",
+    "transformers.models.t5.modeling_t5",
+    "tests.support.used",
+]
+_USED_WITH_DEEPSPEED = [
+    *_USED,
+    "torch._inductor.compile_fx",
+    "deepspeed",
+    "peft",
+]  # the former at DeepSpeed's first step
+
+
+@cache
+def _server(has_deepspeed: bool) -> ForkServer:
+    """DeepSpeed is half of what the process would have to fork, and few ranks use it, so it has one of its own."""
+    server = ForkServer()
+    # A GPU that a server asked for would be lost to its ranks, and DeepSpeed asks when it is imported.
+    preloads = has_deepspeed and os.environ["DS_ACCELERATOR"] == "cpu"
+    server.set_forkserver_preload([*(_USED_WITH_DEEPSPEED if preloads else _USED), "tests.support.frozen"])
+    return server
+
+
+@cache
+def _has_deepspeed(path: str) -> bool:
+    return 'importorskip("deepspeed")' in Path(path).read_text()
+
+
+class _Popen(popen_forkserver.Popen):
+    """Starts a process from the server of its kind, where multiprocessing knows one."""
+
+    def _launch(self, process: Any) -> None:
+        server = _server(_has_deepspeed(process._args[0]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+            super()._launch(process)  # type: ignore[misc]
+
+
+class _Process(_CONTEXT.Process):  # type: ignore[name-defined,misc]
+    @staticmethod
+    def _Popen(process: Any) -> _Popen:
+        return _Popen(process)
 
 
 @dataclass
@@ -96,7 +133,7 @@ def start_ranks(function: Callable[..., Any], size: int, *args: Any, environ: di
     for rank in range(size):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}
-        process = _CONTEXT.Process(target=_child, args=(path, function.__qualname__, args, variables, sender))
+        process = _Process(target=_child, args=(path, function.__qualname__, args, variables, sender))
         process.start()
         sender.close()
         ranks.processes.append(process)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness import make_config
-from own_rows import BERT, classifier, own, weather, write_rows
+from own_rows import BERT, FEW, classifier, own, weather, write_rows
 from ranks import run_ranks
 
 from tests.train.test_deepspeed_ranks import Outcome, agree, result
@@ -34,8 +34,8 @@ def tasks() -> dict[str, Task]:
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return {
         "encoder": classifier("rows.jsonl", model=BERT | no_dropout),
-        "encoder-decoder": Seq2Seq(data=answers, model=BART, max_length=64),
-        "decoder": CausalLM(data=texts, model=QWEN3, rows_are="text", max_length=64),
+        "encoder-decoder": Seq2Seq(data=answers, model=BART, max_length=64, generate=FEW),
+        "decoder": CausalLM(data=texts, model=QWEN3, rows_are="text", max_length=64, generate=FEW),
     }
 
 

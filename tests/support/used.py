@@ -1,0 +1,28 @@
+"""What the ranks of tests import, for a fork server to import once."""
+
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+sys.path.insert(0, str(SUPPORT))  # where tests find these modules, by these names
+
+import harness  # noqa: E402, F401
+import hypothesis  # noqa: E402, F401
+import prepared_files  # noqa: E402, F401
+import supervisor  # noqa: E402, F401
+import toy  # noqa: E402, F401
+import transformers.models.gpt2.modeling_gpt2  # noqa: E402, F401
+import transformers.models.t5.tokenization_t5  # noqa: E402, F401
+from tensorboard.backend.event_processing import event_accumulator  # noqa: E402, F401
+
+import fedtorch.main  # noqa: E402, F401
+
+with suppress(ImportError):
+    import dp_accounting.pld  # noqa: F401
+
+# Algorithms, tasks and what they are made of are otherwise imported once they are chosen.
+for room in ("algorithms", "models", "privacy", "tasks", "text"):
+    for path in sorted((SUPPORT.parents[1] / "fedtorch" / room).rglob("[a-z]*.py")):
+        import_module(".".join(path.relative_to(SUPPORT.parents[1]).with_suffix("").parts))
