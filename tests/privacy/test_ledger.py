@@ -56,7 +56,9 @@ def test_a_ledger_has_the_form_1_and_one_without_damage_is_left_as_it_is(ledger:
 
 def test_of_a_branch_the_ledger_of_the_data_has_the_releases_of_its_own(tmp_path: Path) -> None:
     terms = {**TERMS, "noise_multiplier": 1.0, "delta": 0.1}
-    branch = Ledger.begin(tmp_path / "run" / "privacy", {**terms, "since": 2}, [Release(round, 0, "a") for round in (0, 1)])
+    branch = Ledger.begin(
+        tmp_path / "run" / "privacy", {**terms, "since": 2}, [Release(round, 0, "a") for round in (0, 1)]
+    )
     branch.enter(2, "a")
     branch.enter(3, "a")
     data = DataLedger(tmp_path / "d.privacy.jsonl")
