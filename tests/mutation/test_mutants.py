@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ ROOT = Path(__file__).parents[2]
 SURVIVORS = Path(__file__).with_name("survivors.yaml")
 MOST = 6
 """mutants of a file"""
+ROOMS = ("algorithms", "compression", "metrics", "privacy")
+"""every file of theirs in which something can be changed is in `TESTS`"""
+SUMS_OF_UPDATES = ("comm/accepted", "comm/reproducible", "core/norms", "core/server", "core/weights")
+"""of other rooms what makes the weighted sum and steps along it; so are these"""
 
 # the tests that a file's mutants have to get past, small ones that start no process
 RULES, MESSAGES = "papers/test_fl_algorithms", "papers/test_fedassistant_rounds"
@@ -50,7 +55,7 @@ TESTS = {
     "algorithms/loss_reduction": ["tests/papers/test_lorar_rounds.py"],
     "algorithms/mean_teacher": ["tests/papers/test_fedparsing.py"],
     "algorithms/message": [f"tests/{DEFAULTS}.py"],
-    "algorithms/metaweighting": [f"tests/{FEWFED}.py", "-k", "meta_weights or printed_alg or t5"],
+    "algorithms/metaweighting": [f"tests/{FEWFED}.py", "-k", "meta_weights or printed_alg or changes1-t5 or changes2-t5"],
     "algorithms/pfedme": [f"tests/{RULES}.py", "-k", "pfedme"],
     "algorithms/pseudo": [f"tests/{FEWFED}.py", "-k", "double or energies or cannot_label"],
     "algorithms/robust/base": [f"tests/{ROBUST}.py"],
@@ -126,6 +131,22 @@ def test_mutants_have_names_of_their_own_and_differ_from_the_source() -> None:
         "f: return a * 3 > 4 -> return a * 3 > 5",
     }
     assert {mutant.name for mutant in sample(source, 4)} < set(found)
+
+
+def without_tests(package: Path, rooms: Iterable[str], known: Container[str]) -> list[str]:
+    """Files of some rooms that can be changed in a way that counts and are not among those known."""
+    files = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
+    names = [path.relative_to(package).with_suffix("").as_posix() for path in files]
+    return [n for n, path in zip(names, files, strict=True) if n not in known and any(mutants(path.read_text()))]
+
+
+def test_every_rule_is_changed_and_a_new_one_is_noticed(tmp_path: Path) -> None:
+    assert without_tests(ROOT / "fedtorch", ROOMS, TESTS) == []
+    assert {*SUMS_OF_UPDATES, *TESTS} == set(TESTS) and all(place(name)[0].exists() for name in TESTS)
+    (tmp_path / "metrics" / "new").mkdir(parents=True)
+    for name, text in (("__init__", "from x import y"), ("rule", "def f(a): return a + 1"), ("old", "LEAST = 1")):
+        (tmp_path / "metrics" / "new" / f"{name}.py").write_text(text)
+    assert without_tests(tmp_path, ROOMS, {"metrics/new/old"}) == ["metrics/new/rule"]
 
 
 def import_once() -> None:
