@@ -120,6 +120,19 @@ class OwnSum(FedAvg):
 
 
 @dataclass(frozen=True)
+class OwnWeights(FedAvg):
+    """Weighs by itself."""
+
+    def weigh(self, reports: Any) -> list[float]:
+        return [report.norm for report in reports]
+
+
+@dataclass(frozen=True)
+class Heir(OwnWeights):
+    """Does what the class above does."""
+
+
+@dataclass(frozen=True)
 class Twice(FedAvg):
     """Sends two vectors."""
 
@@ -131,6 +144,8 @@ def test_what_a_robust_rule_or_privacy_stands_against() -> None:
     assert Twice().why_not_robust == "does not send one vector of updates"
     assert FedAvg(weights="equal").why_not_private == "" != FedAvg(weights="equal", robust="median").why_not_private
     assert "in a way of its own" in OwnSum(weights="equal").why_not_private
+    for rule in (OwnWeights(weights="equal"), Heir(weights="equal")):
+        assert "weighs clients in a way of its own" in rule.why_not_private
 
 
 class Sums:

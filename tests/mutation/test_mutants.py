@@ -114,7 +114,7 @@ TESTS = {
         f"tests/{PROTOCOL}.py",
         "tests/privacy/secure_sum/test_primitives.py",
         "-k",
-        "of_rfc or keys_are",
+        "of_rfc or keys_are or box",
     ],
     "privacy/secure_sum/openings": [f"tests/{SUMS}.py", "-k", "opened or line or threshold"],
     "privacy/secure_sum/party": [f"tests/{PROTOCOL}.py"],
