@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 from mutants import limit_of, mutants, sample, survives
@@ -160,9 +161,11 @@ def test_every_rule_is_changed_and_a_new_one_is_noticed(tmp_path: Path) -> None:
 
 
 def import_once() -> None:
-    """What the tests import of others, once for all forks."""
+    """What the tests import of others, once for all forks; and as in `conftest.py` a slow machine finds no mutant."""
     for name in ("scipy.stats", "sklearn.metrics", "transformers", "hypothesis", "peft", "dp_accounting.pld"):
         pytest.importorskip(name)
+    hypothesis.settings.register_profile("busy", deadline=None)
+    hypothesis.settings.load_profile("busy")
 
 
 def place(name: str) -> tuple[Path, str]:
