@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedtorch.algorithms.robust import RULES
-from fedtorch.algorithms.robust.base import rule_of
+from fedtorch.algorithms.robust.base import kept_counts, rule_of
 from fedtorch.algorithms.robust.products import inner_products
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.core.errors import QuorumError, RefusedUpdatesError
@@ -131,7 +131,10 @@ def test_centred_clipping_is_that_of_a_plain_loop() -> None:
     assert found.numpy() == pytest.approx(v, rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.parametrize(("rule", "fields"), [("centred_clipping", {"tau": 2.0}), ("geometric_median", {})])
+@pytest.mark.parametrize(
+    ("rule", "fields"),
+    [("centred_clipping", {"tau": 2.0}), ("geometric_median", {}), ("median", {}), ("trimmed_mean", {"trim": 0.2})],
+)
 def test_weights_that_add_up_to_two_give_twice_as_much(rule: str, fields: dict[str, float]) -> None:
     rows, shares = drawn(4), [0.1, 0.2, 0.3, 0.4]
     once, twice = (combined(rule, rows, [times * share for share in shares], **fields) for times in (1, 2))
@@ -166,6 +169,38 @@ def test_no_bucket_of_all_clients_changes_their_mean() -> None:
         if "krum" not in rule:
             found = combined(rule, rows, weights, bucket=5)
             assert found.numpy() == pytest.approx(np.array(weights) @ rows.numpy(), rel=1e-9), rule
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_with_buckets_is_the_rule_of_their_means(rule: str) -> None:
+    """Nine clients in four buckets of two and one of one; the weights add up to 2 and one of them is 0."""
+    rows, weights = drawn(10), [0.1, 0.3, 0.2, 0.0, 0.1, 0.3, 0.2, 0.25, 0.35, 0.2]
+    rows[4] += 20
+    fields = {"tau": 3.0} if rule == "centred_clipping" else {"attackers": 1} if "krum" in rule else {}
+    with_buckets = rule_of({"name": rule, "bucket": 2, "bucket_seed": 3, **fields})
+    buckets = with_buckets.buckets(weights, 0)
+    assert sorted(len(bucket.places) for bucket in buckets) == [1, 2, 2, 2, 2]
+    means = [sum(s * rows[place] for place, s in zip(bucket.places, bucket.shares, strict=True)) for bucket in buckets]
+    expected = combined(rule, torch.stack(means), [bucket.weight for bucket in buckets], **fields)  # type: ignore[arg-type]
+    updates = updates_of(rows)
+    assert with_buckets.combine(updates, weights).numpy() == pytest.approx(expected.numpy(), rel=1e-6, abs=1e-8)
+    assert updates.kept["c3"] == 0.0 and len(updates.kept) == 10
+    for bucket in buckets:
+        assert len({updates.kept[f"c{place}"] for place in bucket.places}) == 1
+
+
+def test_buckets_are_filled_anew_each_round_and_weigh_what_their_clients_do() -> None:
+    rule = rule_of({"name": "median", "bucket": 3})
+    rounds = [[tuple(bucket.places) for bucket in rule.buckets([0.25, 0.5] * 4, round)] for round in (0, 1, 0)]
+    assert rounds[0] == rounds[2] != rounds[1] and sorted(sum(rounds[0], ())) == list(range(8))
+    for bucket in rule.buckets([0.25, 0.5] * 4, 0):
+        own = [(0.25, 0.5)[place % 2] for place in bucket.places]
+        assert bucket.weight == sum(own) and bucket.shares == pytest.approx([weight / sum(own) for weight in own])
+
+
+def test_what_a_record_says_of_shares() -> None:
+    kept = {"a": 1.0, "b": 0.0, "c": 0.5, "d": 0.0, "e": 1e-12, "f": 1 - 1e-12}
+    assert kept_counts(kept) == {"robust/left_out": 2.0, "robust/shrunk": 2.0} and kept_counts({}) == {}
 
 
 # (fields, clients of one size, attackers that are harmless; one more is not)
@@ -224,6 +259,12 @@ def test_inner_products_are_those_of_numpy_and_the_same_on_any_number_of_threads
         assert (inner_products(updates_of(rows)) == found).all()
     finally:
         torch.set_num_threads(threads)
+
+
+def test_inner_products_of_numbers_of_twenty_bits_are_exact() -> None:
+    one, other = [1 + 2.0**-19, -0.5, 2.0**-19], [2.0, 3 - 2.0**-18, 2.0**-18]
+    exact = [[math.fsum(a * b for a, b in zip(x, y, strict=True)) for y in (one, other)] for x in (one, other)]
+    assert inner_products(updates_of([one, other])).tolist() == exact
 
 
 def test_windows_of_an_update_that_is_not_as_reported_are_void() -> None:

@@ -33,6 +33,7 @@ from fedtorch.config.schema import (
 )
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.norms import norm_and_max
+from fedtorch.core.state_keys import SERVER_STEPS
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout
 from fedtorch.rounds.runner import Runner
@@ -264,6 +265,7 @@ def test_what_was_stepped_and_what_is_kept_make_all_gradients(
     changes = {"task": SLOPES, "client": SINGLE, "server": ServerConfig(), "partition": PartitionConfig()}
     each = runner(tmp_path, rule, rounds=4, eval=EvalConfig(every=0), **changes)
     each.run()
+    assert each.context.server.numbers[SERVER_STEPS] == 4
     total = -each.context.server.weights  # w = 0 - ΣG
     if "residual" in each.context.server.tensors:
         total = total + each.context.server.tensors["residual"]
@@ -447,6 +449,11 @@ def test_messages_are_not_summed_as_if_they_were_vectors(tmp_path: Path) -> None
 def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FedAssistant(**fields)
+
+
+def test_a_gradient_is_refused_in_fp16_and_a_difference_is_not() -> None:
+    assert FedAssistant().precisions == ("fp32", "bf16")
+    assert FedAssistant(payload="delta").precisions == ("fp32", "bf16", "fp16")
 
 
 @pytest.mark.parametrize("changes", [{"steps": 2}, {"steps": None, "epochs": 1}])

@@ -55,5 +55,6 @@ def round_half(value: float) -> int:
 
 def test_the_noise_on_the_count_has_its_size() -> None:
     drawn = [noised_count(7, 5.0, Stream(derived(KEY, "count", round))) for round in range(2000)]
+    assert all((count * 2**32).is_integer() for count in drawn)  # so that no digit of the noise says what the count was
     assert np.std(drawn) == pytest.approx(5.0, rel=4 / math.sqrt(4000))
     assert np.mean(drawn) == pytest.approx(3.5, abs=4 * 5 / math.sqrt(2000))

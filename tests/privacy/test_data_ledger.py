@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from fedtorch.cli.__main__ import main
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.privacy.accounting import Accountant
-from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
+from fedtorch.privacy.data_ledger import DataLedger, KnownRun, epsilon_of
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.report.privacy import privacy_markdown
@@ -125,6 +127,26 @@ def test_a_line_that_was_not_finished_is_no_release_and_one_that_is_damaged_is_n
         file.write(b"[]\n")
     with pytest.raises(CheckpointError, match="is damaged"):
         ledger.runs()
+
+
+def test_a_line_waits_for_another_run_that_writes(tmp_path: Path) -> None:
+    ledger = DataLedger(tmp_path / "d.privacy.jsonl")
+    ledger.begin("a", TERMS, tmp_path, [])
+    writes = threading.Thread(target=ledger.enter, args=("a", 0, 0), daemon=True)
+    with ledger.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        writes.start()
+        writes.join(0.1)
+        assert writes.is_alive()
+    writes.join(5)
+    assert ledger.runs()["a"].releases == {(0, 0)}
+
+
+def test_a_line_of_each_run_says_at_which_delta_and_the_least_counts() -> None:
+    runs = [KnownRun("", 1.0, 20, 4.0, delta, {(0, 0)}) for delta in (1e-2, 1e-3, 1e-2)]
+    expected = {count: Accountant(1.0, 4.0, 1e-3).epsilon(count) for count in (3, 5)}
+    assert epsilon_of(runs) == pytest.approx(expected[3], abs=1e-9)
+    assert epsilon_of(runs, [(1.0, 4.0, 2)], 1e-2) == pytest.approx(expected[5], abs=1e-9)
 
 
 def test_a_disk_that_refuses_the_ledger_of_the_data_keeps_the_sum_here(tmp_path: Path) -> None:

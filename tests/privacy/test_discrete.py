@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from fractions import Fraction
 from typing import Any
@@ -99,3 +100,24 @@ def test_noise_that_was_drawn_ahead_has_the_same_bits(kind: str) -> None:
     again = np.arange(999.0)
     ADD[kind](again, 1e6, Stream(derived(KEY, "noise", 3, 1)))
     assert np.array_equal(other, again) and not np.array_equal(other, expected)
+
+
+def test_what_was_drawn_ahead_is_taken_if_it_fits_and_not_waited_for_if_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, waited = list[str](), threading.Event()
+
+    def slowly(total: Any, deviation: float, stream: Stream) -> None:
+        thread = threading.current_thread()
+        if thread.name == "noise":
+            assert thread.daemon  # a run that ends does not wait for noise
+            waited.wait(0.2)
+        drawn.append(thread.name)
+
+    monkeypatch.setitem(ADD, "slowly", slowly)  # type: ignore[misc]
+    noise = Noise("slowly")
+    noise.expect(KEY, 3, 0, 1.0, 9)
+    noise.add(np.zeros(9), KEY, 3, 0, 1.0)
+    assert drawn == ["noise"]
+    noise.expect(KEY, 4, 0, 1.0, 9)
+    noise.add(np.zeros(9), KEY, 4, 1, 1.0)
+    waited.set()
+    assert drawn[1] == "MainThread"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from fedtorch.core.errors import CheckpointError
-from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.data_ledger import DataLedger
+from fedtorch.privacy.ledger import Ledger, Release
 
 TERMS = {"rate": 0.1, "clients": 10}
 
@@ -28,6 +30,43 @@ def test_only_the_owner_may_read_key_and_ledger(ledger: Ledger) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in ledger.folder.iterdir()}
     assert modes == {"key": 0o600, "ledger.jsonl": 0o600} and ledger.folder.stat().st_mode & 0o777 == 0o700
     assert len((ledger.folder / "key").read_bytes()) == 32
+
+
+def test_what_a_key_gives_is_what_it_gave_before() -> None:
+    """Checkpoints and ledgers of earlier versions have it."""
+    known = Ledger(bytes(range(32)), {}, None, [])
+    assert (known.run, known.check) == ("1433dfeb83c09979", 625426708485)
+    assert known.digest_of(b"sum", b"x") == "d748d12fd9ec6a235f8308ae2497ad218d6ce21cd7e574f639ff4c29d01b19ad"
+
+
+def test_folders_above_are_made_for_the_owner_too(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one" / "privacy"
+    Ledger.begin(folder, TERMS)
+    assert folder.parent.stat().st_mode & 0o777 == 0o700 and len(Ledger.open(folder).key) == 32
+
+
+def test_a_ledger_has_the_form_1_and_one_without_damage_is_left_as_it_is(ledger: Ledger) -> None:
+    assert ledger.folder is not None
+    path = ledger.folder / "ledger.jsonl"
+    assert json.loads(path.read_text()) == {"form": 1, **TERMS}
+    before = path.stat().st_ino
+    reopened(ledger)
+    assert path.stat().st_ino == before
+
+
+def test_of_a_branch_the_ledger_of_the_data_has_the_releases_of_its_own(tmp_path: Path) -> None:
+    terms = {**TERMS, "noise_multiplier": 1.0, "delta": 0.1}
+    branch = Ledger.begin(
+        tmp_path / "run" / "privacy", {**terms, "since": 2}, [Release(round, 0, "a") for round in (0, 1)]
+    )
+    branch.enter(2, "a")
+    branch.enter(3, "a")
+    data = DataLedger(tmp_path / "d.privacy.jsonl")
+    branch.attach(data, tmp_path / "run")
+    whole = Ledger.begin(tmp_path / "whole" / "privacy", terms, [Release(0, 0, "a")])
+    whole.attach(data, tmp_path / "whole")
+    known = data.runs()
+    assert known[branch.run].releases == {(2, 0), (3, 0)} and known[whole.run].releases == {(0, 0)}
 
 
 def test_the_same_sum_is_the_same_release_and_another_one_the_next_attempt(ledger: Ledger) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_runs import CLIENT, TASK, private
+from private_runs import TASK, private
 from torch import Tensor
 
 from fedtorch.algorithms import ALGORITHMS
@@ -152,27 +152,6 @@ def test_what_is_revealed_may_choose(reveal: tuple[str, ...], tmp_path: Path) ->
     config = private(tmp_path, eval=EvalConfig(every=1, patience=3), privacy={"reveal": reveal})
     if reveal:
         assert build(config, num_ranks=1, rank=0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"kind": "none", "delta": 0.1}, "privacy.delta is set but privacy.kind is none"),
-        ({"clip": None}, "privacy.clip is not given"),
-        ({"delta": None}, "privacy.delta is not given"),
-        ({"noise_multiplier": None}, "needs one of privacy.noise_multiplier and privacy.epsilon; give one"),
-        ({"epsilon": 1.0}, "needs one of .*; remove one"),
-        ({"noise_multiplier": 0.01}, "next to nothing is promised"),
-        ({"noise_multiplier": None, "epsilon": 8.0, "max_epsilon": 2.0}, "privacy.max_epsilon is 2.0 but"),
-        ({"simulate": True}, "privacy.simulate and privacy.seed go together"),
-        ({"seed": 1}, "privacy.simulate and privacy.seed go together"),
-        ({"simulate": True, "seed": 1, "max_epsilon": 1.0}, "where no epsilon is counted"),
-    ],
-    ids=str,
-)
-def test_a_section_that_contradicts_itself(fields: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        PrivacyConfig(**{**(CLIENT if fields.get("kind") != "none" else {}), **fields})
 
 
 def test_the_rate_belongs_to_poisson_sampling_and_is_given_once(tmp_path: Path) -> None:

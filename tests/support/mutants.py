@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import math
 import os
 import resource
 import signal
@@ -23,7 +24,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 CPU_S, WALL_S = 120, 900
-"""Of one mutant's tests; one that takes longer counts as found."""
+"""At most, of one mutant's tests; one that takes longer counts as found."""
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -64,13 +65,29 @@ def sample(source: str, most: int) -> list[Mutant]:
     return sorted(mutants(source), key=lambda m: hashlib.sha256(m.name.encode()).digest())[:most]
 
 
-def survives(module: str, path: Path, tree: ast.Module, tests: Sequence[str]) -> bool:
+def limit_of(module: str, path: Path, tests: Sequence[str]) -> int | None:
+    """How many seconds of processor time to give mutants: what the module as it is takes, times 5; None: tests fail.
+
+    So a loop that never ends costs little where tests are quick.
+    """
+    before = _children_s()
+    if not survives(module, path, ast.parse(path.read_text()), tests):
+        return None
+    return min(CPU_S, 10 + math.ceil(5 * (_children_s() - before)))
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def survives(module: str, path: Path, tree: ast.Module, tests: Sequence[str], cpu_s: int = CPU_S) -> bool:
     """Do `tests` (arguments of pytest) pass with this tree in place of the module? In a fork of this process."""
     child = os.fork()
     if not child:
         code = 1
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
             signal.alarm(WALL_S)
             null = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from fedtorch.privacy.secure_sum.keys import BYTES
+from fedtorch.privacy.secure_sum.keys import BYTES, pair_of
 from fedtorch.privacy.secure_sum.party import PublicKeys, Revealed, Window, apply, mask_key, own_key
 from fedtorch.privacy.secure_sum.shamir import join
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms, TooFewPartiesError
@@ -72,7 +72,7 @@ class Collector:
 
         Raises:
             TooFewPartiesError: of too few answers.
-            BrokenProtocolError: the shares of a dropped party do not fit its public key.
+            BrokenProtocolError: shares do not fit each other, or a dropped party's not its public key.
         """
         self._check(self.answers)
         terms = self.terms
@@ -81,6 +81,10 @@ class Collector:
             self._streams.append((-1, Stream(own_key(secret, terms, party))))
         for party in set(self.boxes) - set(self.arrived):
             secret = self._joined({i: answer.pairwise[party] for i, answer in self.answers.items()})
+            if pair_of(secret).public != self.keys[party].masking:
+                raise BrokenProtocolError(
+                    f"shares of the secret of rank {party}, which is gone, do not give its public key"
+                )
             for other in self.arrived:
                 stream = Stream(mask_key(secret, self.keys[other].masking, terms))
                 self._streams.append((-1 if party > other else 1, stream))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import combinations, product
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from fedtorch.privacy.secure_sum import keys
 from fedtorch.privacy.secure_sum.collector import Collector
 from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
+from fedtorch.privacy.secure_sum.shamir import PRIME, split
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms, TooFewPartiesError, threshold_of
 
 pytest.importorskip("cryptography")
@@ -123,6 +125,8 @@ def test_windows_make_no_difference_and_an_empty_part_is_one() -> None:
     found, _, _ = exchange(terms, {2: 3}, size=1000, windows=7)
     assert np.array_equal(found, sum(part(number, 1000) for number in terms.parties))
     assert exchange(terms, {2: 3}, size=0)[0].shape == (0,)
+    _, parties = opened(3)
+    assert set(parties[1].reveal([1, 2]).own) == {1, 2}  # a part without numbers has no window to mask
 
 
 def test_sums_wrap_around_as_whole_numbers_of_64_bits() -> None:
@@ -159,14 +163,21 @@ def test_what_the_server_receives_is_uniform_and_has_nothing_of_a_known_part() -
     assert float(((plain_counts - size * 8 / 256) ** 2).sum()) > 1e6  # the test can fail
 
 
-def ready(count: int = 3) -> tuple[Collector, dict[int, Party]]:
-    """As far as the masked parts."""
+def opened(count: int) -> tuple[Collector, dict[int, Party]]:
+    """As far as the shares that were opened."""
     terms = terms_of(count)
     server, parties = Collector(terms), {number: Party(number, terms) for number in terms.parties}
     server.keys = {number: party.keys() for number, party in parties.items()}
     server.boxes = {number: party.share(server.keys) for number, party in parties.items()}
     for number, party in parties.items():
         party.open_shares(server.boxes_for(number))
+    return server, parties
+
+
+def ready(count: int = 3) -> tuple[Collector, dict[int, Party]]:
+    """As far as the masked parts."""
+    server, parties = opened(count)
+    for party in parties.values():
         party.mask(np.zeros(1, np.uint64))
     return server, parties
 
@@ -188,6 +199,35 @@ def test_both_kinds_of_share_of_one_party_are_not_taken() -> None:
     assert not set(answer.own) & set(answer.pairwise) and set(answer.pairwise) == {3}
     with pytest.raises(BrokenProtocolError, match="other shares than asked for"):
         server.take(1, Revealed({**answer.own, 3: 1}, answer.pairwise))
+
+
+def test_shares_have_room_for_every_number_of_the_field() -> None:
+    terms = terms_of(3)
+    parties = {number: Party(number, terms) for number in terms.parties}
+    box = parties[1].share({number: party.keys() for number, party in parties.items()})[2]
+    assert len(box) == 2 * 33 + 16  # both shares, and what AES-GCM adds
+    assert PRIME.bit_length() <= 33 * 8
+
+
+def answered(own: int, pairwise: int) -> Collector:
+    """A server whose parties 1 and 2 have sent shares of these secrets, of all alike; 3 is gone."""
+    server, _ = ready()
+    server.close([1, 2])
+    shares, others = (split(secret, 2, 3) for secret in (own, pairwise))
+    for party in (1, 2):
+        server.take(party, Revealed(dict.fromkeys((1, 2), shares[party - 1]), {3: others[party - 1]}))
+    return server
+
+
+@pytest.mark.parametrize("secret", [2**256, PRIME - 1])
+def test_shares_that_join_to_more_than_a_secret_are_refused(secret: int) -> None:
+    with pytest.raises(BrokenProtocolError, match="do not fit each other"):
+        answered(own=secret, pairwise=1).prepare()
+
+
+def test_shares_that_are_not_of_a_dropped_partys_secret_are_refused() -> None:
+    with pytest.raises(BrokenProtocolError, match="of rank 3, .* public key"):
+        answered(own=2**256 - 1, pairwise=1).prepare()
 
 
 @pytest.mark.parametrize("arrived", [[1], [2, 3], [1, 2, 9]])
@@ -217,6 +257,12 @@ def test_shares_for_another_or_damaged_and_keys_published_twice_are_refused() ->
 )
 def test_the_threshold_is_always_more_than_half(share: float, count: int, expected: int) -> None:
     assert threshold_of(share, count) == expected
+
+
+@pytest.mark.parametrize(("threshold", "fits"), [(2, False), (3, True), (4, True), (5, False)])
+def test_of_four_parties_three_or_four_can_be_asked_for(threshold: int, fits: bool) -> None:
+    with nullcontext() if fits else pytest.raises(BrokenProtocolError, match="more than half"):
+        terms_of(4, threshold=threshold)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -37,6 +37,7 @@ def test_over_a_small_field_enough_shares_give_the_secret_and_fewer_say_nothing(
 def test_a_secret_of_32_bytes_comes_back_from_any_of_the_shares() -> None:
     secret = 2**256 - 1
     shares = split(secret, 3, 5)
+    assert len(shares) == 5
     assert all(join({place + 1: shares[place] for place in some}) == secret for some in combinations(range(5), 3))
     assert join({1: shares[0], 2: shares[1]}) != secret
 

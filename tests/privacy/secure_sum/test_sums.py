@@ -136,10 +136,10 @@ class Asked:
 
 
 def test_a_sum_that_was_opened_is_given_again_and_never_one_of_fewer(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "openings.jsonl"
+    path = tmp_path / "runs" / "run" / "openings.jsonl"
     summed = MaskedSum(0, 1.0, Masking(0.7, Openings(path)))
     assert summed(Asked(("a", "b", "c"))).tolist() == [3, 7]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
     again = Asked(("a", "b", "c"))
     assert summed(again).tolist() == [3, 7] and not again.asked
     # after a restart: of the same clients once more, of fewer not

@@ -1,0 +1,190 @@
+"""What an algorithm is that says only what it must, and what a client of FedAvg reports, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.fedavg import FedAvg, FedOpt
+from fedtorch.algorithms.local import Local
+from fedtorch.algorithms.loss_reduction import LossReduction
+from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.server import ServerState
+from fedtorch.core.settings import ServerConfig
+from fedtorch.core.state_keys import NOT_EVALUATED
+from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout
+from fedtorch.train.loop import LossCurve
+
+ONE, NONE = Layout(("w",), ((1,),)), Layout((), ())
+
+
+@dataclass(frozen=True)
+class Least(Algorithm):
+    """Nothing of its own."""
+
+
+@dataclass(frozen=True)
+class Trains(Algorithm):
+    """A server that trains."""
+
+    def server_train(self, server: Any, job: Any) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Inherits(Trains):
+    """The same."""
+
+
+def test_an_algorithm_that_says_nothing() -> None:
+    rule = Least()
+    assert rule.exchanged_vectors == ("weights",) and rule.varying_vectors == ()
+    assert (rule.is_personal, rule.needs_labels, rule.trains_clients, rule.trains_server) == (False, True, True, False)
+    assert Trains().trains_server and Inherits().trains_server
+    assert rule.engines == ("torch", "deepspeed") and rule.precisions == ("fp32", "bf16", "fp16")
+    assert rule.weighting == "equal" and rule.why_not_private == ""
+    assert rule.sent_places(ONE, "a", 0) is rule.received_places(ONE, "a", 0) is rule.broadcast_places(ONE, 0) is None
+
+
+def test_a_client_with_private_numbers_or_a_model_of_its_own_keeps_something() -> None:
+    assert (Least().stateful(ONE), Least().stateful(NONE), Local().stateful(NONE)) == (True, False, True)
+
+
+@dataclass(frozen=True)
+class Messages(MessageAlgorithm):
+    """Sends messages of 7 bytes."""
+
+    def message_bytes(self, layout: Layout) -> int:
+        return 7
+
+
+def test_a_message_algorithm_that_says_nothing() -> None:
+    rule = Messages()
+    said = (rule.combines_everywhere, rule.combines_in_slices, rule.keeps_left_out, rule.choice_varies)
+    assert said == (False,) * 4 and rule.selection(ONE) is None and rule.kept_by_server == ()
+    assert rule.replicas_compared_every == 50
+    assert (message_bytes(rule, ONE), message_bytes(Least(), ONE)) == (7, 0)
+    with pytest.raises(ConfigError, match="has `message_bytes` but is no MessageAlgorithm"):
+        message_bytes(SimpleNamespace(message_bytes=lambda layout: 7), ONE)  # type: ignore[arg-type]
+
+
+def job_of(examples: int = 5) -> Any:
+    """As far as a report needs it."""
+    return SimpleNamespace(client=SimpleNamespace(name="a"), examples=[0] * examples)
+
+
+def test_a_report_of_four_steps_by_hand() -> None:
+    """Windows of two steps: 4, then 2, then 7 and 1; the penalty of 0.5 in the second step counts."""
+    rule = FedAvg(loss_reduction=LossReduction(window=2))
+    curve = LossCurve((4.0, 1.5, 9.0, 5.0, 1.0), (0.0, 0.5, 0.0, 0.0, 0.0), (0,) * 5, left_out=1)
+    found = rule.report(job_of(), curve, more=3.0)
+    assert found == Report(
+        "a", examples=5, steps=5, loss_first=4.0, loss_last=1.0, loss_max=7.0, loss_min=1.0, loss_mean=14 / 4,
+        curve=(4.0, 2.0, 9.0, 5.0, 1.0), extra={"loss_reduction": 6.0, "left_out": 1.0, "more": 3.0},
+    )  # fmt: skip
+
+
+def test_a_report_without_steps_is_of_zeros() -> None:
+    assert FedAvg().report(job_of(2), LossCurve()) == Report("a", examples=2, extra={"loss_reduction": 0.0})
+
+
+@pytest.mark.parametrize("losses", [(math.nan, 2.0), (2.0, math.nan), (math.inf, 1.0)])
+def test_a_loss_that_is_not_finite_is_no_reduction(losses: tuple[float, ...]) -> None:
+    rule = FedAvg(loss_reduction=LossReduction(measure="step"))
+    found = rule.report(job_of(), LossCurve(losses, (0.0, 0.0), (0, 0)))
+    assert math.isnan(found.extra["loss_reduction"])
+
+
+def test_fedopt_without_an_optimiser_is_refused_and_fedavg_is_not() -> None:
+    FedAvg().check_server(ServerConfig())
+    FedOpt().check_server(ServerConfig(optimizer="sgd", lr=1.0))
+    with pytest.raises(ConfigError, match="server.optimizer is none but algorithm.name is fedopt"):
+        FedOpt().check_server(ServerConfig())
+
+
+@dataclass(frozen=True)
+class OwnSum(FedAvg):
+    """Combines by itself."""
+
+    def aggregate(self, updates: Any, weights: Any) -> torch.Tensor:
+        return next(iter(updates))
+
+
+@dataclass(frozen=True)
+class OwnWeights(FedAvg):
+    """Weighs by itself."""
+
+    def weigh(self, reports: Any) -> list[float]:
+        return [report.norm for report in reports]
+
+
+@dataclass(frozen=True)
+class Heir(OwnWeights):
+    """Does what the class above does."""
+
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """Sends two vectors."""
+
+    exchanged_vectors = ("weights", "control")
+
+
+def test_what_a_robust_rule_or_privacy_stands_against() -> None:
+    assert FedAvg().why_not_robust == "" and "way of its own" in OwnSum().why_not_robust
+    assert Twice().why_not_robust == "does not send one vector of updates"
+    assert FedAvg(weights="equal").why_not_private == "" != FedAvg(weights="equal", robust="median").why_not_private
+    assert "in a way of its own" in OwnSum(weights="equal").why_not_private
+    for rule in (OwnWeights(weights="equal"), Heir(weights="equal")):
+        assert "weighs clients in a way of its own" in rule.why_not_private
+
+
+class Sums:
+    """Updates of which 3 were left out and 1 shrunk by a rule."""
+
+    kept = {"a": 1.0, "b": 0.0, "c": 0.5, "d": 0.0, "e": 0.0}  # noqa: RUF012
+
+    def weighted_sum(self, weights: Any) -> torch.Tensor:
+        return torch.tensor(weights)
+
+
+def test_the_mean_is_the_weighted_sum_and_records_have_what_a_rule_left_out() -> None:
+    server = ServerState({"weights": torch.zeros(1)})
+    assert FedAvg().aggregate(Sums(), [0.25, 0.75]).tolist() == [0.25, 0.75]  # type: ignore[arg-type]
+    found = FedAvg().measure(server, Sums(), [1.0])  # type: ignore[arg-type]
+    assert found == {"robust/left_out": 3.0, "robust/shrunk": 1.0}
+
+
+def local_job(state: ClientState) -> Any:
+    """A client's job whose model is 2 after training from 1."""
+    trained: list[float] = []
+    job = SimpleNamespace(
+        **vars(job_of()), state=state, initial=torch.tensor([1.0]),
+        engine=SimpleNamespace(snapshot=lambda: torch.tensor([2.0])),
+        train=lambda start: trained.append(float(start)) or LossCurve((1.0,), (0.0,), (0,)), trained=trained,
+    )  # fmt: skip
+    return job
+
+
+def test_a_client_alone_trains_its_own_model_on_and_rests_where_it_was_stopped() -> None:
+    state = ClientState()
+    for start in (1.0, 2.0):
+        job = local_job(state)
+        assert Local().client_update(job).steps == 1 and job.trained == [start]
+        assert state.tensors["personal"].tolist() == [2.0] and state.numbers[NOT_EVALUATED] == 1
+    rests = local_job(ClientState(numbers={"stopped": 1}))
+    assert Local().client_update(rests).steps == 0 and rests.trained == []
+    assert Local().weigh([Report("a"), Report("b")]) == [0.0, 0.0]
+    received = torch.zeros(1)
+    assert Local().eval_weights(received, state).tolist() == [2.0]
+    assert Local().eval_weights(received, ClientState()) is received
+    assert Local().is_personal and Local().exchanged_vectors == ()
