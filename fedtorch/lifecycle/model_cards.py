@@ -76,8 +76,14 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
             "transformers": transformers.__version__,
         },
         privacy=promise(said),
+        attack=_attack(config),
         is_one_clients=bool(client),
     )
+
+
+def _attack(config: Config) -> str:
+    attack = config.attack
+    return f"on purpose, by {len(attack.clients)} of the clients ({attack.kind}): not for use" if attack.clients else ""
 
 
 def _scores(results: Mapping[str, Any], client: str) -> dict[str, tuple[float, int]]:

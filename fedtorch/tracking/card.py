@@ -44,6 +44,8 @@ class CardFacts:
     """metric -> (figure over all rows, rows)"""
     privacy: str = NOTHING
     """what protected clients"""
+    attack: str = ""
+    """how some clients cheated, on purpose"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """of the packages"""
     is_one_clients: bool = False
@@ -69,6 +71,7 @@ def card_text(facts: CardFacts) -> str:
         ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
         ("trained on", f"{'rows' if facts.rows is None else f'{facts.rows} rows'} of {facts.clients} clients"),
         ("protection", facts.privacy),
+        ("attacked", facts.attack),
         ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
         ("config", f"sha256 `{facts.digest}`"),
     ]
@@ -87,7 +90,7 @@ def card_text(facts: CardFacts) -> str:
             "",
             "| | |",
             "|---|---|",
-            *(f"| {name} | {value} |" for name, value in table),
+            *(f"| {name} | {value} |" for name, value in table if value),
             "",
             "## Load it",
             "",
