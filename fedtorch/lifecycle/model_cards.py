@@ -83,7 +83,9 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
 
 def _attack(config: Config) -> str:
     attack = config.attack
-    return f"on purpose, by {len(attack.clients)} of the clients ({attack.kind}): not for use" if attack.clients else ""
+    if not attack.clients:
+        return ""
+    return f", {len(attack.clients)} of which cheated on purpose ({attack.kind}): not for use"
 
 
 def _scores(results: Mapping[str, Any], client: str) -> dict[str, tuple[float, int]]:

@@ -45,7 +45,7 @@ class CardFacts:
     privacy: str = NOTHING
     """what protected clients"""
     attack: str = ""
-    """how some clients cheated, on purpose"""
+    """how some of them cheated, on purpose: the end of a sentence"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """of the packages"""
     is_one_clients: bool = False
@@ -69,9 +69,11 @@ def card_text(facts: CardFacts) -> str:
         ("task", f"`{facts.task}`"),
         ("began with", facts.start),
         ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
-        ("trained on", f"{'rows' if facts.rows is None else f'{facts.rows} rows'} of {facts.clients} clients"),
+        (
+            "trained on",
+            f"{'rows' if facts.rows is None else f'{facts.rows} rows'} of {facts.clients} clients{facts.attack}",
+        ),
         ("protection", facts.privacy),
-        ("attacked", facts.attack),
         ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
         ("config", f"sha256 `{facts.digest}`"),
     ]
@@ -90,7 +92,7 @@ def card_text(facts: CardFacts) -> str:
             "",
             "| | |",
             "|---|---|",
-            *(f"| {name} | {value} |" for name, value in table if value),
+            *(f"| {name} | {value} |" for name, value in table),
             "",
             "## Load it",
             "",
