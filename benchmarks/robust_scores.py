@@ -36,6 +36,7 @@ class Scores:
     def __init__(self, folder: Path) -> None:
         results = json.loads((folder / "results.json").read_text())
         pairs = {name: entry["scores"]["accuracy"] for name, entry in results["clients"].items()}
+        self.stamped = pairs[HELD_OUT][1]
         self.backdoor = percent([pairs.pop(HELD_OUT)])
         """triggered rows that get the target"""
         self.accuracy = percent([*pairs.values()])
@@ -107,9 +108,12 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 def page(found: Found, rows: int, seeds: Sequence[int]) -> str:
     """The whole page."""
     every = [scores for each in found.values() for scores in each]
+    tested = fmean(scores.rows for scores in every)
     return TEMPLATE.read_text().format(
         rows=rows,
-        tested=round(fmean(scores.rows for scores in every)),
+        tested=round(tested),
+        one=100 / tested,
+        stamped=every[0].stamped,
         seeds=len(seeds),
         given=" ".join(map(str, seeds)),
         runs=len(every),
