@@ -29,7 +29,7 @@ RULES = {
 ATTACKS = ("honest", "freeride", "signflip", "scaled", "ipm", "alie", "labelflip", "backdoor")
 """Configs of configs/robust."""
 DEALT = ("alike", "unequal", "unlike")
-BY_SIZE = ("mean", "median", "geometric", "krum", "multi")
+BY_SIZE = ("mean", "median", "krum", "multi")
 """Rules that are tried without an attacker on clients of unlike size."""
 
 
