@@ -92,9 +92,21 @@ def audit(
             "optimizer": hp.optimizer,
             "batch": hp.batch_size,
             "clients": len(subject.context.components.clients),
-            "the server sees": "a round's sum alone; an update its worker" if subject.options.hidden else "each update",
+            "the server sees": seen_by_server(subject.options),
         }
     return findings, facts
+
+
+def seen_by_server(options: Options) -> str:
+    """What a run of these tells its server, whatever the attacks look at."""
+    if not options.hidden:
+        return "each update"
+    if options.promised is not None:
+        return "a round's sum before its noise, and who was drawn; an update its worker alone"
+    return (
+        "a round's sum, who took part, of each its rows, steps and seconds, and the scores of evaluations; "
+        "an update its worker alone"
+    )
 
 
 def write(out: Path, title: str, facts: dict[str, Any], findings: Sequence[Finding]) -> list[Path]:

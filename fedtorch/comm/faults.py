@@ -1,9 +1,8 @@
 """Faults on purpose, for tests: `FEDTORCH_FAULTS="kill:rank=1,round=2,phase=train;..."` with `FEDTORCH_TESTING=1`.
 
 Kinds: kill, stop, term, int (a signal to the own process), sleep, hang (a dead loop), raise, oom (errors), nan, explode
-(the client's update is spoilt), signflip, scaled, freeride (the client attacks: its update is −`factor` or `factor`
-times what it learned, or 0; the log says so at every update), diskfull, diskroom (no file may grow beyond `bytes`, and
-again at will).
+(the client's update is spoilt), diskfull, diskroom (no file may grow beyond `bytes`, and again at will). Clients that
+cheat are no faults: the section `attack` of a config has them.
 Phases: init, preflight, broadcast, train, update, header, payload, aggregate, evaluate, checkpoint, restore, and
 whatever else a heartbeat names. Without `phase` a fault belongs to the phase in which its kind can do something.
 Conditions, all of which must hold: rank, attempt (the launcher's restart count), round (rounds done when the phase is
@@ -32,12 +31,7 @@ SPOILERS: dict[str, Callable[[Tensor], object]] = {
     "nan": lambda update: update[-1:].fill_(float("nan")),
     "explode": lambda update: update.mul_(1e6),
 }
-ATTACKS: dict[str, Callable[[Tensor, float], object]] = {
-    "signflip": lambda update, factor: update.mul_(-factor),
-    "scaled": lambda update, factor: update.mul_(factor),
-    "freeride": lambda update, factor: update.zero_(),
-}
-KINDS = (*SIGNALS, *SPOILERS, *ATTACKS, "sleep", "hang", "raise", "oom", "diskfull", "diskroom")
+KINDS = (*SIGNALS, *SPOILERS, "sleep", "hang", "raise", "oom", "diskfull", "diskroom")
 
 
 class InjectedError(RuntimeError):
@@ -63,8 +57,6 @@ class Fault:
     """Of a sleep."""
     bytes: int = 0
     """Of a file on a full disk."""
-    factor: float = 1.0
-    """Of an attack."""
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -77,7 +69,7 @@ class Fault:
         types = {field.name: str(field.type).split(" | ")[0] for field in fields(cls)}
         if kind not in KINDS:
             raise ConfigError(f"FEDTORCH_FAULTS has the kind {kind!r}; choose one of {', '.join(KINDS)}")
-        values: dict[str, str | int | float] = {"phase": "update"} if kind in SPOILERS or kind in ATTACKS else {}
+        values: dict[str, str | int | float] = {"phase": "update"} if kind in SPOILERS else {}
         for pair in filter(None, rest.split(",")):
             key, _, value = pair.partition("=")
             if key == "kind" or key not in types:
@@ -86,8 +78,6 @@ class Fault:
                 values[key] = {"str": str, "int": int, "float": float}[types[key]](value)
             except ValueError:
                 raise ConfigError(f"FEDTORCH_FAULTS: {key} is {value!r}, expected a number") from None
-        if kind in ATTACKS and "client" not in values:
-            raise ConfigError(f"FEDTORCH_FAULTS has the attack {kind} without a client; add client=NAME")
         return cls(kind, **values)  # type: ignore[arg-type]
 
 
@@ -127,10 +117,6 @@ def _happen(fault: Fault, update: Tensor | None) -> None:
     elif fault.kind in SPOILERS:
         assert update is not None, f"{fault.kind} needs the phase `update`"
         SPOILERS[fault.kind](update)
-    elif fault.kind in ATTACKS:
-        assert update is not None, f"{fault.kind} needs the phase `update`"
-        log.warning("client %s ATTACKS, on purpose (%s): its update is not what it learned", fault.client, fault.kind)
-        ATTACKS[fault.kind](update, fault.factor)
     elif fault.kind == "sleep":
         time.sleep(fault.seconds)
     elif fault.kind == "hang":

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from fedtorch.privacy.settings import PrivacyConfig
+from fedtorch.train.attacks.settings import AttackConfig
 
 NO_EFFECT = (
     "run.name",  # where the results are kept and what they are called
@@ -63,6 +64,8 @@ ADDED: dict[str, Any] = {
     "clients.extra": 0,
     "clients.deadline": None,
     "clients.replay": None,
+    **{f"attack.{known.name}": known.default for known in dataclasses.fields(AttackConfig)},
+    "attack.clients": [],
 }
 """Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
 it, so that digests are as they were, and old runs resume."""

@@ -21,9 +21,11 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import LARGEST, Count, Whole
 from fedtorch.core.settings import ServerConfig
 from fedtorch.privacy.settings import PrivacyConfig
+from fedtorch.train.attacks.settings import AttackConfig
 from fedtorch.train.settings import ClientConfig, EngineConfig
 
 __all__ = [
+    "AttackConfig",
     "CheckpointConfig",
     "ClientConfig",
     "ClientsConfig",
@@ -140,6 +142,8 @@ class Config:
     """Devices, threads, memory, transport."""
     privacy: PrivacyConfig = PrivacyConfig()
     """What is promised to clients."""
+    attack: AttackConfig = AttackConfig()
+    """Clients that cheat, on purpose."""
     compare: dict[str, Any] | tuple[str | dict[str, Any], ...] | None = None
     """Runs that are trained after this one and shown beside it: a list of `start` (the model before training), `local`
     (every client by itself), `centralized` (one client with all rows) and mappings of changes; or one such mapping."""

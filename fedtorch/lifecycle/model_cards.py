@@ -76,8 +76,16 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
             "transformers": transformers.__version__,
         },
         privacy=promise(said),
+        attack=_attack(config),
         is_one_clients=bool(client),
     )
+
+
+def _attack(config: Config) -> str:
+    attack = config.attack
+    if not attack.clients:
+        return ""
+    return f", {len(attack.clients)} of which cheated on purpose ({attack.kind}): not for use"
 
 
 def _scores(results: Mapping[str, Any], client: str) -> dict[str, tuple[float, int]]:

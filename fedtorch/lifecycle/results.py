@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fedtorch.config.load import companions
@@ -55,6 +56,7 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
         "lost": result.lost,
         "task": built.task.record(),
         **({"privacy": _privacy(built, result)} if result.privacy else {}),
+        **({"attack": asdict(built.config.attack)} if built.config.attack.clients else {}),
     }
 
 

@@ -14,10 +14,12 @@ from torch import Tensor
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
 from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
 from fedtorch.core.places import Places
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import UpdateBuffer
+from fedtorch.core.weights import Layout
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership, Progress
 from fedtorch.rounds.rank_role import RankRole
@@ -43,7 +45,7 @@ class RoundContext:
         """who takes part; meetings of all ranks"""
         self.role = RankRole(components)
         """what this rank is within its worker"""
-        self.is_stateful = keeps_state(components)
+        self.is_stateful = keeps_state(self.config, self.algorithm, components.engine.private)
         """do clients keep anything?"""
         self.has_homes = self.is_stateful or has_homes(components)
         """does a client train at its home only?"""
@@ -207,10 +209,9 @@ def has_homes(components: RunComponents) -> bool:
     return is_fixed or components.mechanism.hides_clients
 
 
-def keeps_state(components: RunComponents) -> bool:
+def keeps_state(config: Config, algorithm: Algorithm, private: Layout) -> bool:
     """Do clients keep anything? An optimiser, a place in the data or a model is state, whatever the algorithm."""
-    config = components.config
     settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
     keeps = any(hp.optimizer_state == "keep" or hp.steps is not None or hp.schedule_span == "run" for hp in settings)
     keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
-    return keeps or components.algorithm.stateful(components.engine.private)
+    return keeps or algorithm.stateful(private)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
 
 import torch
+from torch import Tensor
 
 from fedtorch.comm.wire import report_problem
 from fedtorch.comm.worker import Verdict
@@ -27,6 +28,7 @@ from fedtorch.rounds.lateness import Late, Lateness
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.private_weights import private_weights
+from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import MESSAGE, Outgoing
 
@@ -48,7 +50,8 @@ class ClientTrainer:
         self.placed: dict[str, int] = {}
         """client of this round -> worker"""
         self.lateness = Lateness(context.config.clients, context.comm.arrivals)
-        self.load = lru_cache(maxsize=CACHED_CLIENTS)(context.components.training.load)
+        self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
+        self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
 
     @property
     def per_round(self) -> int:
@@ -158,7 +161,10 @@ class ClientTrainer:
 
     def _train_client(self, client: Client, parts: int) -> Report:
         """Train the client; its update and its new state are in the rank's buffers."""
-        job = self._make_job(client, parts)
+        on_step = partial(self._on_step, client.name)
+        on_step(0)
+        # the buffer's next vector, which then keeps the update as it is
+        job = self._make_job(client, parts, outgoing=self.context.updates.blank(), on_step=on_step)
         report = self._run(job)
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
@@ -183,11 +189,9 @@ class ClientTrainer:
                 f"{len(places)} of {places.size} numbers travel for this client and round, and the others are not 0"
             )
 
-    def _make_job(self, client: Client, parts: int) -> ClientJob:
-        """What the algorithm needs; its update is written to the buffer's next vector, which then keeps it as it is."""
+    def _make_job(self, client: Client, parts: int, *, outgoing: Tensor, on_step: Callable[[int], None]) -> ClientJob:
+        """What the algorithm needs, which writes the update to `outgoing`."""
         context, components = self.context, self.context.components
-        outgoing, on_step = context.updates.blank(), partial(self._on_step, client.name)
-        on_step(0)
         state = context.store.get(client.name)
         names = (MESSAGE,) if context.has_messages else context.algorithm.exchanged_vectors
         return ClientJob(
@@ -242,12 +246,23 @@ class ClientTrainer:
     def _measured(self, job: ClientJob, report: Report) -> Report:
         """The report with the update's norm; that of a message is known to the algorithm only."""
         update = job.outgoing.flat
-        self.context.comm.faults("update", round=self.context.round, client=job.client.name, update=update)
+        name, round = job.client.name, self.context.round
+        if name in self.attackers:
+            drawn = [client for client, _ in self.drawn]
+            self.attackers.spoil(update, name, round=round, drawn=drawn, learn=partial(self._learned, job))
+        self.context.comm.faults("update", round=round, client=name, update=update)
         if self.context.has_messages:
             return report
         report = self.context.mechanism.outgoing(update, report)
         norm, max_abs = norm_and_max(update)
         return replace(report, norm=norm, max_abs=max_abs)
+
+    def _learned(self, attacker: ClientJob, client: Client) -> Tensor:
+        """What `client` learns in this round, for an attacker who is done with its own training; nothing else stays."""
+        outgoing = torch.zeros_like(attacker.outgoing.flat)
+        job = self._make_job(client, attacker.parts, outgoing=outgoing, on_step=attacker.on_step)
+        self._run(job)
+        return outgoing
 
     def _stage(self, job: ClientJob, report: Report) -> None:
         """Hold the new state back until the server has decided."""

@@ -23,6 +23,7 @@ from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
+from fedtorch.setup.attacks import check_attack, check_attacks_vectors
 from fedtorch.setup.checks import check, something_is_trained
 from fedtorch.setup.engine import device, divide, make_engine
 from fedtorch.setup.plan import Plan
@@ -138,6 +139,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         _name_idle_clients(plan)
     check(plan)
     check_private(plan)
+    check_attack(plan)
     placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
     remarks = [*about_metrics(plan), *about_data(plan, placement, rank)]
     own = plan.topology.worker_of(rank)
@@ -153,6 +155,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])
     something_is_trained(plan, engine)
     check_vectors(plan, engine)
+    check_attacks_vectors(plan, engine)
     remarks += about_decay(plan, engine)
     return _whole(plan, placement, engine, remarks)
 

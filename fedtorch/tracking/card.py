@@ -44,6 +44,8 @@ class CardFacts:
     """metric -> (figure over all rows, rows)"""
     privacy: str = NOTHING
     """what protected clients"""
+    attack: str = ""
+    """how some of them cheated, on purpose: the end of a sentence"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """of the packages"""
     is_one_clients: bool = False
@@ -62,16 +64,6 @@ def write_card(folder: Path, facts: CardFacts) -> None:
 def card_text(facts: CardFacts) -> str:
     """The card: front matter as model hubs read it, and a page."""
     whose = "one client's model of" if facts.is_one_clients else "the model of"
-    best = "the last round's weights" if facts.best_round is None else f"the weights of round {facts.best_round}"
-    table = [
-        ("task", f"`{facts.task}`"),
-        ("began with", facts.start),
-        ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
-        ("trained on", f"{'rows' if facts.rows is None else f'{facts.rows} rows'} of {facts.clients} clients"),
-        ("protection", facts.privacy),
-        ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
-        ("config", f"sha256 `{facts.digest}`"),
-    ]
     scores = [f"| {name} | {value:.4f} | {count} |" for name, (value, count) in facts.scores.items()]
     return "\n".join(
         [
@@ -87,7 +79,7 @@ def card_text(facts: CardFacts) -> str:
             "",
             "| | |",
             "|---|---|",
-            *(f"| {name} | {value} |" for name, value in table),
+            *(f"| {name} | {value} |" for name, value in _table(facts)),
             "",
             "## Load it",
             "",
@@ -100,3 +92,18 @@ def card_text(facts: CardFacts) -> str:
             "",
         ]
     )
+
+
+def _table(facts: CardFacts) -> list[tuple[str, str]]:
+    """The card's facts, each with its name."""
+    best = "the last round's weights" if facts.best_round is None else f"the weights of round {facts.best_round}"
+    rows = "rows" if facts.rows is None else f"{facts.rows} rows"
+    return [
+        ("task", f"`{facts.task}`"),
+        ("began with", facts.start),
+        ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
+        ("trained on", f"{rows} of {facts.clients} clients{facts.attack}"),
+        ("protection", facts.privacy),
+        ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
+        ("config", f"sha256 `{facts.digest}`"),
+    ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from fedtorch.core.update import Report
 from fedtorch.tracking.records import Record
@@ -26,3 +27,15 @@ def norms_record(reports: Sequence[Report]) -> Record:
     """Of the updates."""
     norms = [report.norm for report in reports if report.is_ok]
     return {"update_norm_median": median(norms) if norms else None, "update_norm_max": max(norms, default=None)}
+
+
+def attackers(config: Mapping[str, Any]) -> dict[str, str]:
+    """Client -> how it cheats, on purpose; by a config as nested mappings."""
+    attack = config.get("attack") or {}
+    return dict.fromkeys(attack.get("clients", ()), attack.get("kind", ""))
+
+
+def attack_record(reports: Sequence[Report], attackers: Mapping[str, str]) -> Record:
+    """`attack`: which of them cheat on purpose, and how; nothing where nobody does."""
+    found = {report.client: attackers[report.client] for report in reports if report.client in attackers}
+    return {"attack": found} if found else {}

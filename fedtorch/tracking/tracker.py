@@ -15,7 +15,7 @@ from fedtorch.core.files import replace_file
 from fedtorch.core.scores import COUNT
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
-from fedtorch.tracking.cohort import cohort_record, norms_record
+from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
 from fedtorch.tracking.console import Console, Progress
 from fedtorch.tracking.plugin import RunStart, RunTracker, flat
 from fedtorch.tracking.records import Log, Record, Scores, totals
@@ -65,6 +65,7 @@ class Tracker:
         trackers: further ones. config: nested, secrets masked, for them.
         """
         self.run_dir, self.step_curves, self.metric = run_dir, step_curves, metric
+        self._attackers = attackers(config or {})
         self._past = self._take_up(run_dir / records.NAME, resume_round)
         self._log = Log(run_dir / records.NAME)
         self._steps: Counter[str] = Counter()
@@ -121,7 +122,7 @@ class Tracker:
                 **sums,
                 "total": dict(self._total),
                 "traffic": _by_phase(traffic),
-                **({} if reports is None else norms_record(reports)),
+                **({} if reports is None else norms_record(reports) | attack_record(reports, self._attackers)),
                 "extra": dict(extra or {}),
             }
         )
@@ -142,8 +143,8 @@ class Tracker:
 
     def _client(self, round: int, report: Report, weight: float | None) -> None:
         """A client's numbers of the round, and its losses step by step."""
-        base = {"kind": "client", "round": round + 1, "client": report.client, "status": report.status}
-        base["weight"] = weight
+        base: Record = {"kind": "client", "round": round + 1, "client": report.client, "status": report.status}
+        base |= {"weight": weight, **attack_record([report], self._attackers)}
         self._record({**base, **report.numbers(), **base})
         if self.step_curves and report.curve:
             first = self._steps[report.client]

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from own_rows import weather, write_rows
 
+from fedtorch.audit.command_line import seen_by_server
 from fedtorch.audit.membership import auc, found_at, roc
+from fedtorch.audit.subject import Options
 from fedtorch.cli.__main__ import main
+from fedtorch.privacy.settings import PrivacyConfig
 
 CONFIG = """
 rounds: 1
@@ -84,7 +87,8 @@ def test_of_a_secure_sum_it_is_said_that_the_server_sees_sums_alone(
         f"{CONFIG}\nprivacy: {{clip: 0.25, secure_sum: {{threshold: 0.7}}}}\n"
         "algorithm: {name: fedavg, weights: equal}\n"
     )
-    for config, seen in (("toy.yaml", "each update"), ("masked.yaml", "a round's sum alone; an update its worker")):
+    told = "a round's sum, who took part, of each its rows, steps and seconds, and the scores of evaluations; "
+    for config, seen in (("toy.yaml", "each update"), ("masked.yaml", f"{told}an update its worker alone")):
         found = audited(folder, monkeypatch, "--config", config, "--attacks", "rows")
         record = json.loads((folder / "found" / "audit.json").read_text())
         assert seen in json.dumps(record) and seen in (folder / "found" / "audit.html").read_text().replace(
@@ -93,6 +97,11 @@ def test_of_a_secure_sum_it_is_said_that_the_server_sees_sums_alone(
         channels = [row["channel"] for row in found["rows"]["figures"]]
         assert {"update", "sum"} <= set(channels)
         assert ("sum, clipped" in channels) == (config == "masked.yaml")  # the clip is its own
+
+
+def test_of_a_secure_sum_with_noise_the_server_is_told_less_and_still_sees_the_exact_sum() -> None:
+    options = Options(hidden=True, promised=PrivacyConfig())
+    assert seen_by_server(options) == "a round's sum before its noise, and who was drawn; an update its worker alone"
 
 
 def test_no_text_and_no_promise_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,19 +46,6 @@ def test_one_clients_bad_update_is_left_out_and_named(kind: str, client: str, ru
     assert ended.log(0).count("is left out") == 1
 
 
-@pytest.mark.parametrize("kind", ["signflip", "scaled", "freeride"])
-def test_a_client_that_attacks_changes_the_result_and_is_said(kind: str, run: Any, tmp_path: Path) -> None:
-    attack = f"{kind}:client=c,factor=1000"
-    code, ended = run(attack, f"run.dir={tmp_path / 'run'}")
-    assert code == 0 and f"client c ATTACKS, on purpose ({kind})" in ended.log(0)
-    _, whole = run("", f"run.dir={tmp_path / 'whole'}")
-    assert Ended(tmp_path / "whole").digest != ended.digest
-
-
-def test_an_attack_names_its_client(run: Any) -> None:
-    assert run("signflip:factor=2")[0] == 2
-
-
 def test_an_update_far_above_the_rounds_median_counts_as_failed_on_any_number_of_ranks(
     run: Any, tmp_path: Path
 ) -> None:

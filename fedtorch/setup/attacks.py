@@ -1,0 +1,126 @@
+"""The rules about `attack`: called in the order of `RULES` and `VECTOR_RULES`, where clients attack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from fedtorch.algorithms.message import message_bytes
+from fedtorch.core.errors import ConfigError
+from fedtorch.rounds.context import keeps_state
+from fedtorch.setup.plan import Plan
+from fedtorch.train.attacks.rows import LabelledTask
+from fedtorch.train.attacks.settings import COLLUDING, OF_ROWS
+from fedtorch.train.engine import Engine
+
+ALLOWED = "FEDTORCH_TESTING"
+
+
+def check_attack(plan: Plan) -> None:
+    """Apply every rule about a run of which nothing is built yet.
+
+    Raises:
+        ConfigError: of the first rule that is broken.
+    """
+    if plan.config.attack.kind != "none":
+        for rule in RULES:
+            rule(plan)
+
+
+def check_attacks_vectors(plan: Plan, engine: Engine) -> None:
+    """The same about what is exchanged, once there is an engine."""
+    if plan.config.attack.kind != "none":
+        for rule in VECTOR_RULES:
+            rule(plan, engine)
+
+
+def it_is_on_purpose(plan: Plan) -> None:
+    """A config alone makes nobody cheat."""
+    if os.environ.get(ALLOWED) != "1":
+        raise ConfigError(
+            f"attack.kind is {plan.config.attack.kind}, which makes clients cheat; set {ALLOWED}=1 in the environment "
+            "of a run that is to show what rules do, or remove the section `attack`"
+        )
+
+
+def attackers_are_clients(plan: Plan) -> None:
+    """Each is one that trains, and somebody is honest."""
+    attack, names = plan.config.attack, [client.name for client in plan.clients]
+    for name in attack.clients:
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            raise ConfigError(
+                f"attack.clients names {name}, who does not train; "
+                + (f"did you mean {near[0]}?" if near else f"choose among {', '.join(names[:10])}")
+            )
+    if len({*attack.clients}) == len(names):
+        raise ConfigError(f"attack.clients names all {len(names)} clients, so that nobody is honest; name fewer")
+
+
+def a_server_combines_what_clients_send(plan: Plan) -> None:
+    """Without one, or where clients are hidden from the records, there is nothing to see of an attack."""
+    config = plan.config
+    if config.paradigm != "federated" or not plan.algorithm.exchanged_vectors:
+        raise ConfigError(
+            f"attack.kind is {config.attack.kind} but nothing is sent that could be an attack (paradigm "
+            f"{config.paradigm}, algorithm.name {config.algorithm_name}); remove the section `attack`"
+        )
+    if config.privacy.kind != "none" or config.privacy.secure_sum is not None:
+        raise ConfigError(
+            f"attack.kind is {config.attack.kind} but `privacy` hides who sends what, and attacks are recorded by "
+            "client; remove the section `privacy` or `attack`"
+        )
+
+
+def rows_have_labels(plan: Plan) -> None:
+    """Of tasks with one label a row, and the target is one of them."""
+    attack, task = plan.config.attack, plan.training
+    if attack.kind not in OF_ROWS:
+        return
+    if not isinstance(task, LabelledTask) or task.problem != "single_label":
+        raise ConfigError(
+            f"attack.kind is {attack.kind}, which needs rows with a text and one label, but task.name is "
+            f"{plan.config.task_name}; set it to text_classification, with task.problem single_label"
+        )
+    if attack.kind == "backdoor" and attack.target not in task.labels:
+        raise ConfigError(f"attack.target is {attack.target}, which is no label; choose one of {task.labels}")
+
+
+def those_who_are_known_can_be_trained(plan: Plan) -> None:
+    """By the rank that hosts an attacker."""
+    if plan.config.attack.kind in COLLUDING and plan.config.system.placement == "pinned":
+        raise ConfigError(
+            f"attack.kind is {plan.config.attack.kind}, whose attackers train others' rows, but system.placement is "
+            "pinned, where no rank has these; set it to balanced"
+        )
+
+
+def updates_are_vectors(plan: Plan, engine: Engine) -> None:
+    """A message is no vector that could be turned round."""
+    if message_bytes(plan.algorithm, engine.shared):
+        raise ConfigError(
+            f"attack.kind is {plan.config.attack.kind} but clients of algorithm.name {plan.config.algorithm_name} send "
+            "compressed messages; switch compression off, or remove the section `attack`"
+        )
+
+
+def those_who_are_known_keep_nothing(plan: Plan, engine: Engine) -> None:
+    """What a client keeps is at its home, where an attacker need not be."""
+    config = plan.config
+    if config.attack.kind in COLLUDING and keeps_state(config, plan.algorithm, engine.private):
+        raise ConfigError(
+            f"attack.kind is {config.attack.kind}, whose attackers train others' rows, but clients keep something from "
+            "round to round (private parameters, an optimiser, a place in the data, a model of their own); choose "
+            "settings with which they keep nothing, such as client.optimizer_state: reset"
+        )
+
+
+RULES: tuple[Callable[[Plan], None], ...] = (
+    it_is_on_purpose,
+    attackers_are_clients,
+    a_server_combines_what_clients_send,
+    rows_have_labels,
+    those_who_are_known_can_be_trained,
+)
+VECTOR_RULES: tuple[Callable[[Plan, Engine], None], ...] = (updates_are_vectors, those_who_are_known_keep_nothing)
