@@ -87,6 +87,7 @@ class Subject:
     """the models that clients are judged with"""
     failed: dict[str, str] = field(default_factory=dict)
     """client -> status, where its training failed"""
+    _examples: dict[str, Sequence[Any]] = field(default_factory=dict)
     _texts: dict[str, list[list[int]]] = field(default_factory=dict)
     _tokens: dict[str, set[int]] = field(default_factory=dict)
 
@@ -156,7 +157,9 @@ class Subject:
 
     def examples(self, client: str) -> Sequence[Any]:
         """What the client trains on."""
-        return self.context.components.training.load(client, "train")
+        if client not in self._examples:
+            self._examples[client] = self.context.components.training.load(client, "train")
+        return self._examples[client]
 
     def run_example(self, client: str, index: int) -> None:
         """Run the model on one training example of a client, for those who listen to its layers."""
