@@ -169,9 +169,7 @@ def page(records: Records, seeds: Sequence[int], rounds: int) -> str:
     given = " ".join(map(str, seeds))
     facts = {"seeds": str(len(seeds)), "given": given, "rounds": str(rounds), "clip": f"{CLIP:g}", "low": f"{LOW:g}"}
     facts |= {"high": f"{HIGH:g}", "often": str(OFTEN), "attacked": str(ATTACKED), "picture": PICTURE}
-    missing = [
-        f"{TITLES[task]} with {CELLS[cell].title}" for task, cell in wanted() if (task, cell) not in records
-    ]
+    missing = [f"{TITLES[task]} with {CELLS[cell].title}" for task, cell in wanted() if (task, cell) not in records]
     facts["missing"] = f"Not run for this page: {'; '.join(missing)}." if missing else ""
     facts |= {f"{task}_table": table(task, records) for task in TITLES}
     facts["minutes"] = f"{sum(one['cpu_s'] for each in records.values() for one in each) / 60:.0f}"
