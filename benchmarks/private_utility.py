@@ -1,9 +1,11 @@
 """What privacy costs in accuracy: ε = 1, 3 and 8 against none, with so many clients that there is hope.
 
-python benchmarks/private_utility.py [--clients 2000] [--rate 0.25] [--rounds 20] [--seeds 0 1 2] [--jobs 2] [--out DIR]
+python benchmarks/private_utility.py [--clients 2000] [--rate 0.25] [--rounds 20] [--model adapter head] [--seeds 0 1 2]
+    [--jobs 2] [--out DIR]
 
-Made-up texts of eight labels, eight rows at each client; a head of two layers over fixed word vectors, 10^4 numbers in
-all, is trained and sent. Judged on rows of nobody who trains. Prints and writes utility.md and utility.json.
+Made-up texts of eight labels, eight rows at each client. Trained and sent are some 10^4 numbers: an adapter of rank 1
+beside two fixed layers and a new layer over them (`--model adapter`), or a head of two layers (`--model head`), both
+over fixed word vectors. Judged on rows of nobody who trains. Prints and writes utility.md and utility.json.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from os import environ
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,6 +33,8 @@ from torch import Tensor, nn
 
 from benchmarks.command import write_figures
 from fedtorch.core.seeds import generator_for
+from fedtorch.models.adapters.lora import add_adapter
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.tasks.base import Scores, Task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +48,7 @@ EPSILONS = (1.0, 3.0, 8.0)
 CONFIG = """
 rounds: {rounds}
 run: {{name: {name}, dir: {folder}, seed: {seed}, export: none}}
-task: {{name: "benchmarks.private_utility:WordVectors", number: {clients}}}
+task: {{name: "benchmarks.private_utility:WordVectors", number: {clients}, model: {model}}}
 algorithm: {{name: fedavg, weights: equal}}
 clients: {{sampling: poisson, rate: {rate}}}
 client: {{optimizer: sgd, lr: {lr}, batch_size: 8, epochs: {epochs}}}
@@ -71,11 +76,33 @@ class Head(nn.Module):
         return logits
 
 
+class Adapted(nn.Module):
+    """Two fixed layers of random weights over the same vectors, LoRA beside both, and a layer over them that is new."""
+
+    config = SimpleNamespace()  # as a model of transformers has one
+
+    def __init__(self, width: int = 128, hidden: int = 896) -> None:
+        super().__init__()
+        self.register_buffer("vectors", Head(width).vectors, persistent=False)
+        self.inner, self.middle = nn.Linear(width, hidden), nn.Linear(hidden, hidden)
+        for layer in (self.inner, self.middle):  # as large going out as coming in
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / layer.in_features))
+        self.outer = nn.Linear(hidden, LABELS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """As `Head`."""
+        vectors: Any = self.vectors
+        inner = torch.relu(self.inner(vectors[words].sum(1)))
+        logits: Tensor = self.outer(torch.relu(self.middle(inner)))
+        return logits
+
+
 @dataclass(frozen=True)
 class WordVectors(Task):
-    """number: clients that train; one more entry has the rows that belong to nobody."""
+    """number: clients that train; one more entry has the rows that belong to nobody. model: of `MODELS`."""
 
     number: int = 2000
+    model: str = "adapter"
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """See the top of the file."""
@@ -98,9 +125,8 @@ class WordVectors(Task):
         return list(zip(words, labels.tolist(), strict=True))
 
     def build_model(self, seed: int) -> nn.Module:
-        """A head of random weights."""
-        torch.manual_seed(seed)
-        return Head()
+        """Of random weights."""
+        return MODELS[self.model](seed)
 
     def collate(self, examples: Sequence[tuple[Tensor, int]], train: bool) -> tuple[Tensor, Tensor]:
         """Words, shape (B, length), and labels."""
@@ -120,6 +146,25 @@ class WordVectors(Task):
         """Accuracy."""
         hits = sum(label == found for (_, label), found in zip(examples, predictions, strict=True))
         return {"accuracy": (float(hits), len(examples))}
+
+
+def head(seed: int) -> nn.Module:
+    """All of it is trained."""
+    torch.manual_seed(seed)
+    return Head()
+
+
+def adapter(seed: int) -> nn.Module:
+    """The layer over the fixed ones is trained whole, these by an adapter of rank 1."""
+    torch.manual_seed(seed)
+    model = Adapted()
+    add_adapter(model, Adapter(r=1, alpha=1.0, targets=("inner", "middle")), seed, heads=("outer",))
+    return model
+
+
+MODELS: Mapping[str, Callable[[int], nn.Module]] = {"adapter": adapter, "head": head}
+RATES = {"adapter": 0.05, "head": 0.5}
+"""Of a client's SGD; without a clip the adapter's loss rises at 0.2."""
 
 
 def promise_of(epsilon: float | None, clip: float) -> str:
@@ -158,16 +203,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    cells: dict[str, tuple[float | None, int]] = {}
+    cells: dict[str, tuple[str, float | None, int]] = {}
     for seed in args.seeds:
-        for epsilon in (None, *args.epsilons):
-            cells[f"{'none' if epsilon is None else f'eps{epsilon:g}'}-{seed}"] = epsilon, seed
+        for model in args.model:
+            for epsilon in (None, *args.epsilons):
+                cells[f"{model}-{'none' if epsilon is None else f'eps{epsilon:g}'}-{seed}"] = model, epsilon, seed
     configs = {
         name: CONFIG.format(
             rounds=args.rounds, name=name, folder=out / "runs" / name, seed=seed, clients=args.clients, rate=args.rate,
-            lr=args.lr, epochs=args.epochs, privacy=promise_of(epsilon, args.clip),
+            lr=args.lr or RATES[model], epochs=args.epochs, privacy=promise_of(epsilon, args.clip), model=model,
         )
-        for name, (epsilon, seed) in cells.items()
+        for name, (model, epsilon, seed) in cells.items()
     }  # fmt: skip
     with ThreadPoolExecutor(args.jobs) as pool:
         found = dict(zip(cells, pool.map(lambda name: run(out, name, configs[name]), cells), strict=True))
@@ -179,22 +225,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table_of(args: argparse.Namespace, cells: dict[str, Any], found: dict[str, dict[str, Any]]) -> str:
-    """A row for each ε, the mean over the seeds."""
-    numbers = sum(part.numel() for part in Head().parameters())
+    """A row for each model and ε, the mean over the seeds."""
+    sizes = ", ".join(
+        f"{sum(part.numel() for part in MODELS[model](0).parameters() if part.requires_grad):,} ({model})"
+        for model in args.model
+    )
     lines = [
         f"{args.clients} clients, rate {args.rate:g} ({args.clients * args.rate:.0f} a round), {args.rounds} rounds, "
-        f"clip {args.clip:g}, delta {DELTA:g}, {numbers:,} numbers exchanged, {HELD_OUT} held-out rows",
+        f"clip {args.clip:g}, delta {DELTA:g}, numbers exchanged {sizes}, {HELD_OUT} held-out rows",
         "",
-        "| ε | noise multiplier | accuracy (seeds) | seconds |",
-        "|---:|---:|---:|---:|",
+        "| model | ε | noise multiplier | accuracy (seeds) | seconds |",
+        "|---|---:|---:|---:|---:|",
     ]
-    for epsilon in (None, *args.epsilons):
-        rows = [found[name] for name, (own, _) in cells.items() if own == epsilon]
-        each = " ".join(f"{accuracy(row):.3f}" for row in rows)
-        z = "" if epsilon is None else f"{rows[0]['privacy']['noise_multiplier']:.3f}"
-        shown = "none" if epsilon is None else f"{rows[0]['privacy']['epsilon']:.3f}"
-        score = f"{mean(map(accuracy, rows)):.3f} ({each})"
-        lines.append(f"| {shown} | {z} | {score} | {mean(row['seconds'] for row in rows):.0f} |")
+    for model in args.model:
+        for epsilon in (None, *args.epsilons):
+            rows = [found[name] for name, (kind, own, _) in cells.items() if (kind, own) == (model, epsilon)]
+            each = " ".join(f"{accuracy(row):.3f}" for row in rows)
+            z = "" if epsilon is None else f"{rows[0]['privacy']['noise_multiplier']:.3f}"
+            shown = "none" if epsilon is None else f"{rows[0]['privacy']['epsilon']:.3f}"
+            score = f"{mean(map(accuracy, rows)):.3f} ({each})"
+            lines.append(f"| {model} | {shown} | {z} | {score} | {mean(row['seconds'] for row in rows):.0f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -203,7 +253,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=2000)
     parser.add_argument("--rate", type=float, default=0.25)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=0.5, help="of a client's SGD")
+    parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--lr", type=float, help="of a client's SGD; by default the model's own")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))

@@ -8,10 +8,13 @@ if TYPE_CHECKING:
     from fedtorch.algorithms.base import Algorithm as Algorithm
     from fedtorch.algorithms.base import Updates as Updates
     from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
+    from fedtorch.api.audit import audit_run as audit_run
     from fedtorch.api.partition import partition as partition
     from fedtorch.api.result import RunResult as RunResult
     from fedtorch.api.result import open_run as open_run
     from fedtorch.api.run import run as run
+    from fedtorch.audit.finding import Finding as Finding
+    from fedtorch.audit.result import AuditResult as AuditResult
     from fedtorch.core.client import Client as Client
     from fedtorch.core.client import ClientState as ClientState
     from fedtorch.core.errors import ConfigError as ConfigError
@@ -41,6 +44,9 @@ _PUBLIC = {
     "open_run": "fedtorch.api.result",
     "RunResult": "fedtorch.api.result",
     "partition": "fedtorch.api.partition",
+    "audit_run": "fedtorch.api.audit",
+    "AuditResult": "fedtorch.audit.result",
+    "Finding": "fedtorch.audit.finding",
     "FedtorchError": "fedtorch.core.errors",
     "ConfigError": "fedtorch.core.errors",
     "DataError": "fedtorch.core.errors",
@@ -65,12 +71,14 @@ _PUBLIC = {
 
 __all__ = [
     "Algorithm",
+    "AuditResult",
     "Client",
     "ClientJob",
     "ClientState",
     "ConfigError",
     "DataError",
     "FedtorchError",
+    "Finding",
     "Interrupted",
     "Layout",
     "MessageAlgorithm",
@@ -84,6 +92,7 @@ __all__ = [
     "Task",
     "Update",
     "Updates",
+    "audit_run",
     "open_run",
     "partition",
     "run",

@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": {"core"},  # it looks the other rooms up by name, once it knows which one is asked for
     "main": {"lifecycle", "setup", "config", "core"},
     # what Python code calls in place of commands
-    "api": {"cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
+    "api": {"audit", "cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     # attacks: what a round sends, and what a run's model says
     "audit": {"report", "setup", "rounds", "tasks", "models", "checkpoint", "comm", "privacy", "config", "core"},
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},

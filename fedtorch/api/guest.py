@@ -5,15 +5,40 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from fedtorch.core.errors import PreflightError
+
+_under_way = threading.Lock()
+"""Held while something is trained in this process: torch's seed and threads are the process's."""
 _VARIABLES = ("LOCAL_RANK", "DS_ACCELERATOR")
 """What DeepSpeed is told by the environment, in train/zero.py; others are set by libraries that are imported, for as
 long as they are."""
+
+
+@contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Inside it nothing else of ours is trained in this process; afterwards the process is as it was.
+
+    Raises:
+        PreflightError: something is, already.
+    """
+    if not _under_way.acquire(blocking=False):
+        advice = ", or give ranks=2 or more" if what == "fedtorch.run" else ""
+        raise PreflightError(
+            "another fedtorch.run is under way in this process, whose seed and threads it has, "
+            f"so {what} cannot begin; wait for it{advice}"
+        )
+    try:
+        with as_guest():
+            yield
+    finally:
+        _under_way.release()
 
 
 @contextmanager

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtorch.api.guest import as_guest
+from fedtorch.api.guest import alone
 from fedtorch.api.ranks import run_on_ranks
 from fedtorch.api.result import RunResult
 from fedtorch.config.given import Given, Overrides, all_given, assignments
@@ -19,9 +18,6 @@ from fedtorch.core.job_environment import check_job_environment
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import resume_command
 from fedtorch.lifecycle.train import train
-
-_one = threading.Lock()
-"""Held while a run is trained in this process: torch's seed and threads are the process's."""
 
 
 def run(
@@ -86,18 +82,11 @@ def _command(given: Sequence[Given], settings: Sequence[str], config: Config) ->
 
 
 def _run_here(config: Config, resume: str, command: str) -> None:
-    if not _one.acquire(blocking=False):
-        raise PreflightError(
-            "another fedtorch.run is under way in this process, whose seed and threads it has; wait for it, or give "
-            "ranks=2 or more"
-        )
     stop = StopFlag()
     try:
-        with as_guest(), stop.listening_as_guest():
+        with alone("fedtorch.run"), stop.listening_as_guest():
             train(config, rank=0, num_ranks=1, resume=resume, command=command, stop=stop)
     except Interrupted as error:
         if stop.signal == signal.SIGINT:
             raise KeyboardInterrupt(f"{config.folder}: {error}; call it again to go on") from error
         raise
-    finally:
-        _one.release()

@@ -32,7 +32,7 @@ def attack(subject: Subject) -> Finding:
     shown: dict[str, Any] = {}
     assert isinstance(layers, FirstLayers)
     for seen in channels(subject):
-        truth = {token for client in seen.clients for text in subject.texts(client) for token in text}
+        truth = set[int]().union(*map(subject.tokens, seen.clients))
         table = subject.named(seen.flat)[layers.embedding_weight]
         named = set(table.ne(0).any(1).nonzero().flatten().tolist())
         right = len(named & truth)

@@ -49,25 +49,24 @@ class FirstLayers:
             known = module.get_input_embeddings()  # type: ignore[operator]
         except (AttributeError, NotImplementedError):
             known = None
-        # the largest one, where the model does not say: there may be more places than tokens
+        sent = {id(each): own for own, each in module.named_parameters() if own in shared.names}
+        # where the model does not say: one that is sent, and the largest, as there may be more places than tokens
         name, table = next((one for one in tables if one[1] is known), None) or max(
-            tables, key=lambda one: one[1].num_embeddings
+            tables, key=lambda one: (id(one[1].weight) in sent, one[1].num_embeddings)
         )
-        parameters = {id(parameter): known for known, parameter in module.named_parameters()}
         first = weight = ""
         for called, part, given in calls:
             if isinstance(part, nn.Embedding) or given.dim() != 3:
                 continue
             found = [
-                parameters[id(each)]
+                sent[id(each)]
                 for each in part.parameters(recurse=False)
-                if each.dim() == 2 and given.shape[-1] in each.shape and parameters.get(id(each)) in shared.names
+                if id(each) in sent and each.dim() == 2 and given.shape[-1] in each.shape
             ]
             if found:
                 first, weight = called, found[0]
                 break
-        own = parameters[id(table.weight)]
-        return cls(module, name, own if own in shared.names else "", first, weight, table.num_embeddings)
+        return cls(module, name, sent.get(id(table.weight), ""), first, weight, table.num_embeddings)
 
     def tokens(self, run: Callable[[], Any]) -> Tensor:
         """The tokens, shape (B, T), that a forward pass looks up first."""
@@ -81,6 +80,18 @@ class FirstLayers:
         with listening(self.module, note), torch.no_grad():
             _run_until_seen(run)
         return found[0]
+
+    def looked_up(self, run: Callable[[], Any]) -> set[int]:
+        """All tokens that a forward pass looks up: of a model with two sides or with a decoder in several places."""
+        found: set[int] = set()
+
+        def note(name: str, part: nn.Module, given: Tensor) -> None:
+            if name == self.embedding:
+                found.update(given.flatten().tolist())
+
+        with listening(self.module, note), torch.no_grad():
+            run()
+        return found
 
     def inputs(self, tokens: Tensor) -> Tensor:
         """What the first matrix would be multiplied by, shape (B, T, width), for tokens of shape (B, T).

@@ -23,6 +23,8 @@ def with_secret(example: Any, secret: Sequence[int]) -> Any | None:
         ids = [*example.ids[:start], *secret, example.ids[-1]]
         learned = [*example.is_learned[:start], *[True] * (len(secret) + 1)]
         return replace(example, ids=ids, is_learned=learned, more=(), choices=())
+    if hasattr(example, "types"):
+        return None  # a text that is classified, whose `target` is a label or some
     if hasattr(example, "target"):
         return _with(example, target=[*secret, example.target[-1]])
     if hasattr(example, "targets"):

@@ -17,6 +17,7 @@ from fedtorch.audit.layers import FirstLayers
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
+from fedtorch.config.given import Given
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.privacy.settings import PrivacyConfig
@@ -31,7 +32,11 @@ from fedtorch.setup.private import noise_of
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says beside the run."""
+    """What is asked for beside the run; `fedtorch audit` has them as options.
+
+    Raises:
+        ConfigError: a value is out of its range; begins with its name.
+    """
 
     clip: float | None = None
     """C of a defence to try: updates longer than this are made shorter"""
@@ -56,6 +61,17 @@ class Options:
     rate: float | None = None
     """with which such a run draws its clients"""
 
+    def __post_init__(self) -> None:
+        if self.noise is not None and self.clip is None:
+            raise ConfigError(f"noise is {self.noise} but clip, which it is a multiple of, is not given; give both")
+        for name in ("clip", "noise", "clients", "places"):
+            if (value := getattr(self, name)) is not None and not 0 < value < 1e12:
+                raise ConfigError(f"{name} is {value}; give a number above 0")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"delta is {self.delta}; give a number between 0 and 1")
+        if self.canaries < 2:
+            raise ConfigError(f"canaries is {self.canaries}; give at least 2")
+
 
 @dataclass
 class Subject:
@@ -71,7 +87,9 @@ class Subject:
     """the models that clients are judged with"""
     failed: dict[str, str] = field(default_factory=dict)
     """client -> status, where its training failed"""
+    _examples: dict[str, Sequence[Any]] = field(default_factory=dict)
     _texts: dict[str, list[list[int]]] = field(default_factory=dict)
+    _tokens: dict[str, set[int]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> FirstLayers | str:
@@ -139,7 +157,9 @@ class Subject:
 
     def examples(self, client: str) -> Sequence[Any]:
         """What the client trains on."""
-        return self.context.components.training.load(client, "train")
+        if client not in self._examples:
+            self._examples[client] = self.context.components.training.load(client, "train")
+        return self._examples[client]
 
     def run_example(self, client: str, index: int) -> None:
         """Run the model on one training example of a client, for those who listen to its layers."""
@@ -159,15 +179,21 @@ class Subject:
             self._texts[client] = found
         return self._texts[client]
 
+    def tokens(self, client: str) -> set[int]:
+        """Those of all its training examples, wherever the model reads them."""
+        assert isinstance(self.layers, FirstLayers)
+        if client not in self._tokens:
+            runs = [partial(self.run_example, client, index) for index in range(len(self.examples(client)))]
+            self._tokens[client] = set[int]().union(*map(self.layers.looked_up, runs))
+        return self._tokens[client]
+
     def load_server(self) -> None:
         """Put the weights that clients train from into the engine."""
         self.context.components.engine.load(self.context.shared, None)
 
 
 @contextmanager
-def opened(
-    run: Path | None, config: Sequence[str | Path], settings: Sequence[str], options: Options
-) -> Iterator[Subject]:
+def opened(run: Path | None, config: Sequence[Given], settings: Sequence[str], options: Options) -> Iterator[Subject]:
     """A run's folder, or a config; nothing in the folder is changed.
 
     Raises:
@@ -176,7 +202,7 @@ def opened(
         DataError: the rows are unusable.
     """
     if (run is None) == (not config):
-        raise ConfigError("name either the folder of a run, such as runs/my_run, or --config FILE")
+        raise ConfigError("name either the folder of a run, such as runs/my_run, or a config (--config FILE)")
     if run is not None:
         path = run / "config.yaml"
         if not path.is_file():

@@ -193,7 +193,7 @@ class ClientLevel(Mechanism):
         attempt = ledger.enter(round, digest)
         self._noise.add(whole, ledger.key, round, attempt, deviation)
         whole *= math.ldexp(1.0, -self.exponent) / self.terms.expected
-        part = total.new_tensor(whole) if places is None else places.put(total.new_tensor(whole), total)
+        part = total if places is None else places.put(total.new_tensor(whole), total)  # `whole` lies in `total`
         server.numbers[NOISE_KEY] = ledger.check
         if (rule := self.settings.adaptive) is not None:
             sigma = bit_noise(rule, self.terms.expected)

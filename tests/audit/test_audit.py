@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from own_rows import weather, write_rows
 
-from fedtorch.audit.command_line import seen_by_server
+import fedtorch
+from fedtorch.audit.attacks import seen_by_server
 from fedtorch.audit.membership import auc, found_at, roc
 from fedtorch.audit.subject import Options
 from fedtorch.cli.__main__ import main
@@ -105,8 +107,9 @@ def test_of_a_secure_sum_with_noise_the_server_is_told_less_and_still_sees_the_e
 
 
 def test_no_text_and_no_promise_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = audited(folder, monkeypatch, "--config", "toy.yaml", "--attacks", "rows", "membership")
+    found = audited(folder, monkeypatch, "--config", "toy.yaml", "--attacks", "rows", "membership", "secrets")
     assert "shown" not in found["rows"]
+    assert "no answers in tokens" in found["secrets"]["skipped"]
     assert "name the folder of a run" in found["membership"]["skipped"]
     page = (folder / "found" / "audit.html").read_text()
     assert "storm" not in page
@@ -151,3 +154,35 @@ def test_membership_is_counted_by_hand() -> None:
 def test_an_update_of_nothing_is_no_defence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = audited(folder, monkeypatch, "--config", "toy.yaml", "--set", "client.lr=0", "--attacks", "rows", "span")
     assert all("no client changes anything" in one["skipped"] for one in found.values())
+
+
+def test_python_gets_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = audited(folder, monkeypatch, "runs/toy", "--attacks", "rows", "kv", "--clients", "2")
+    threads, seed = torch.get_num_threads(), torch.get_rng_state()
+    found = fedtorch.audit_run("runs/toy", ["rows", "kv"], clients=2)
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), seed)
+    assert {name: one.record() for name, one in found.findings.items()} == written
+    rows = found.findings["rows"]
+    assert isinstance(rows, fedtorch.Finding) and rows.figures[0]["recovered"] == 1.0 and not rows.skipped
+    assert "no two sides" in found.findings["kv"].skipped and "no two sides" in str(found)
+    assert found.facts["rounds"] == 1 and "no proof" in found.warning
+    again = fedtorch.audit_run(fedtorch.open_run("runs/toy"), ["rows"], clients=1, overrides={"client.lr": 0})
+    assert "no client changes anything" in again.findings["rows"].skipped
+    json_file, page = found.write(folder / "from_python")
+    assert json.loads(json_file.read_text()) == json.loads((folder / "found" / "audit.json").read_text())
+    assert page.read_text() == (folder / "found" / "audit.html").read_text()
+
+
+def test_python_is_told_what_is_wrong_with_its_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "name either"),
+        ({"run": "runs/toy", "config": "toy.yaml"}, "name either"),
+        ({"run": "runs/toy", "attacks": ["row"]}, "no attack 'row'; there are rows, span"),
+        ({"run": "runs/toy", "attacks": "rows"}, r"such as \['rows'\]"),
+        ({"run": "runs/toy", "noise": 1.0}, "noise is 1.0 but clip"),
+        ({"run": "runs/toy", "delta": 1.0}, "delta is 1.0"),
+    ]
+    for arguments, said in wrong:
+        with pytest.raises(fedtorch.ConfigError, match=said):
+            fedtorch.audit_run(**arguments)

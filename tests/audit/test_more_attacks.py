@@ -16,6 +16,7 @@ from fedtorch.cli.__main__ import main
 from fedtorch.config.find import shipped
 from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.tasks.continued import Continued
+from fedtorch.tasks.text_classification import Example
 
 SMOKE = shipped() / "smoke"
 SAYS = """
@@ -128,6 +129,8 @@ def test_a_secret_takes_the_answers_place() -> None:
     assert told.ids == [5, 6, 90, 91, 92, 2] and told.is_learned == [False, False, True, True, True, True]
     text = Continued([5, 6, 7, 2], [True] * 4, [], "")
     assert with_secret(text, (90,)).ids == [5, 90, 2]
+    for label in (3, 0.5, [0, 2]):  # of a row that is classified
+        assert with_secret(Example([5, 6], None, label), (1,)) is None
     assert with_secret(object(), (1,)) is None
     secrets = draw_secrets(50, 2, 20, "a")
     assert len(set(secrets)) == 50 and secrets == draw_secrets(50, 2, 20, "a") != draw_secrets(50, 2, 20, "b")

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of
 
 from benchmarks.private_rounds import ADAPTER, CASES, KINDS, config_of
 from benchmarks.private_rounds import main as rounds_main
-from benchmarks.private_utility import Head, accuracy, promise_of
+from benchmarks.private_utility import MODELS, accuracy, promise_of
 from benchmarks.private_utility import main as utility_main
 from benchmarks.workloads import shrunk
 
@@ -27,7 +27,8 @@ def test_both_kinds_of_rounds_train_all_clients_with_equal_weights(tmp_path: Pat
 
 def test_the_sizes_are_those_that_the_pages_name() -> None:
     assert 250_000 < sum(p.numel() for p in ADAPTER.task.build_model(0).parameters() if p.requires_grad) < 350_000
-    assert 9_000 < sum(p.numel() for p in Head().parameters()) < 11_000
+    for make in MODELS.values():
+        assert 9_000 < sum(p.numel() for p in make(0).parameters() if p.requires_grad) < 11_000
     assert promise_of(None, 1.0) == "{kind: none}" and "epsilon: 3.0" in promise_of(3.0, 1.0)
     assert accuracy({"averages": {"accuracy": {"micro": 0.5}}}) == 0.5
 
@@ -45,5 +46,7 @@ def test_utility_has_a_row_for_each_epsilon(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     words = ["--clients", "20", "--rate", "0.5", "--rounds", "1", "--epsilons", "8", "--jobs", "1"]
     assert utility_main([*words, "--out", str(tmp_path)]) == 0
-    none, private = (tmp_path / "utility.md").read_text().splitlines()[4:]
-    assert none.startswith("| none |") and private.startswith(("| 8.0", "| 7.9"))
+    rows = (tmp_path / "utility.md").read_text().splitlines()[4:]
+    assert [row.split(" | ")[0] for row in rows] == ["| adapter"] * 2 + ["| head"] * 2
+    for none, private in (rows[:2], rows[2:]):
+        assert none.split(" | ")[1] == "none" and private.split(" | ")[1].startswith(("8.0", "7.9"))

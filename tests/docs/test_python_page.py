@@ -12,19 +12,21 @@ from members import signatures
 import fedtorch
 from fedtorch.api.result import RunPaths, RunResult
 from fedtorch.api.scores import RunScores, Score
+from fedtorch.audit.finding import Finding
+from fedtorch.audit.result import AuditResult
 from fedtorch.core.scores import Means
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
 
 
-@pytest.mark.parametrize("kind", [RunResult, RunPaths, RunScores, Score, Means])
+@pytest.mark.parametrize("kind", [RunResult, RunPaths, RunScores, Score, Means, AuditResult, Finding])
 def test_every_member_is_on_the_page(kind: type) -> None:
     names = kind._fields if issubclass(kind, tuple) else signatures(kind)  # type: ignore[attr-defined]
     missing = [name for name in names if not re.search(rf"`(?:RunResult\.)?{name}\b", PAGE)]
     assert missing == (["of"] if kind in (RunPaths, RunScores) else [])
 
 
-@pytest.mark.parametrize("function", [fedtorch.run, fedtorch.partition])
+@pytest.mark.parametrize("function", [fedtorch.run, fedtorch.partition, fedtorch.audit_run])
 def test_every_argument_is_on_the_page_with_its_default(function: object) -> None:
     shown = " ".join(re.findall(rf"^{function.__name__}\((.*?)\) ->", PAGE, re.MULTILINE))  # type: ignore[attr-defined]
     for name, parameter in inspect.signature(function).parameters.items():  # type: ignore[arg-type]

@@ -21,6 +21,8 @@ NUMBERS = (
 )
 CLIPS = st.floats(1e-12, 1e12) | st.sampled_from([0.25, 0.5, 1.0, 2.0**20])
 CLIENTS = st.integers(1, 2**24)
+LOUDEST = 1000
+"""The largest `privacy.noise_multiplier`."""
 
 
 def whole_numbers(update: torch.Tensor, exponent: int) -> list[int]:
@@ -44,6 +46,7 @@ def test_no_update_is_longer_than_the_clip_in_exact_integers(
     assert norm == pytest.approx(math.hypot(*map(float, before)), rel=1e-12)
     assert all(abs(float(u)) <= abs(float(b)) and float(u) * float(b) >= 0 for u, b in zip(update, before, strict=True))
     assert clients * clip * 2.0**exponent <= 2**51 and clip * 2.0**exponent <= 2**32
+    assert (clients + 12 * LOUDEST) * clip * 2.0**exponent < 2**52  # with 12 standard deviations of noise
     assert not any(math.copysign(1, float(u)) < 0 for u in update if u == 0)
 
 

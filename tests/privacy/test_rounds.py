@@ -78,6 +78,7 @@ def test_weights_that_nobody_trains_are_noise_of_the_promised_size(width: int, t
     start = runner.components.engine.initial_shared.clone()
     runner.run()
     moved = (runner.context.server.weights - start).double()
+    assert len(moved) == 3 * width  # 10^6 of them in the slow case
     expected = 1.0 * 0.5 * math.sqrt(4) / (0.3 * 20)
     assert float(moved.std()) == pytest.approx(expected, rel=4 / math.sqrt(2 * len(moved)))
     assert abs(float(moved.mean())) < 4 * expected / math.sqrt(len(moved))
@@ -171,6 +172,28 @@ def test_the_clip_moves_as_the_paper_says(tmp_path: Path) -> None:
     runner = make_runner(config)
     runner.run()
     assert runner.context.server.numbers[CLIP] == pytest.approx(100 * math.exp(-0.3), rel=0.05)
+
+
+def test_the_noise_of_a_round_is_that_of_its_own_clip_and_not_of_the_next_one(tmp_path: Path) -> None:
+    """Nobody trains, so no update is clipped and C shrinks by a tenth a round; z_delta = 1 / √(1 − 1/1.44) = 1.809."""
+    clip = MovingClip(AdaptiveClip(start=1.0, bit_noise=0.6))
+    task = replace(TASK, width=5000)
+    config = private(tmp_path, task=task, rate=1.0, rounds=2, client=replace(SGD, lr=1e-30), privacy={"clip": clip})
+    runner = make_runner(replace(config, checkpoint=replace(config.checkpoint, every=1, keep=2)))
+    weights, clips = [runner.components.engine.initial_shared.clone()], [1.0]
+    real = runner._one_round
+
+    def one_round() -> None:
+        real()
+        weights.append(runner.context.server.weights.clone())
+        clips.append(runner.context.server.numbers[CLIP])
+
+    runner._one_round = one_round  # type: ignore[method-assign]
+    runner.run()
+    assert clips[1] < 0.95 and clips[2] < 0.95 * clips[1]
+    for before, after, own in zip(weights, weights[1:], clips, strict=False):
+        deviation = own * (1 - 1 / 1.44) ** -0.5 / 20
+        assert float((after - before).std()) == pytest.approx(deviation, rel=4 / math.sqrt(2 * len(after)))
 
 
 @pytest.mark.parametrize("change", [{"clip": 0.6}, {"noise_multiplier": 2.0}, {"delta": 1e-4}], ids=str)
