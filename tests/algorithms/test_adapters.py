@@ -251,6 +251,15 @@ def test_ranks_that_cannot_be_are_refused(algorithm: Any, shown: str, tmp_path: 
         make_runner(make_config(tmp_path, TASK, algorithm))
 
 
+def test_a_rank_fits_into_every_layer_of_an_adapter_that_has_unlike_ones() -> None:
+    """As an adapter that was saved with a rank pattern has."""
+    names = tuple(f"{layer}.lora_{side}.weight" for layer in ("wide", "narrow") for side in "AB")
+    layout = Layout(names, ((4, 8), (8, 4), (2, 8), (8, 2)))
+    assert HetLoRA(ranks={"a": 2}).rank_of(layout, "a") == 2
+    with pytest.raises(ConfigError, match="algorithm.ranks.a is 3 but task.model.adapter.r is 2"):
+        HetLoRA(ranks={"a": 3}).rank_of(layout, "a")
+
+
 def test_rules_for_factors_want_factors(tmp_path: Path) -> None:
     for algorithm in (RoLoRA(), HetLoRA(), FlexLoRA()):
         with pytest.raises(ConfigError, match="both of whose factors|has both factors"):

@@ -145,7 +145,8 @@ def test_the_penalty_is_the_objective_whose_gradient_is_added(tmp_path: Path) ->
     task = Quadratic(clients={"a": (1.0, 1.0, 1)}, start=(0.3, -0.7))
     runner = make_runner(make_config(tmp_path, task, FedDyn(alpha=0.5)))
     runner._share_initial_weights()
-    job = runner.trainer._make_job(runner.components.clients[0], 1)
+    outgoing = runner.context.updates.blank()
+    job = runner.trainer._make_job(runner.components.clients[0], 1, outgoing=outgoing, on_step=lambda index: None)
     job.state.tensors["gradient"] = torch.tensor([0.4, -2.0], dtype=torch.float64)
     bend = FedDyn(alpha=0.5).correction(job)
 
