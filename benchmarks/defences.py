@@ -153,10 +153,12 @@ def _pairs(pairs: Sequence[tuple[float, float] | None]) -> str:
 def picture(records: Records) -> str:
     """Tokens recovered per task and cell, the mean over the seeds, as an SVG file."""
     names = [f"{attack}, {what}" for attack in TELLING for what in ("the update", "what is released")]
+    names += [f"keys and values, {weights} weights" for weights in ("the same", "own")]
     rows: dict[str, list[tuple[float, float] | None]] = {}
     for (task, cell), each in records.items():
         found = [[told(one, attack, channel) for one in each] for attack in TELLING
                  for channel in ("update", CELLS[cell].released)]  # fmt: skip
+        found += [[words(one, weights) for one in each] for weights in ("the same", "own")]
         means = [[value for value in values if value is not None] for values in found]
         rows[f"{task}, {cell}"] = [(fmean(values), 0.0) if values else None for values in means]
     drawn = bar_chart(rows, names).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)

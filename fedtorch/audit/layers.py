@@ -46,12 +46,13 @@ class FirstLayers:
         if not tables:
             return "the model has no table of embeddings"
         try:
-            known = module.get_input_embeddings()  # type: ignore[operator]
+            known = module.get_input_embeddings().weight  # type: ignore[operator]
         except (AttributeError, NotImplementedError):
             known = None
         sent = {id(each): own for own, each in module.named_parameters() if own in shared.names}
         # where the model does not say: one that is sent, and the largest, as there may be more places than tokens
-        name, table = next((one for one in tables if one[1] is known), None) or max(
+        # (the weight tells, as encoder and decoder may look it up in modules of their own)
+        name, table = next((one for one in tables if one[1].weight is known), None) or max(
             tables, key=lambda one: (id(one[1].weight) in sent, one[1].num_embeddings)
         )
         first = weight = ""
@@ -85,8 +86,10 @@ class FirstLayers:
         """All tokens that a forward pass looks up: of a model with two sides or with a decoder in several places."""
         found: set[int] = set()
 
+        table = self.module.get_submodule(self.embedding).weight
+
         def note(name: str, part: nn.Module, given: Tensor) -> None:
-            if name == self.embedding:
+            if isinstance(part, nn.Embedding) and part.weight is table:
                 found.update(given.flatten().tolist())
 
         with listening(self.module, note), torch.no_grad():

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 from fedtorch.audit.layers import FirstLayers
 from fedtorch.core.weights import Layout
+
+SIZES: dict[str, int] = {
+    "d_model": 8,
+    "d_kv": 4,
+    "d_ff": 8,
+    "num_layers": 1,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
 
 
 class TwoTables(nn.Module):
@@ -34,3 +44,24 @@ def test_the_table_is_one_that_is_sent_and_tokens_are_those_of_all_its_turns() -
     assert layers.tokens(lambda: model(*turns)).tolist() == [[2, 3]]  # of the first text alone, with its places
     nothing = FirstLayers.of(model, Layout.of({"first.weight": model.first.weight}), lambda: model(*turns))
     assert isinstance(nothing, FirstLayers) and nothing.embedding_weight == ""
+
+
+def test_a_table_of_places_is_not_taken_for_that_of_tokens_where_the_latter_is_not_sent() -> None:
+    """A T5's encoder looks tokens up in a module of its own, with the weight of `shared`; places have a table too."""
+    model = T5ForConditionalGeneration(T5Config(vocab_size=16, **SIZES))
+    ids = torch.tensor([[3, 4, 5]])
+    weights = {name: weight for name, weight in model.named_parameters() if name != "shared.weight"}
+    layers = FirstLayers.of(model, Layout.of(weights), lambda: model(input_ids=ids, labels=ids))
+    assert isinstance(layers, FirstLayers)
+    assert layers.embedding_weight == "" and layers.vocabulary == 16
+
+
+def test_tokens_of_all_modules_that_share_the_table_are_counted() -> None:
+    model = T5ForConditionalGeneration(T5Config(vocab_size=16, **SIZES))
+    ids, labels = torch.tensor([[3, 4, 5]]), torch.tensor([[7, 8, 1]])
+    layers = FirstLayers.of(
+        model, Layout.of(dict(model.named_parameters())), lambda: model(input_ids=ids, labels=labels)
+    )
+    assert isinstance(layers, FirstLayers)
+    found = layers.looked_up(lambda: model(input_ids=ids, labels=labels))
+    assert found == {3, 4, 5} | {0, 7, 8}  # the decoder begins with 0 and does not read the last one
