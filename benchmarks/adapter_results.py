@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,8 +19,8 @@ from statistics import fmean, stdev
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.adapter_cells import CLIENTS, DEALT, METRICS, RATES, RULES, write_configs, write_rows
+from benchmarks.many_runs import train_all
 from fedtorch.core.scores import AGGREGATION_ERROR
-from fedtorch.main import main as run
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results-adapters.md"
 
@@ -143,26 +140,10 @@ def page(cells: Cells, sizes: Mapping[str, int], seeds: Sequence[int]) -> str:
 TEMPLATE = Path(__file__).with_suffix(".md")
 
 
-def run_all(wanted: Sequence[tuple[Path, int]], folder: Path, jobs: int) -> int:
-    """Every config with its seed, `jobs` at once; what is done is left out. The first exit code that is not 0.
-
-    Each process makes many runs, for to start one takes as long as a run does.
-    """
-    waiting = [(file, seed, folder / f"{file.stem},seed={seed}") for file, seed in wanted]
-    waiting = [one for one in waiting if not (one[2] / "results.json").is_file()]
-    os.environ["OMP_NUM_THREADS"], codes = "1", list[int]()
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for (_, _, place), code in zip(waiting, pool.map(_run, waiting), strict=True):
-            print(f"{place.name}: {'done' if code == 0 else f'exit code {code}'}", flush=True)
-            codes.append(code)
-    return next((code for code in codes if code), 0)
-
-
-def _run(one: tuple[Path, int, Path]) -> int:
-    """One run. Its seed is that of what is random in the model, and of who has which rows."""
-    file, seed, folder = one
+def words_of(file: Path, seed: int, folder: Path) -> list[str]:
+    """What trains a config there. The seed is that of what is random in the model, and of who has which rows."""
     sets = [f"run.seed={seed}", f"task.data.seed={seed}", f"run.dir={folder}", f"run.name={folder.name}"]
-    return run(["--config", str(file), "--set", *sets])
+    return ["--config", str(file), "--set", *sets]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -178,8 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     sizes = write_rows(args.gym, args.sgd, args.seeds, args.runs / "rows")
     configs = {seed: write_configs(args.runs / "rows", seed, args.runs / f"configs_{seed}") for seed in args.seeds}
-    wanted = [(file, seed) for seed, files in configs.items() for file in files if args.only in file.stem]
-    code = run_all(wanted, args.runs / "runs", args.jobs)
+    chosen = [(file, seed) for seed, files in configs.items() for file in files if args.only in file.stem]
+    folders = {args.runs / "runs" / f"{file.stem},seed={seed}": (file, seed) for file, seed in chosen}
+    code = train_all({folder: words_of(*one, folder) for folder, one in folders.items()}, args.jobs)
     if code == 0:
         args.page.write_text(page(read(args.runs / "runs", args.seeds), sizes, args.seeds))
     return code

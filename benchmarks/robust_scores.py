@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.adapter_results import spread
+from benchmarks.many_runs import train_all
 from benchmarks.robust_cells import ATTACKS, BY_SIZE, HELD_OUT, RULES, Cell, cells, write_rows
-from fedtorch.main import main as run
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results-robust.md"
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -124,25 +122,10 @@ def page(found: Found, rows: int, seeds: Sequence[int]) -> str:
     )
 
 
-def run_all(wanted: Sequence[Cell], source: Path, folder: Path, jobs: int) -> int:
-    """Every cell, `jobs` at once; what is done is left out. The first exit code that is not 0.
-
-    Each process makes many runs, for to start one takes as long as a run does.
-    """
-    waiting = [(cell, source, folder) for cell in wanted if not (folder / cell.name / "results.json").is_file()]
-    os.environ |= {"OMP_NUM_THREADS": "1", "FEDTORCH_TESTING": "1"}
-    codes: list[int] = []
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for (cell, _, _), code in zip(waiting, pool.map(_run, waiting), strict=True):
-            print(f"{cell.name}: {'done' if code == 0 else f'exit code {code}'}", flush=True)
-            codes.append(code)
-    return next((code for code in codes if code), 0)
-
-
-def _run(one: tuple[Cell, Path, Path]) -> int:
-    cell, source, folder = one
-    sets = [*cell.sets, f"run.dir={folder / cell.name}", f"task.data.source={source}", 'track.progress="off"']
-    return run(["--config", f"robust/{cell.attack}", "--set", *sets])
+def words_of(cell: Cell, source: Path, folder: Path) -> list[str]:
+    """What trains a cell there."""
+    sets = [*cell.sets, f"run.dir={folder}", f"task.data.source={source}", 'track.progress="off"']
+    return ["--config", f"robust/{cell.attack}", "--set", *sets]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,7 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 * write_rows(args.gym, SEEDS, args.out)
     wanted, source = list(cells(args.seeds)), args.runs / "rows"
     number = write_rows(args.gym, args.seeds, source)
-    code = run_all(wanted, (source / "questions.jsonl").resolve(), args.runs / "runs", args.jobs)
+    os.environ["FEDTORCH_TESTING"] = "1"
+    questions = (source / "questions.jsonl").resolve()
+    folders = {args.runs / "runs" / cell.name: cell for cell in wanted}
+    code = train_all({folder: words_of(cell, questions, folder) for folder, cell in folders.items()}, args.jobs)
     if code == 0:
         args.page.write_text(page(read(args.runs / "runs", wanted), number, args.seeds))
     return code
