@@ -109,7 +109,9 @@ class SystemConfig:
     """What fixes the scale of the exact sum of updates: reports: the largest elements that clients report; public:
     `privacy.clip` and the number of clients, as a secure sum needs it, with the bits of that one."""
     server_works: Literal["auto"] | bool = "auto"
-    """Does rank 0 train clients too; auto: only when it is the only rank."""
+    """Does rank 0 train clients too; auto: when it is the only rank, or when all ranks are on one machine without GPUs
+    that has no more cores than ranks; not with `privacy.kind: client`, `privacy.secure_sum`, `placement: pinned`,
+    DeepSpeed or several ranks per worker."""
     ranks_per_worker: Count | tuple[Count, ...] = 1
     """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
     train. A list, such as [2, 1]: of each worker. Alone in one process a rank does the work of all of them, whatever

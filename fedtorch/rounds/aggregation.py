@@ -34,6 +34,7 @@ QUORUM_PATIENCE = 3
 LOST = "failed:Lost"
 UNOPENED = "it is not in the sum of the round, which was opened once"
 NOTHING: Mapping[str, str] = {}
+_CLAIMS = ("norm", "max_abs", "seconds")
 LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one decides
 
 
@@ -280,18 +281,18 @@ def _share(context: RoundContext, decision: Decision) -> Decision:
     verdict, *names = tell(context, say)
     if context.comm.is_server:
         return decision
-    accepted = [
-        Report(context.name(about), norm=about.numbers.get("norm", 0.0), max_abs=about.numbers.get("max_abs", 0.0))
-        for about in names
-    ]
+    accepted = []
+    for about in names:
+        norm, max_abs, seconds = (float(about.numbers.get(claim, 0.0)) for claim in _CLAIMS)
+        accepted.append(Report(context.name(about), norm=norm, max_abs=max_abs, seconds=seconds))
     return Decision(verdict.status, accepted=accepted)
 
 
 def _claims(context: RoundContext, report: Report) -> dict[str, float]:
-    """What every rank must know of a report that combines the updates itself."""
-    if not context.has_messages:
-        return {}
-    algorithm = context.message_algorithm
-    if not algorithm.combines_everywhere and not algorithm.combines_in_slices:
-        return {}
-    return {"norm": report.norm, "max_abs": report.max_abs}
+    """What every rank must know of a report: to place the client, and to combine the updates itself."""
+    claims = {"seconds": report.seconds} if context.places_anew else {}
+    if context.has_messages:
+        algorithm = context.message_algorithm
+        if algorithm.combines_everywhere or algorithm.combines_in_slices:
+            claims |= {"norm": report.norm, "max_abs": report.max_abs}
+    return claims

@@ -49,6 +49,8 @@ class RoundContext:
         """do clients keep anything?"""
         self.has_homes = self.is_stateful or has_homes(components)
         """does a client train at its home only?"""
+        self.places_anew = not self.has_homes and len(components.topology.workers) > 1
+        """are the clients of a round shared out among workers every time?"""
         self.is_fresh = False
         """do all ranks hold what the server has?"""
         self.seconds: dict[str, float] = {}

@@ -26,6 +26,7 @@ from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.lateness import Late, Lateness
 from fedtorch.rounds.membership import Stopped
+from fedtorch.rounds.pace import Pace
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.private_weights import private_weights
 from fedtorch.train.attacks.attackers import Attackers
@@ -49,6 +50,9 @@ class ClientTrainer:
         """the cohort of the round, each client with how often it was drawn"""
         self.placed: dict[str, int] = {}
         """client of this round -> worker"""
+        self.costs: dict[str, float] = {}
+        """client of this round -> relative cost, before anything was measured"""
+        self.pace = Pace()
         self.lateness = Lateness(context.config.clients, context.comm.arrivals)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
@@ -75,9 +79,9 @@ class ClientTrainer:
         context, components = self.context, self.context.components
         self.drawn = draw(context)
         self.lateness.begin(context.round)
-        expected = costs(context.config, components.training, (client for client, _ in self.drawn))
+        self.costs = costs(context.config, components.training, (client for client, _ in self.drawn))
         placed = self.placed = components.topology.assign(
-            expected, components.placement.homes if context.has_homes else None
+            self.pace.expected(self.costs), components.placement.homes if context.has_homes else None
         )
         reports = []
         try:
@@ -87,6 +91,11 @@ class ClientTrainer:
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
+
+    def learn(self, accepted: Sequence[Report]) -> None:
+        """How long these clients took, where that may change who trains them; the same on all ranks."""
+        if self.context.places_anew:
+            self.pace.see(accepted, self.costs)
 
     def waited_for(self, reports: Sequence[Report]) -> str:
         """One line on the worker whose clients took longest in this round; empty with less than two workers."""

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fedtorch.comm.topology import Topology
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.core.client import Client
@@ -40,13 +42,33 @@ def make_topology(config: Config, num_ranks: int) -> Topology:
     Raises:
         ConfigError: the ranks that train are not what `system.ranks_per_worker` needs.
     """
-    server_works = num_ranks == 1 if config.system.server_works == "auto" else config.system.server_works
+    server_works = config.system.server_works
+    if server_works == "auto":
+        server_works = num_ranks == 1 or server_would_idle(config, num_ranks)
     width = 1 if num_ranks == 1 else config.system.ranks_per_worker
     try:
-        return Topology(num_ranks, bool(server_works), width)
+        return Topology(num_ranks, server_works, width)
     except ValueError as error:
         shown = list(width) if isinstance(width, tuple) else width
         raise ConfigError(f"system.ranks_per_worker is {shown} but {error}") from error
+
+
+def server_would_idle(config: Config, num_ranks: int) -> bool:
+    """Would a server that only serves leave the core of its rank idle, which could train clients?
+
+    So it is where all ranks are on one machine without GPUs that has no more cores than ranks. Not where the server
+    has other work (the noise of private rounds), must not be a party of a secure sum, has no client's files, or where
+    several ranks train a client together.
+    """
+    system, privacy = config.system, config.privacy
+    if config.engine.kind == "deepspeed" or system.ranks_per_worker != 1 or system.placement == "pinned":
+        return False
+    if privacy.kind != "none" or privacy.secure_sum:
+        return False
+    if system.device == "cuda" or system.device == "auto" and torch.cuda.is_available():
+        return False
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 0))  # from the launcher, as for every rank
+    return here == num_ranks >= (os.cpu_count() or 1)
 
 
 def workers_with_data(config: Config, topology: Topology) -> dict[str, list[int]] | None:

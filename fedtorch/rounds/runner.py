@@ -1,6 +1,7 @@
 """The round loop. Every rank runs it; it names no algorithm, task or model.
 
-Who trains which client in which round is computed from (seed, round, topology) on every rank, never sent.
+Who trains which client in which round is computed on every rank alike, from the seed, the round, the topology and how
+long clients took before; it is never sent, and no result depends on it.
 """
 
 from __future__ import annotations
@@ -163,6 +164,7 @@ class Runner:
                     log.debug("round %d: %s", context.round + 1, waited)
             decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
             apply_verdict(context, decision)
+            self.trainer.learn(decision.accepted)
             self._step(decision)
             context.store.commit([report.client for report in decision.accepted])
             context.updates.clear()

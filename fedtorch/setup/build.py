@@ -117,6 +117,7 @@ class BuiltRun(Plan):
             "seed": str(self.config.run.seed),
             "code": code_digest(type(self.task), type(self.algorithm), type(self.sampler)),
             "clients of the first round": _cohort_digest(self.first_cohort),
+            "ranks that train": ", ".join(map(str, sum(self.topology.workers, ()))),
             "shared parameters": self.engine.shared.digest(),
             "private parameters": self.engine.private.digest(),
             **({UNTRAINED: self.fixed_digest} if self.engine.fixed else {}),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.comm.topology import Placement, Topology
+from fedtorch.comm.topology import FEW, Placement, Topology
 
 names = st.text("abcdefgh", min_size=1, max_size=4)
 costs = st.dictionaries(names, st.floats(0, 1e6), max_size=30)
@@ -53,6 +56,34 @@ def test_homes_do_not_depend_on_order_and_are_balanced(costs: dict[str, float], 
         loads[worker] += costs[name]
     if costs:  # longest first to the least loaded: the gap is at most one client
         assert max(loads) - min(loads) <= max(costs.values()) * (1 + 1e-9)
+
+
+def test_few_clients_are_split_as_well_as_can_be() -> None:
+    # the longest first: 3 + 2 + 2 = 7 beside 3 + 2
+    homes = Topology(3).homes({"a": 3, "b": 3, "c": 2, "d": 2, "e": 2})
+    assert homes == {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1}
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=7), st.integers(1, 3))
+def test_no_split_of_few_clients_has_a_smaller_largest_load(costs: list[int], num_workers: int) -> None:
+    homes = Topology(num_workers + 1).homes({f"c{place}": float(cost) for place, cost in enumerate(costs)})
+
+    def longest(workers: Iterable[int]) -> float:
+        loads = [0.0] * num_workers
+        for cost, worker in zip(costs, workers, strict=True):
+            loads[worker] += cost
+        return max(loads)
+
+    every = itertools.product(range(num_workers), repeat=len(costs))
+    assert longest(homes.values()) == min(map(longest, every))
+
+
+def test_the_search_for_a_split_ends() -> None:
+    costs = {f"c{k:02d}": 1.0 + 1e-3 * (k * 7 % 16) for k in range(FEW)}
+    start = time.process_time()
+    homes = Topology(6).homes(costs)
+    assert time.process_time() - start < 2  # 0.02 s on an idle core
+    assert sorted(Counter(homes.values()).values()) == [3, 3, 3, 3, 4]
 
 
 def test_with_more_workers_than_clients_the_rest_are_idle() -> None:

@@ -1,0 +1,37 @@
+"""How long clients take beside what their training was expected to cost, so that all workers are busy equally long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from fedtorch.core.update import Report
+
+
+class Pace:
+    """Seconds for a unit of expected cost, of every client whose update was accepted; equal on all ranks.
+
+    What it says moves clients from one worker to another, never a bit of the result, so nothing of it is saved.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+
+    def see(self, reports: Iterable[Report], costs: Mapping[str, float]) -> None:
+        """The seconds in the reports of a round whose clients were expected to cost so much; half of a rate is new.
+
+        A rank's clock may say anything: seconds that are not a positive number tell nothing.
+        """
+        for report in reports:
+            cost = costs[report.client]
+            if cost > 0 and 0 < report.seconds < math.inf:
+                rate = report.seconds / cost
+                self._rates[report.client] = (self._rates.get(report.client, rate) + rate) / 2
+
+    def expected(self, costs: Mapping[str, float]) -> dict[str, float]:
+        """Costs in seconds, those of clients that are new at the median rate of the others; as they are if all are."""
+        known = [self._rates[name] for name in costs if name in self._rates]
+        usual = median(known) if known else 1.0
+        found = {name: cost * self._rates.get(name, usual) for name, cost in costs.items()}
+        return found if all(map(math.isfinite, found.values())) else dict(costs)
