@@ -60,7 +60,7 @@ def reduce_sum(
     Three windows are on the way, so that reducing overlaps adding.
     """
     group, local = aggregation.group, aggregation.local
-    accumulators = [Accumulator(min(size, WINDOW), local.dtype) for _ in range(3)]
+    accumulators = [Accumulator(min(size, WINDOW), local.dtype, local.sums) for _ in range(3)]
     idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
     sent: list[float] = []
@@ -106,7 +106,7 @@ def _compare_projections(
 def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
     group, local = aggregation.group, aggregation.local
-    idle = [Accumulator(min(size, WINDOW), local.dtype) for _ in range(IN_FLIGHT if own else 0)]
+    idle = [Accumulator(min(size, WINDOW), local.dtype, local.sums) for _ in range(IN_FLIGHT if own else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
     digests: list[int] = []
 

@@ -204,7 +204,7 @@ class DistributedUpdates(AcceptedUpdates):
         out, check = into
         dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
         arriving = self._arriving(remote, dtype, len(out))
-        accumulator = Accumulator(min(len(out), WINDOW), self.dtype)
+        accumulator = Accumulator(min(len(out), WINDOW), self.dtype, self._aggregation.local.sums)
         squares = [0.0] * len(remote)
         digests: list[int] = []
         for start, stop in windows(len(out)):
@@ -228,7 +228,8 @@ class DistributedUpdates(AcceptedUpdates):
     def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype, size: int) -> Iterator[Tensor]:
         """What the others send, window by window and in this order within it; valid until the next one is asked for."""
         width = min(size, WINDOW)
-        idle = [torch.empty(width, dtype=dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
+        kept = self._aggregation.local.sums
+        idle = [kept.lend(width, dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
         expected = [(each.rank, stop - start) for start, stop in windows(size) for each in remote]
         following = iter(expected)
         receiving: deque[tuple[Transfer, Tensor, Tensor]] = deque()

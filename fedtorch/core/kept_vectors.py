@@ -1,4 +1,4 @@
-"""Vectors of full length whose memory is used again once nobody has them any more."""
+"""Vectors whose memory is used again once nobody has them any more."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class UpdateBuffer:
         self.layout: Layout | None = None
         """of each vector in an update, where they are such; for the algorithm"""
         self.sums = KeptVectors()
-        """for what updates come to; their memory is kept for the next round's"""
+        """for what updates come to, and for the windows in which they do; their memory is kept for the next round's"""
         self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
         self._free: list[Tensor] = []
         self._blank: Tensor | None = None
