@@ -30,7 +30,7 @@ compare: [start]
 """
 
 
-def on_ranks(kind: str, folder: str) -> dict[str, tuple[str, ...]]:
+def on_ranks(folder: str) -> dict[str, tuple[str, ...]]:
     """Devices of parameters while the run lasts: of the base, and of all others."""
     seen: dict[str, tuple[str, ...]] = {}
     run = Runner.run
@@ -43,8 +43,6 @@ def on_ranks(kind: str, folder: str) -> dict[str, tuple[str, ...]]:
         return run(self, resume)
 
     Runner.run = watched  # type: ignore[method-assign]
-    text = CONFIG.replace("KIND", kind).replace("RUN", f"{folder}/run")
-    (Path(folder) / "one.yaml").write_text(text)
     assert main(["--config", f"{folder}/one.yaml"]) == 0
     return seen
 
@@ -62,12 +60,14 @@ def test_a_server_that_does_not_evaluate_holds_no_base(
     save_tokenizer(task.vocabulary, Path("base"))
     digests, files = [], []
     for count in (1, 3):
-        (tmp_path / str(count)).mkdir()
-        server, *workers = run_ranks(on_ranks, count, kind, str(tmp_path / str(count)))
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        (folder / "one.yaml").write_text(CONFIG.replace("KIND", kind).replace("RUN", f"{folder}/run"))
+        server, *workers = run_ranks(on_ranks, count, str(folder))
         expected = ("meta",) if workers else ("cpu",)
         assert server == {"base": expected, "others": ("cpu",)}
         assert all(worker == {"base": ("cpu",), "others": ("cpu",)} for worker in workers)
-        run = tmp_path / str(count) / "run"
+        run = folder / "run"
         digests.append(json.loads((run / "results.json").read_text())["digest"])
         files.append((run / "model" / "adapter_model.safetensors").read_bytes())
     assert digests[0] == digests[1] and files[0] == files[1]
