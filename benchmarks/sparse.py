@@ -1,6 +1,10 @@
 """A sparse step against the dense all-reduce of the same tensor in the same run; bytes against formula and bound.
 
 python benchmarks/sparse.py [--millions 10 124.44] [--one-in 12 25 50 100] [--ranks 2 3 4 5] [--repeat N] [--json OUT]
+                            [--gbit 1 10 none]
+
+With --gbit the same over wires of so many Gbit/s, which all ranks share: loopback in a network namespace of its own
+(Linux, root).
 
 A step is what `exchange: replicated` does on every rank: select (sampled), encode, all-gather, decode and sum, apply;
 the dense step is all-reduce and apply. Both are timed in every repetition, on the slowest rank, and the ratio is of the
@@ -9,7 +13,11 @@ same repetition; seconds are medians.
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -25,6 +33,7 @@ from rich.table import Table
 
 from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.processes import run_ranks
+from benchmarks.wires import limited, why_not
 
 PARTS = ("select", "encode", "exchange", "sum", "apply")
 TINY = {"millions": [0.01], "one_in": [12, 50], "ranks": [2], "repeat": 1}
@@ -122,6 +131,37 @@ def _slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
     return [max(each) for each in zip(*ranks, strict=True)]
 
 
+def measure_over(gbit: str, words: Sequence[str]) -> list[dict[str, Any]]:
+    """The records of this program with these options where a wire carries so many Gbit/s; `none`: as it is here.
+
+    Raises:
+        SystemExit: it failed there; with its exit code.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        command = [sys.executable, __file__, *words, "--json", str(out)]
+        done = subprocess.run(command if gbit == "none" else limited(float(gbit), command), stdout=subprocess.DEVNULL)
+        if done.returncode:
+            raise SystemExit(done.returncode)
+        records: list[dict[str, Any]] = json.loads(out.read_text())
+    return [{"gbit": gbit, **record} for record in records]
+
+
+def show_wires(records: Sequence[dict[str, Any]], console: Console) -> None:
+    """Ratios over the wires, side by side: below 1 compression pays."""
+    wires = list(dict.fromkeys(record["gbit"] for record in records))
+    table = Table(title="sparse step over dense step, by the wire that all ranks share", title_justify="left")
+    for name in ("numbers", "ranks", "1 in", *(w if w == "none" else f"{w} Gbit/s" for w in wires)):
+        table.add_column(name, justify="right")
+    rows: dict[tuple[int, int, int], dict[str, str]] = {}
+    for record in records:
+        shown = "{1:.2f} ({0:.2f}-{2:.2f})".format(*(pick(record["ratios"]) for pick in (min, median, max)))
+        rows.setdefault((record["numbers"], record["ranks"], record["one_in"]), {})[record["gbit"]] = shown
+    for key, cells in sorted(rows.items()):
+        table.add_row(*map(str, key), *(cells.get(wire, "") for wire in wires))
+    console.print(table)
+
+
 def show(records: Sequence[dict[str, Any]], console: Console) -> None:
     """The table."""
     table = Table(title="sparse step (sampled selection included) against dense all-reduce", title_justify="left")
@@ -152,6 +192,16 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
+def _wire(text: str) -> str:
+    """`none`, or a number of Gbit/s."""
+    try:
+        if text == "none" or 1e-3 <= float(text) <= 1e3:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not `none` or a number of Gbit/s from 0.001 to 1000")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; see the top of the file."""
     parser = parser_of(__doc__)
@@ -159,11 +209,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--one-in", type=int, nargs="+", default=[12, 25, 50, 100], help="ratios are 1 in so many")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 5], help="numbers of ranks")
     parser.add_argument("--repeat", type=int, default=3, help="timed repetitions in each run (default 3)")
+    parser.add_argument("--gbit", nargs="+", type=_wire, metavar="N|none", help="wires of so many Gbit/s")
     parser.add_argument("--tiny", action="store_true", help="one small tensor: does it run? not for timing")
     args = parser.parse_args(arguments)
     if args.tiny:
         vars(args).update(TINY)
-    console, records = console_of(200), []
+    console, records = console_of(200), list[dict[str, Any]]()
+    if args.gbit:
+        if set(args.gbit) != {"none"} and (reason := why_not()):
+            parser.error(f"--gbit {reason}")
+        words = ["--repeat", str(args.repeat)]
+        for name in ("millions", "one_in", "ranks"):
+            words += [f"--{name.replace('_', '-')}", *map(str, getattr(args, name))]
+        for gbit in args.gbit:
+            console.log("no limit" if gbit == "none" else f"a wire of {gbit} Gbit/s")
+            records += measure_over(gbit, words)
+        show_wires(records, console)
+        write_figures(args.json, records)
+        return 0
     for millions in args.millions:
         for ranks in args.ranks:
             console.log(f"{millions:g} million numbers on {ranks} ranks")

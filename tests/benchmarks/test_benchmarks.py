@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from benchmarks.robust import NAMES as COMBINATIONS
 from benchmarks.robust import main as robust_main
 from benchmarks.rounds import cases, main
 from benchmarks.sparse import main as sparse_main
+from benchmarks.wires import limited, why_not
 from benchmarks.workloads import WORKLOADS, shrunk
 
 
@@ -85,6 +87,38 @@ def test_the_sparse_benchmark_measures_what_the_formula_says(
         assert record["bound_bytes"] <= record["moved_bytes"] < record["dense_moved_bytes"]
         assert all(seconds > 0 for seconds in record["seconds"].values())
     assert "DIFFERS" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.processes
+def test_a_wire_of_known_bandwidth_is_all_that_processes_have() -> None:
+    """A tenth of a Gbit/s needs 0.16 s for two megabytes; loopback itself takes a hundredth of that."""
+    code = (
+        "import socket, threading, time; s = socket.create_server(('127.0.0.1', 0)); size = 2_000_000\n"
+        "c = socket.create_connection(s.getsockname()); a, _ = s.accept(); start = time.monotonic()\n"
+        "threading.Thread(target=c.sendall, args=(b'x' * size,)).start()\n"
+        "while size: size -= len(a.recv(1 << 20))\n"
+        "print(time.monotonic() - start)"
+    )
+    taken = subprocess.run(limited(0.1, [sys.executable, "-c", code]), capture_output=True, text=True, check=True)
+    assert float(taken.stdout) > 0.1
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.processes
+def test_the_sparse_benchmark_compares_wires(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "figures.json"
+    assert sparse_main(["--tiny", "--gbit", "1", "--json", str(target)]) == 0
+    written = json.loads(target.read_text())
+    assert [(r["gbit"], r["one_in"]) for r in written] == [("1", 12), ("1", 50)]
+    assert "1 Gbit/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["fast", "0", "-1", "nan", "1e9"])
+def test_a_wire_that_cannot_be_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        sparse_main(["--tiny", f"--gbit={word}"])
+    assert "number of Gbit/s" in capsys.readouterr().err
 
 
 def test_the_benchmark_of_exchanges_stays_between_bound_and_formula(tmp_path: Path) -> None:
