@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -140,7 +141,9 @@ def measure_over(gbit: str, words: Sequence[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         command = [sys.executable, __file__, *words, "--json", str(out)]
-        done = subprocess.run(command if gbit == "none" else limited(float(gbit), command), stdout=subprocess.DEVNULL)
+        command = command if gbit == "none" else limited(float(gbit), command)
+        quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # a network of its own has no names for its addresses
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, env=quiet)
         if done.returncode:
             raise SystemExit(done.returncode)
         records: list[dict[str, Any]] = json.loads(out.read_text())

@@ -19,6 +19,7 @@ from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
 from fedtorch.compression.payload import PayloadError, Sparse
 from fedtorch.core.errors import RefusedUpdatesError
+from fedtorch.core.kernels import add_scattered
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.update import Report
 
@@ -109,11 +110,7 @@ def sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumScal
     for chunk, start in enumerate(range(0, size, CHUNK)):
         for own, numbers, factor, border in zip(indices, values, factors, borders, strict=True):
             part = slice(border[chunk], border[chunk + 1])
-            places = np.subtract(own[part], start, dtype=np.int64)
-            whole = np.multiply(_readable(numbers[part]), factor, dtype=np.float64)
-            np.multiply(np.rint(whole, out=whole), back, out=whole)
-            # indices of one message differ, so this is one addition for each; index_add_ takes twice as long
-            total.scatter_add_(0, torch.from_numpy(places), torch.from_numpy(whole))
+            add_scattered(_readable(numbers[part]), own[part], total.numpy(), factor=factor, back=back, start=start)
         target = out[start : start + CHUNK]
         target.copy_(total[: target.numel()])
         if may_vanish:

@@ -150,3 +150,40 @@ DEFINE_RESULT(fedtorch_result_f64, double)
 
 DEFINE_NORM(f32, float, uint32_t, 0x7fffffffu)
 DEFINE_NORM(f64, double, uint64_t, 0x7fffffffffffffffu)
+
+/* The places of the set bits of `bitmap`, lowest bit of a byte first, at most `room` of them; returns how many are set
+   among those that were looked at, which is more than `room` where they do not fit. */
+double fedtorch_places_of_bits(const uint8_t *bitmap, size_t bytes, int32_t *places, size_t room)
+{
+    size_t found = 0;
+    for (size_t at = 0; at < bytes; at++) {
+        unsigned byte = bitmap[at];
+        if (found + 8 > room) { /* near the end: look before every one */
+            for (int bit = 0; bit < 8; bit++)
+                if (byte >> bit & 1u) {
+                    if (found == room)
+                        return (double)found + 1;
+                    places[found++] = (int32_t)(8 * at + bit);
+                }
+            continue;
+        }
+        for (int bit = 0; bit < 8; bit++) { /* without a jump: written over by the next one where the bit is not set */
+            places[found] = (int32_t)(8 * at + bit);
+            found += byte >> bit & 1u;
+        }
+    }
+    return (double)found;
+}
+
+/* total[places - start] += rint(values * factor) * back; returns 0. */
+#define DEFINE_SCATTER(NAME, TYPE)                                                                                     \
+    double NAME(const TYPE *restrict values, const int32_t *restrict places, size_t length, double *restrict total,    \
+                double factor, double back, size_t start)                                                              \
+    {                                                                                                                  \
+        for (size_t i = 0; i < length; i++)                                                                            \
+            total[(size_t)places[i] - start] += rint((double)values[i] * factor) * back;                               \
+        return 0.0;                                                                                                    \
+    }
+
+DEFINE_SCATTER(fedtorch_scatter_f32, float)
+DEFINE_SCATTER(fedtorch_scatter_f64, double)

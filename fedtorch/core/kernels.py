@@ -26,9 +26,13 @@ _ARGUMENTS = {
     "add_sum": (_POINTER, _POINTER, _SIZE, _INT),
     "result_f32": (_POINTER, _POINTER, _SIZE, _DOUBLE),
     "result_f64": (_POINTER, _POINTER, _SIZE, _DOUBLE),
+    "places_of_bits": (_POINTER, _SIZE, _POINTER, _SIZE),
+    "scatter_f32": (_POINTER, _POINTER, _SIZE, _POINTER, _DOUBLE, _DOUBLE, _SIZE),
+    "scatter_f64": (_POINTER, _POINTER, _SIZE, _POINTER, _DOUBLE, _DOUBLE, _SIZE),
     "norm_f32": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_f64": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
 }
+_BYTES = 1 << 14  # of a bitmap looked at together, in numpy
 _SUFFIXES = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64"}
 
 
@@ -94,6 +98,38 @@ def squares_and_max(values: Vector, chunk: int) -> tuple[npt.NDArray[np.float64]
         square = np.multiply(wide[: len(part)], wide[: len(part)], out=wide[: len(part)])
         squares[place] = np.add.reduce(square)
     return squares, largest
+
+
+def add_scattered(
+    values: Vector, places: Vector, total: Vector, *, factor: np.float64, back: np.float64, start: int
+) -> None:
+    """total[places − start] += rint(values · factor) · back, float64; places: int32, no two alike, all in `total`."""
+    call = _function("scatter", values)
+    if call is not None and places.dtype == np.int32 and len(places) == len(values) and _fits(total):
+        if _is_plain(places):
+            call(values.ctypes.data, places.ctypes.data, len(values), total.ctypes.data, factor, back, start)
+            return
+    whole = np.multiply(values, factor, dtype=np.float64)
+    np.multiply(np.rint(whole, out=whole), back, out=whole)
+    total[np.subtract(places, start, dtype=np.int64)] += whole
+
+
+def places_of_bits(bitmap: Vector, count: int) -> Vector | None:
+    """Where the bits of a bitmap of bytes are set, the lowest of a byte first: int32, ascending.
+
+    count: how many are expected; None if they are not as many.
+    """
+    lib = library()
+    if lib is not None and _is_plain(bitmap):
+        places = np.empty(count, np.int32)
+        found = lib.fedtorch_places_of_bits(bitmap.ctypes.data, len(bitmap), places.ctypes.data, count)
+        return places if found == count else None
+    pieces = [np.zeros(0, np.int32)]
+    for begin in range(0, len(bitmap), _BYTES):  # new memory for a byte per number costs more than the search
+        bits = np.unpackbits(bitmap[begin : begin + _BYTES], bitorder="little")
+        pieces.append(np.add(np.flatnonzero(bits.view(np.bool_)), 8 * begin, dtype=np.int32, casting="same_kind"))
+    places = np.concatenate(pieces)
+    return places if len(places) == count else None
 
 
 def _function(name: str, values: Vector, *wide: Vector) -> Any:

@@ -160,3 +160,38 @@ def test_another_order_of_addition_is_noticed(built: ctypes.CDLL) -> None:
     assert kernels._adds_as_numpy(built)
     other: Any = SimpleNamespace(fedtorch_norm_f64=forwards)
     assert not kernels._adds_as_numpy(other)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), length=st.integers(0, 3000), start=st.integers(0, 10**6))
+def test_numbers_at_some_places_are_added_alike(dtype: Any, seed: int, length: int, start: int) -> None:
+    generator = np.random.default_rng(seed)
+    places = np.flatnonzero(generator.random(length) < 0.3)
+    values, before = numbers(len(places), dtype, seed), generator.standard_normal(length)
+    factor, back = np.float64(1.3 * 2.0 ** (seed % 40)), np.float64(2.0 ** -(seed % 40))
+
+    def added() -> npt.NDArray[Any]:
+        total = before.copy()
+        shifted = (places + start).astype(np.int32)
+        kernels.add_scattered(values, shifted, total, factor=factor, back=back, start=start)
+        return total
+
+    assert_same_bits(*both(added))
+    by_hand = before.copy()
+    for place, value in zip(places, values, strict=True):
+        by_hand[place] += np.rint(np.float64(value) * factor) * back
+    assert_same_bits(added(), by_hand)
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=300), st.integers(-2, 2))
+def test_the_set_bits_of_a_bitmap_are_found_alike(data: bytes, off: int) -> None:
+    bitmap = np.frombuffer(data, np.uint8)
+    expected = [8 * at + bit for at, byte in enumerate(data) for bit in range(8) if byte >> bit & 1]
+    count = max(0, len(expected) + off)
+    found, in_numpy = both(lambda: kernels.places_of_bits(bitmap, count))
+    if count != len(expected):
+        assert found is None and in_numpy is None
+    else:
+        assert found.dtype == in_numpy.dtype == np.int32 and found.tolist() == in_numpy.tolist() == expected
