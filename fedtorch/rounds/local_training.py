@@ -80,13 +80,14 @@ class ClientTrainer:
         self.drawn = draw(context)
         self.lateness.begin(context.round)
         self.costs = costs(context.config, components.training, (client for client, _ in self.drawn))
-        placed = self.placed = components.topology.assign(
-            self.pace.expected(self.costs), components.placement.homes if context.has_homes else None
-        )
+        if context.has_homes:
+            self.placed = components.topology.assign(self.costs, components.placement.homes)
+        else:
+            self.placed = self.pace.assign(components.topology, self.costs)
         reports = []
         try:
             for client, _ in self.drawn:
-                if context.role.hosts(placed[client.name]):
+                if context.role.hosts(self.placed[client.name]):
                     reports.append(self._train_or_retry(client))
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together

@@ -6,7 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from statistics import median
 
+from fedtorch.comm.topology import Topology
 from fedtorch.core.update import Report
+
+WORTH_IT = 0.9
+"""Of the longest worker's seconds: clients are moved for less only, as a worker has to read a new client's rows."""
 
 
 class Pace:
@@ -29,9 +33,22 @@ class Pace:
                 rate = report.seconds / cost
                 self._rates[report.client] = (self._rates.get(report.client, rate) + rate) / 2
 
+    def assign(self, topology: Topology, costs: Mapping[str, float]) -> dict[str, int]:
+        """Client -> worker: as by `costs` alone, unless by what was measured the longest worker ends much earlier."""
+        usual, times = topology.assign(costs, None), self.expected(costs)
+        other = topology.assign(times, None)
+        return other if _longest(times, other) < WORTH_IT * _longest(times, usual) else usual
+
     def expected(self, costs: Mapping[str, float]) -> dict[str, float]:
         """Costs in seconds, those of clients that are new at the median rate of the others; as they are if all are."""
         known = [self._rates[name] for name in costs if name in self._rates]
         usual = median(known) if known else 1.0
         found = {name: cost * self._rates.get(name, usual) for name, cost in costs.items()}
         return found if all(map(math.isfinite, found.values())) else dict(costs)
+
+
+def _longest(times: Mapping[str, float], placed: Mapping[str, int]) -> float:
+    loads: dict[int, float] = {}
+    for name, worker in placed.items():
+        loads[worker] = loads.get(worker, 0.0) + times[name]
+    return max(loads.values(), default=0.0)
