@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib import font_manager
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.find import find
@@ -375,3 +376,9 @@ def test_fedmatch_rows_have_no_micro_average(tmp_path: Path, capsys: pytest.Capt
     table = rows(capsys.readouterr().out)
     assert table["run"][1:6] == ["PrivacyQA", "BioASQ (ours: PubMedQA)", "FiQA (2)", "InsuranceQA", "MedQuAD (2)"]
     assert table["published: H+LR"][1:] == ["72.51", "87.34", "85.03", "90.15", "92.14", "85.43", "-", "-"]
+
+
+def test_the_search_for_fonts_counts_as_no_process() -> None:
+    # matplotlib starts fc-list, where there is one, when it draws for the first time in a home folder
+    font_manager._get_fontconfig_fonts.cache_clear()
+    assert isinstance(font_manager._get_fontconfig_fonts(), list)

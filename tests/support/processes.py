@@ -89,8 +89,13 @@ class Guard:
 
     def _guarded(self, start: Callable[..., Any]) -> Callable[..., Any]:
         def instead(*args: Any, **kwargs: Any) -> Any:
-            if self.is_closed:
+            if self.is_closed and not _looks_for_fonts(args):
                 raise RuntimeError("this test starts a process: mark it with @pytest.mark.processes")
             return start(*args, **kwargs)
 
         return instead
+
+
+def _looks_for_fonts(args: tuple[Any, ...]) -> bool:
+    """matplotlib lists the machine's fonts when it draws for the first time in a home folder, and then never again."""
+    return len(args) > 1 and isinstance(args[1], list) and args[1][:1] == ["fc-list"]
