@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 
 from benchmarks.command import console_of, parser_of, write_figures
@@ -48,17 +49,17 @@ def cases(workload: Workload) -> list[Case]:
     ]
 
 
-def weights_of(function: Callable[..., Timing], workload: Workload) -> list[float]:
-    """Where it ends; as numbers, for a tensor would be shared with a process that is about to end."""
+def weights_of(function: Callable[..., Timing], workload: Workload) -> np.ndarray:
+    """Where it ends, flat, fp32."""
     weights = function(workload, keep=True).weights
     assert weights is not None
-    return weights.tolist()
+    return weights
 
 
 def compare_weights(workload: Workload) -> dict[str, float]:
     """How far apart the bare loop and fedtorch end, relative to the way the weights went, and how many there are."""
     plain, ours = (
-        torch.tensor(run_ranks(partial(weights_of, function, workload), 1)[0].result)
+        torch.from_numpy(run_ranks(partial(weights_of, function, workload), 1)[0].result)
         for function in (time_plain, time_runner)
     )
     start = torch.cat([p.detach().view(-1) for p in workload.task.build_model(0).parameters() if p.requires_grad])

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from benchmarks.plain import Share, plain_rounds
 from benchmarks.workloads import Workload
@@ -47,7 +47,8 @@ class Timing:
     held_mb: float = 0.0
     """most memory at the end of a round, above what it was before the runner; without pages of mapped files, which
     the system takes back when it needs them"""
-    weights: Tensor | None = None
+    weights: np.ndarray | None = None
+    """after the last round, flat, fp32"""
 
 
 class Watch:
@@ -105,7 +106,9 @@ class WatchedTracker(Tracker):
         self.watch.round(round, reports or (), *args)
 
 
-def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, **system: Any) -> Timing:
+def time_runner(
+    workload: Workload, tracking: bool = False, keep: bool = False, watch_of: type[Watch] = Watch, **system: Any
+) -> Timing:
     """Run the workload with as many ranks as there are; this rank's timing. keep: also the final weights."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rounds = workload.rounds + NOT_TIMED
@@ -115,7 +118,7 @@ def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, 
     comm: Communicator = (
         LocalCommunicator(built.names) if size == 1 else DistributedCommunicator.join(built.names, timeout_s=120)
     )
-    tracker: Any = Watch()
+    tracker: Any = watch_of()
     if tracking and rank == 0:
         tracker = WatchedTracker(folder, built.names, rounds)
     watch = tracker.watch if isinstance(tracker, WatchedTracker) else tracker
@@ -147,22 +150,22 @@ def time_runner(workload: Workload, tracking: bool = False, keep: bool = False, 
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
     timing = watch.timing(workload.rounds)
-    timing.weights = runner.context.shared.clone() if keep else None
+    timing.weights = runner.context.shared.numpy().copy() if keep else None
     return timing
 
 
-def time_plain(workload: Workload, keep: bool = False) -> Timing:
+def time_plain(workload: Workload, keep: bool = False, watch_of: type[Watch] = Watch) -> Timing:
     """Run the plain loop on one rank or two; this rank's timing."""
     share = Share(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     if share.size > 1:
         dist.init_process_group("gloo")
         dist.all_reduce(torch.zeros(1))  # connects the two, so that both start at the same time
-    watch = Watch()
+    watch = watch_of()
     weights = plain_rounds(workload, workload.rounds + NOT_TIMED, share, lambda: watch.round(0, (), {}, {}, {}))
     if share.size > 1:
         dist.destroy_process_group()
     timing = watch.timing(workload.rounds)
-    timing.weights = weights if keep else None
+    timing.weights = weights.numpy() if keep else None
     return timing
 
 

@@ -26,8 +26,8 @@ from benchmarks import peer_experiment as experiment
 from benchmarks.command import console_of, parser_of, write_figures
 
 HERE = Path(__file__).resolve().parent
-PEERS = {"flower": ("flwr==1.20.0",), "pfl": ("pfl==0.6.0",)}
-"""peer -> what pip is asked for, beside torch"""
+PEERS = {"flower": ("flwr[simulation]==1.20.0",), "pfl": ("pfl==0.6.0",)}
+"""peer -> what pip is asked for, beside torch and transformers"""
 AGREE = 1e-5
 """Largest difference of a weight: fp32 sums in another order differ by some 1e-7 per round."""
 
@@ -76,9 +76,10 @@ class Row(NamedTuple):
 
 
 def packages(peer: str, torch_from: Path | None) -> list[str]:
-    """What pip installs: torch in the version that this project is tested with, unless it is taken from elsewhere."""
-    (pin,) = re.findall(r"^torch==\S+", (HERE.parent / "constraints.txt").read_text(), flags=re.MULTILINE)
-    return [*PEERS[peer], *([] if torch_from else [pin])]
+    """What pip installs: torch and transformers as the tests have them, unless they are taken from elsewhere."""
+    constraints = (HERE.parent / "constraints.txt").read_text()
+    pins = re.findall(r"^(?:torch|transformers)==\S+", constraints, flags=re.MULTILINE)
+    return [*PEERS[peer], *([] if torch_from else pins)]
 
 
 def environment(peer: str, folder: Path, torch_from: Path | None) -> Path:
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(str(__doc__))
     parser.add_argument("--dir", type=Path, required=True, metavar="FOLDER", help="for environments and weights")
     parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS))
-    parser.add_argument("--torch-from", type=Path, metavar="SITE_PACKAGES", help="take torch from there")
+    parser.add_argument("--torch-from", type=Path, metavar="SITE_PACKAGES", help="of torch and transformers")
     args = parser.parse_args(arguments)
     from benchmarks.peer_fedtorch import cohorts
 

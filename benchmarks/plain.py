@@ -1,4 +1,4 @@
-"""The bare limit: the same federated averaging as a plain PyTorch loop, in one process or halved between two.
+"""The bare limit: the same federated averaging as a plain PyTorch loop, in one process or in two that share memory.
 
 The same examples in the same batches and order, the same dropout seeds, optimiser and schedule as the runner's. No
 reports, checks, failures, states or heartbeats; the average is a plain fp32 sum. Nothing is built per client either.
@@ -7,8 +7,11 @@ reports, checks, failures, states or heartbeats; the average is a plain fp32 sum
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,10 +32,34 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass
 class Share:
-    """This process's place among `size`; with two, the default process group joins them."""
+    """This process's place among `size`; with two, the default process group joins them, on one machine."""
 
     rank: int = 0
     size: int = 1
+
+    def vectors(self, count: int, size: int) -> list[Tensor]:
+        """`count` vectors of fp32 zeros, shape (size,); with two processes both see the same memory."""
+        if self.size == 1:
+            return [torch.zeros(size) for _ in range(count)]
+        folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+        path = folder / f"fedtorch-plain-{os.environ['MASTER_PORT']}"
+        if self.rank == 0:
+            torch.from_file(str(path), shared=True, size=count * size)  # makes it
+        dist.barrier()
+        whole = torch.from_file(str(path), shared=True, size=count * size)
+        dist.barrier()
+        if self.rank == 0:
+            path.unlink()
+        return list(whole.split(size))
+
+    def part(self, vector: Tensor) -> Tensor:
+        """This process's of its equal parts."""
+        return vector.tensor_split(self.size)[self.rank]
+
+    def meet(self) -> None:
+        """What the other wrote before is seen after."""
+        if self.size > 1:
+            dist.barrier()
 
 
 @torch.no_grad()
@@ -55,8 +82,11 @@ def plain_rounds(workload: Workload, rounds: int, share: Share, on_round: Callab
     model = task.plain_model(seed)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = OPTIMIZERS[hp.optimizer](parameters, hp.lr)
-    weights = torch.cat([parameter.detach().view(-1) for parameter in parameters])
-    average = torch.zeros_like(weights)
+    start = torch.cat([parameter.detach().view(-1) for parameter in parameters])
+    weights, *averages = share.vectors(1 + share.size, len(start))
+    share.part(weights).copy_(share.part(start))
+    average = averages[share.rank]
+    share.meet()
     batching = Batching(hp.batch_size)
     clients = [Client(name, index, sizes) for index, (name, sizes) in enumerate(task.manifest().items())]
     per_round = len(clients) if workload.per_round == "all" else workload.per_round
@@ -93,8 +123,11 @@ def plain_rounds(workload: Workload, rounds: int, share: Share, on_round: Callab
                 optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
                 torch._foreach_add_(sums, parameters, alpha=len(examples) / total)
-        if share.size > 1:
-            dist.all_reduce(average)
-        weights, average = average, weights
+        if share.size == 1:
+            weights, average = average, weights
+        else:
+            share.meet()
+            torch.add(*map(share.part, averages), out=share.part(weights))
+            share.meet()
         on_round()
-    return weights
+    return weights.clone()

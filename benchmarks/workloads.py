@@ -10,15 +10,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
+from benchmarks.token_models import Family, loss_of, model_of
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config.schema import (
     CheckpointConfig,
@@ -34,7 +27,6 @@ from fedtorch.models.adapters.lora import add_adapter
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.tasks.base import Scores, Task
 
-NUM_CLASSES = 8
 NEVER = 1_000_000  # rounds between checkpoints
 
 
@@ -42,7 +34,7 @@ NEVER = 1_000_000  # rounds between checkpoints
 class RandomTokens(Task):
     """Random token rows of one length, a different set for every client, and a model of one of three families."""
 
-    family: Literal["t5", "bert", "gpt2"]
+    family: Family
     sizes: tuple[int, ...]
     """training examples per client; there is no other split, so nothing is ever evaluated"""
     length: int
@@ -93,57 +85,15 @@ class RandomTokens(Task):
 
     def _whole(self, seed: int) -> Any:
         torch.manual_seed(seed)
-        if self.family == "t5":
-            return T5ForConditionalGeneration(
-                T5Config(
-                    vocab_size=self.vocabulary,
-                    d_model=self.width,
-                    d_ff=4 * self.width,
-                    d_kv=self.width // self.heads,
-                    num_heads=self.heads,
-                    num_layers=self.layers,
-                    pad_token_id=0,
-                    decoder_start_token_id=0,
-                )
-            )
-        if self.family == "bert":
-            return BertForSequenceClassification(
-                BertConfig(
-                    vocab_size=self.vocabulary,
-                    hidden_size=self.width,
-                    intermediate_size=4 * self.width,
-                    num_hidden_layers=self.layers,
-                    num_attention_heads=self.heads,
-                    max_position_embeddings=self.length,
-                    num_labels=NUM_CLASSES,
-                )
-            )
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=self.vocabulary,
-                n_embd=self.width,
-                n_layer=self.layers,
-                n_head=self.heads,
-                n_positions=self.length,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
+        return model_of(self.family, self.vocabulary, self.width, self.layers, self.heads, self.length)
 
     def collate(self, examples: Sequence[Tensor], train: bool) -> Tensor:
         """Shape (examples, length)."""
         return torch.stack(list(examples))
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
-        """T5 copies the second half of a row after reading the first, BERT finds a class, GPT-2 the next token."""
-        if self.family == "bert":
-            return model(input_ids=batch, labels=batch[:, 0] % NUM_CLASSES).loss * len(batch), len(batch)
-        if self.family == "t5":
-            source, target = (half.contiguous() for half in batch.chunk(2, dim=1))
-            return model(input_ids=source, labels=target).loss * target.numel(), target.numel()
-        logits = model(input_ids=batch).logits[:, :-1]
-        targets = batch[:, 1:]
-        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"), targets.numel()
+        """See `loss_of`."""
+        return loss_of(self.family, model, batch)
 
     def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[Any]:
         """Never called: no client has an evaluation split."""
