@@ -18,6 +18,7 @@ NO_EFFECT = (
     "track",  # logging takes no part in training
     "compare",  # another run, with its own digest
     "task.data.prepared",  # where the same rows lie
+    "eval.overlap",  # when scores are gathered
     "system.timeout",  # when to give up
     "system.shutdown_grace",
     "system.server_works",  # results do not depend on which rank trains a client,

@@ -92,6 +92,10 @@ class EvalConfig:
     """Choose by all clients' examples together (micro average); false: by the mean over clients (macro average)."""
     on_start: bool = False
     """Evaluate also before the first round."""
+    overlap: bool = False
+    """A worker that has evaluated its clients trains on, and all meet over the scores after the next round's training:
+    whoever evaluates for long may train for a short time. Results are the same; a round's scores come a round later.
+    For algorithms whose clients keep nothing."""
 
     def __post_init__(self) -> None:
         if self.patience is not None and self.every == 0:
@@ -101,6 +105,12 @@ class EvalConfig:
             )
         if self.also_received and self.point == "received":
             raise ConfigError("eval.also_received is true but eval.point is received already; set one of them back")
+        for key, value in (("point", "received"), ("best", "together"), ("patience", None)):
+            if self.overlap and (found := getattr(self, key)) != value:
+                raise ConfigError(
+                    f"eval.overlap is true but eval.{key} is {found}, which needs the scores before the next round; "
+                    f"set eval.overlap to false or eval.{key} to {'null' if value is None else value}"
+                )
         if self.best == "per_client" and self.every == 0:
             raise ConfigError("eval.best is per_client but eval.every is 0 (no evaluations); set eval.every to 1")
 

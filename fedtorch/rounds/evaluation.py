@@ -31,16 +31,29 @@ class Evaluation:
         """what decides"""
         self.by_client = context.config.eval.best == "per_client" or not context.algorithm.exchanged_vectors
         """does each client choose a best round of its own?"""
+        self._own: dict[str, Scores] | None = None
+        """this rank's scores of an evaluation that was begun"""
         self.each: dict[str, Each] = {}
         """after `at_the_end`, on the server, the scores of single examples if `eval.per_example` asks for them:
         client -> metric -> one value per example in the split's order (NaN: the example does not count)"""
 
-    def during_training(self) -> dict[str, Scores]:
-        """Evaluate on `eval.split` and update the best; scores per client on the server, elsewhere of own clients."""
+    def begin(self) -> None:
+        """Evaluate this rank's clients on `eval.split`; what they are evaluated with stays as it is until `finish`."""
         context = self.context
         context.broadcast()
         with context.timed("evaluate"):
-            own = self.scorer.scores(context.config.eval.split, at_best=False)
+            self._own = self.scorer.scores(context.config.eval.split, at_best=False)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Was one begun that is not finished?"""
+        return self._own is not None
+
+    def finish(self) -> dict[str, Scores]:
+        """Update the best; scores per client on the server, elsewhere of own clients."""
+        context, own = self.context, self._own or {}
+        self._own = None
+        with context.timed("evaluate"):
             context.members.barrier("scores")  # the last chance to stop: from here on the evaluation counts
             scores = self._gather(own)
             if self.by_client:

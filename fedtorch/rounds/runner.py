@@ -154,6 +154,7 @@ class Runner:
         context.broadcast()
         with context.timed("train"):
             own = self.trainer.train_cohort()
+            self._finish_evaluation()
             members.barrier("gather")
         with context.timed("aggregate"):
             gathered = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
@@ -195,9 +196,16 @@ class Runner:
         if context.round:
             due = bool(config.eval.every) and (context.round % config.eval.every == 0 or context.round == config.rounds)
         if due and context.server.numbers.get(EVALUATED, -1) < context.round:
-            scores = self.evaluation.during_training()
-            context.server.numbers[EVALUATED] = context.round
-            self._track_scores(scores)
+            self.evaluation.begin()
+            if not config.eval.overlap or context.round == config.rounds:
+                self._finish_evaluation()
+
+    def _finish_evaluation(self) -> None:
+        """Of the weights that the server still has; with `eval.overlap` the next round's clients are trained by now."""
+        if self.evaluation.is_under_way:
+            scores = self.evaluation.finish()
+            self.context.server.numbers[EVALUATED] = self.context.round
+            self._track_scores(scores, late=self.context.progress.is_training)
 
     def _share_initial_weights(self) -> None:
         """Every rank starts from the server's model, all of it: rows added to an embedding are drawn at random."""
@@ -274,10 +282,11 @@ class Runner:
             shown=facts.shown,
         )
 
-    def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False) -> None:
+    def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False, late: bool = False) -> None:
         config = self.components.config.eval
         if self.components.tracker is not None and scores:
             split = config.final_split if final else config.split
             label = "final" if final else "training"
             pooled = self.components.task.pooled_scores(scores)
-            self.components.tracker.evaluation(self.context.round - 1, split, scores, label=label, pooled=pooled)
+            round = self.context.round - 1
+            self.components.tracker.evaluation(round, split, scores, label=label, pooled=pooled, late=late)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.rounds.context import keeps_state
 from fedtorch.setup.plan import Plan
 from fedtorch.train.engine import Engine
 
@@ -47,8 +48,23 @@ def models_of_clients_have_the_present_base(plan: Plan, engine: Engine) -> None:
             )
 
 
+def evaluations_can_wait(plan: Plan, engine: Engine) -> None:
+    """An evaluation that is over only after the next training finds server and clients as they were before it."""
+    if not plan.config.eval.overlap:
+        return
+    rule, name = plan.algorithm, plan.config.algorithm_name
+    for is_so, why in (
+        (not rule.exchanged_vectors, "clients send nothing, so no round waits for another's scores"),
+        (not rule.trains_clients, f"with algorithm.name {name} no client trains, so there is no round to wait for"),
+        (keeps_state(plan.config, rule, engine.private), "clients keep a state, which the next training changes"),
+    ):
+        if is_so:
+            raise ConfigError(f"eval.overlap is true but {why}; set eval.overlap to false")
+
+
 RULES: tuple[Callable[[Plan, Engine], None], ...] = (
     something_is_shared,
     what_travels_is_there,
     models_of_clients_have_the_present_base,
+    evaluations_can_wait,
 )

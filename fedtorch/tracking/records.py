@@ -83,10 +83,17 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def trim(path: Path, last_round: int) -> list[Record]:
-    """Drop what is later than `last_round`, the end and torn lines from the file; what is kept is returned."""
+    """Drop what is later than `last_round`, the end and torn lines from the file; what is kept is returned.
+
+    Later is also what was found out about that round in the next one (`late`): it is no part of the checkpoint.
+    """
     if not path.exists():
         return []
-    kept = [r for r in read(path) if r["kind"] not in ("end", "result") and r.get("round", 0) <= last_round]
+    kept = [
+        r
+        for r in read(path)
+        if r["kind"] not in ("end", "result") and r.get("round", 0) + int(r.get("late", False)) <= last_round
+    ]
     replace_file(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in kept))
     return kept
 

@@ -174,17 +174,19 @@ class Tracker:
         scores: Scores,
         label: str = "global",
         pooled: Mapping[str, float] | None = None,
+        late: bool = False,
     ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
         scores: client -> metric -> (sum over examples, examples). label: which model, such as `global`, `training`
         (both drawn under the same tags), `personal`, `final`. pooled: of metrics that are no means, the figure of all
         examples together, which takes the place of their micro average. Called before `round` of the same round, the
-        score is part of that round's line; otherwise it gets its own.
+        score is part of that round's line; otherwise it gets its own. late: the next round is under way, and a resume
+        after round `round` will evaluate again (`eval.overlap`).
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
-        base = {"round": round + 1, "split": split, "label": label}
+        base = {"round": round + 1, "split": split, "label": label, **({"late": True} if late else {})}
         for client, metrics in scores.items():
             pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
             self._record({"kind": "eval", **base, "client": client, "metrics": pairs})

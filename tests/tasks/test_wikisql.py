@@ -278,7 +278,8 @@ def test_the_server_learns(task: WikiSQL, tmp_path: Path) -> None:
     runner._share_initial_weights()
 
     def loss() -> float:
-        scores = runner.evaluation.during_training()
+        runner.evaluation.begin()
+        scores = runner.evaluation.finish()
         return sum(scores[part]["loss"][0] for part in ("part0", "part1"))
 
     before = loss()
