@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
+from fedtorch.config.schema import CheckpointConfig
 from fedtorch.core.update import Report
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.runner import Runner
@@ -107,19 +108,24 @@ class WatchedTracker(Tracker):
 
 
 def time_runner(
-    workload: Workload, tracking: bool = False, keep: bool = False, watch_of: type[Watch] = Watch, **system: Any
+    workload: Workload, kept: bool = False, keep: bool = False, watch_of: type[Watch] = Watch, **system: Any
 ) -> Timing:
-    """Run the workload with as many ranks as there are; this rank's timing. keep: also the final weights."""
+    """Run the workload with as many ranks as there are; this rank's timing. keep: also the final weights.
+
+    kept: with a checkpoint after every round, records and TensorBoard.
+    """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rounds = workload.rounds + NOT_TIMED
     folder = Path(tempfile.gettempdir()) / f"fedtorch-benchmark-{os.environ['MASTER_PORT']}"
     config = workload.config(folder, rounds=rounds, **system)
+    if kept:
+        config = replace(config, checkpoint=CheckpointConfig(every=1))
     built = build(config, num_ranks=size, rank=rank)
     comm: Communicator = (
         LocalCommunicator(built.names) if size == 1 else DistributedCommunicator.join(built.names, timeout_s=120)
     )
     tracker: Any = watch_of()
-    if tracking and rank == 0:
+    if kept and rank == 0:
         tracker = WatchedTracker(folder, built.names, rounds)
     watch = tracker.watch if isinstance(tracker, WatchedTracker) else tracker
     try:

@@ -59,12 +59,13 @@ def cases(letter: str) -> list[Case]:
         Case("plain, 1 process", 1),
         Case("runner, 1 process", 1, "plain, 1 process", options={}),
         Case("plain, 2 processes", 2),
-        Case("runner, server + 2 workers", 3, "plain, 2 processes", aim=1.5 if exchange_bound else 1.03, options={}),
+        Case("runner, server + 2 workers", 3, "plain, 2 processes", aim=1.3 if exchange_bound else 1.02, options={}),
     ]
     if exchange_bound:
         working = {"server_works": True}
-        return [*found, Case("runner, working server + 1", 2, "plain, 2 processes", aim=1.25, options=working)]
-    return [*found, Case("the same, tracked", 3, "runner, server + 2 workers", options={"tracking": True})]
+        found.append(Case("runner, working server + 1", 2, "plain, 2 processes", aim=1.15, options=working))
+    kept = Case("the same, all kept", 3, "runner, server + 2 workers", aim=1.03, options={"kept": True})
+    return [*found, kept]
 
 
 @dataclass
