@@ -21,6 +21,7 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.options import Network
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import CheckpointConfig
 from fedtorch.core.update import Report
@@ -121,8 +122,11 @@ def time_runner(
     if kept:
         config = replace(config, checkpoint=CheckpointConfig(every=1))
     built = build(config, num_ranks=size, rank=rank)
+    network = Network(shares_memory=config.system.shared_memory == "auto")
     comm: Communicator = (
-        LocalCommunicator(built.names) if size == 1 else DistributedCommunicator.join(built.names, timeout_s=120)
+        LocalCommunicator(built.names)
+        if size == 1
+        else DistributedCommunicator.join(built.names, timeout_s=120, network=network)
     )
     tracker: Any = watch_of()
     if kept and rank == 0:

@@ -63,8 +63,10 @@ def cases(letter: str) -> list[Case]:
     ]
     if exchange_bound:
         working = {"server_works": True}
+        sockets = {"shared_memory": "never"}
+        found.append(Case("the same, over sockets", 3, "runner, server + 2 workers", options=sockets))
         found.append(Case("runner, working server + 1", 2, "plain, 2 processes", aim=1.15, options=working))
-    kept = Case("the same, all kept", 3, "runner, server + 2 workers", aim=1.03, options={"kept": True})
+    kept = Case("server + 2 workers, all kept", 3, "runner, server + 2 workers", aim=1.03, options={"kept": True})
     return [*found, kept]
 
 

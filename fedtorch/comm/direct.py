@@ -53,11 +53,12 @@ class Direct:
         options.rootRank = 0
         return self._group.gather([list(everyone)] if everyone else [], [mine], options)
 
-    def send(self, tensor: Tensor, rank: int) -> Work:
-        return self._group.send([tensor], rank, 0)
+    def send(self, tensor: Tensor, rank: int, tag: int = 0) -> Work:
+        """tag: what is sent is received in order among what has the same one."""
+        return self._group.send([tensor], rank, tag)
 
-    def receive(self, tensor: Tensor, rank: int) -> Work:
-        return self._group.recv([tensor], rank, 0)
+    def receive(self, tensor: Tensor, rank: int, tag: int = 0) -> Work:
+        return self._group.recv([tensor], rank, tag)
 
     def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
         return self._group.allgather([list(everyone)], [mine])

@@ -109,7 +109,7 @@ class DistributedCommunicator(Communicator):
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
         joined = cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
-        joined._liveness.labels = network.labels(member.entry.hosts)
+        joined._liveness.labels, member.store.shares_memory = network.labels(member.entry.hosts), network.shares_memory
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
             joined.hosts = bind(

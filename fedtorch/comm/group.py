@@ -18,6 +18,7 @@ from fedtorch.comm.direct import Direct, Transport, Work
 from fedtorch.comm.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.pieces import InPieces
+from fedtorch.comm.shared import connect
 from fedtorch.comm.store import Store
 from fedtorch.comm.transport import Backend, Staged, Staging, make_group
 from fedtorch.core.errors import FedtorchError, PreflightError
@@ -67,14 +68,11 @@ class Group:
         """
         self.rank = liveness.rank
         self.members = tuple(range(liveness.size)) if members is None else tuple(members)
-        self.size = len(self.members)
-        self.generation = generation
-        self.sequence = 0
-        self.is_broken = False
+        self.size, self.generation = len(self.members), generation
+        self.sequence, self.is_broken = 0, False
         self.store, self.liveness, self.on_error = store, liveness, on_error
         self._staging: Staging | None = None
-        self._transfers: set[Transfer] = set()
-        self._left_to_send = 0
+        self._left_to_send, self._transfers = 0, set[Transfer]()
         self._numbers: Direct | None = None
         self._payload: Transport | None = None
 
@@ -262,9 +260,11 @@ class Group:
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
-        staging, numbers = self._staging, self._gloo()
-        self._payload = InPieces(numbers, self.liveness.beat) if self.store.spans_hosts else numbers
+        staging, place, spans_hosts = self._staging, self.members.index(self.rank), self.store.spans_hosts
         if staging is None:
+            wanted = self.store.shares_memory and not spans_hosts
+            inner = connect(self._gloo(), place, self.size, wanted=wanted)
+            self._payload = InPieces(inner, self.liveness.beat) if spans_hosts else inner
             return
         store = self.store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
         group = self._connect(staging.backend, f"federation{self.generation or ''}/payload", store)

@@ -27,6 +27,8 @@ class Network:
     """Why a lost rank cannot come back into the job; empty: it can."""
     who: Mapping[int, str] = field(default_factory=dict)
     """Rank -> whose it is, for messages, where ranks belong to somebody."""
+    shares_memory: bool = True
+    """May payloads go through memory that all ranks share, where they are on one machine?"""
 
     def labels(self, hosts: tuple[str, ...]) -> dict[int, str]:
         """What messages add to a rank's number. hosts: by rank, or none."""

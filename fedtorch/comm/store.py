@@ -91,6 +91,8 @@ class Store:
     """torch's store, under the keys of this attempt of the job."""
     spans_hosts: bool = False
     """Are the ranks on several hosts?"""
+    shares_memory: bool = True
+    """May payloads go through memory that ranks of one host share?"""
     address: str = ""
     """Where this rank's groups listen, which find each other by this store; empty: where gloo does by itself."""
     signature: Signature

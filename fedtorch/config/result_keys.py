@@ -26,6 +26,7 @@ NO_EFFECT = (
     "system.interface",
     "system.start_timeout",
     "system.trust_network",
+    "system.shared_memory",
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",

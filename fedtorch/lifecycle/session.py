@@ -204,7 +204,8 @@ def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:
 def _network(config: Config) -> Network:
     system = config.system
     whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
-    return Network(system.interface, system.trust_network, system.start_timeout, whole, _who(config))
+    shares = system.shared_memory == "auto"
+    return Network(system.interface, system.trust_network, system.start_timeout, whole, _who(config), shares)
 
 
 def _who(config: Config) -> dict[int, str]:

@@ -1,0 +1,255 @@
+"""How payloads move between ranks of one machine: through memory that both see, in place of sockets.
+
+Each rank has a segment that has no name (`memfd_create`), so that nothing is left of it however the rank ends; the
+ranks that exchange with it open it by `/proc`. A window is written into a slot of the sender's segment; what then goes
+over gloo is the slot's number, and back, once the window was read, the same. So order, deadlines and the news that a
+rank has died are gloo's, as for payloads that gloo sends itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtorch.comm.direct import Direct, Work
+from fedtorch.comm.reproducible import WINDOW
+
+log = logging.getLogger(__name__)
+
+SLOT_BYTES = 8 * WINDOW
+"""One window of a sum; what is longer, other than a broadcast, goes over sockets."""
+SLOTS = 4
+_SLOT, _READ = 1, 2  # tags: which slot is filled, which one was read; payloads and numbers have 0
+
+
+class Segment:
+    """Memory of `SLOTS` slots that several processes see; pages that nobody has touched take nothing."""
+
+    def __init__(self, path: str | None = None) -> None:
+        """path: of another process's; None: new, of this one, which `close_file` has to follow.
+
+        Raises:
+            OSError: the system refuses it.
+        """
+        if path is None:
+            self.file = os.memfd_create("fedtorch")
+            os.ftruncate(self.file, SLOTS * SLOT_BYTES)
+        else:
+            self.file = os.open(path, os.O_RDWR)
+        try:
+            self._memory = mmap.mmap(self.file, SLOTS * SLOT_BYTES)
+        except (OSError, ValueError) as error:
+            self.close_file()
+            raise OSError(f"a segment cannot be mapped: {error}") from None
+        self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
+
+    def close_file(self) -> None:
+        """Nobody else will open it; what is mapped stays."""
+        os.close(self.file)
+
+    def slot(self, number: int, like: Tensor) -> Tensor:
+        """The beginning of a slot, as long as `like` and of its dtype."""
+        start = number * SLOT_BYTES
+        return torch.from_numpy(self._bytes[start : start + like.nbytes]).view(like.dtype)
+
+
+def connect(sockets: Direct, place: int, size: int, *, wanted: bool) -> Direct:
+    """A transport through shared memory where all ranks are on one machine and want it, else the one over sockets.
+
+    All ranks call it alike; `size` is their number and `place` this one's among them, the server's is 0.
+    """
+    segment: Segment | None = None
+    if wanted and size > 1 and hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            segment = Segment()
+    try:
+        where = [0, 0, 0] if segment is None else [os.getpid(), segment.file, _machine()]
+        places = _all_gather(sockets, where, size)
+        peers: dict[int, Segment] = {}
+        can = segment is not None and len({machine for *_, machine in places}) == 1
+        if can:
+            try:
+                for other in range(1, size) if place == 0 else [0]:
+                    peers[other] = Segment(f"/proc/{places[other][0]}/fd/{places[other][1]}")
+                    peers[other].close_file()
+            except OSError as error:
+                log.info("ranks exchange over sockets, for memory cannot be shared: %s", error.strerror or error)
+                can = False
+        all_can = all(found for (found,) in _all_gather(sockets, [int(can)], size))
+    finally:
+        if segment is not None:
+            segment.close_file()
+    return Shared(sockets, segment, peers) if all_can and segment is not None else sockets
+
+
+def _machine() -> int:
+    """A number that processes have in common which see each other by the same process number."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    return int.from_bytes(blake2b(boot + os.readlink("/proc/self/ns/pid").encode(), digest_size=7).digest(), "big")
+
+
+def _all_gather(sockets: Direct, numbers: Sequence[int], size: int) -> list[list[int]]:
+    mine = torch.tensor(numbers, dtype=torch.int64)
+    everyone = [torch.zeros_like(mine) for _ in range(size)]
+    sockets.all_gather(everyone, mine).wait()
+    return [each.tolist() for each in everyone]
+
+
+class Shared(Direct):
+    """Windows to the server, their sums and its broadcasts through shared memory; all else as over sockets.
+
+    A rank's windows are read in the order in which they were sent, and each frees its slot. Who sends waits only where
+    all slots are full. The server's segment is for broadcasts, which nobody else makes.
+    """
+
+    def __init__(self, sockets: Direct, own: Segment, peers: dict[int, Segment]) -> None:
+        """peers: place -> its segment; the server's have all others', theirs the server's."""
+        super().__init__(sockets._group)
+        self._own, self._peers = own, peers
+        self._idle = deque(range(SLOTS))
+        self._unread: deque[_Number] = deque()
+        self._telling: deque[_Number] = deque()
+
+    def send(self, tensor: Tensor, rank: int, tag: int = 0) -> Work:
+        if tag or rank or tensor.nbytes > SLOT_BYTES:
+            return super().send(tensor, rank, tag)
+        if not self._idle:
+            self._idle.append(self._unread.popleft().wait())
+        slot = self._idle.popleft()
+        self._own.slot(slot, tensor).copy_(tensor)
+        filled = self.tell(slot, 0, _SLOT)
+        self._unread.append(self.hear(0, _READ))
+        return filled
+
+    def receive(self, tensor: Tensor, rank: int, tag: int = 0) -> Work:
+        if tag or not rank or tensor.nbytes > SLOT_BYTES:
+            return super().receive(tensor, rank, tag)
+        return _Arrival(self, tensor, rank, self.hear(rank, _SLOT))
+
+    def reduce(self, tensor: Tensor) -> Work:
+        if tensor.nbytes > SLOT_BYTES:
+            return super().reduce(tensor)
+        if 0 in self._peers:
+            return self.send(tensor, 0)
+        return _Sum(self, tensor, {rank: self.hear(rank, _SLOT) for rank in self._peers})
+
+    def broadcast(self, tensor: Tensor) -> Work:
+        if tensor.nbytes <= SLOT_BYTES:  # one window is as fast over sockets
+            return super().broadcast(tensor)
+        pieces = list(tensor.split(SLOT_BYTES // tensor.itemsize))
+        return _Outgoing(self, pieces) if 0 not in self._peers else _Incoming(self, pieces)
+
+    def drop(self) -> None:
+        super().drop()
+        self._unread.clear()
+        self._telling.clear()
+
+    def read(self, tensor: Tensor, rank: int, number: int, *, adds: bool = False) -> None:
+        """Copy what another rank has in a slot, or add it, and let that rank have the slot again.
+
+        Raises:
+            RuntimeError: there is no such slot.
+        """
+        if not 0 <= number < SLOTS:
+            raise RuntimeError(f"rank {rank} of the group named slot {number} of {SLOTS}")
+        window = self._peers[rank].slot(number, tensor)
+        tensor.add_(window) if adds else tensor.copy_(window)
+        while len(self._telling) >= SLOTS * len(self._peers):
+            self._telling.popleft().wait()
+        self._telling.append(self.tell(number, rank, _READ))
+
+    def write(self, tensor: Tensor, number: int) -> list[_Number]:
+        """On the server: put a piece into a slot and tell the others; what they will answer."""
+        self._own.slot(number, tensor).copy_(tensor)
+        told = [self.tell(number, rank, _SLOT) for rank in self._peers]
+        for each in told:
+            each.wait()
+        return [self.hear(rank, _READ) for rank in self._peers]
+
+    def tell(self, number: int, rank: int, tag: int) -> _Number:
+        value = torch.tensor([number])
+        return _Number(super().send(value, rank, tag), value)
+
+    def hear(self, rank: int, tag: int) -> _Number:
+        value = torch.zeros(1, dtype=torch.int64)
+        return _Number(super().receive(value, rank, tag), value)
+
+
+class _Number:
+    """A number on its way; lets go of the work once it is there."""
+
+    def __init__(self, work: Work, value: Tensor) -> None:
+        self._work: Work | None = work
+        self._value = value
+
+    def wait(self) -> int:
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+        return int(self._value)
+
+
+class _Arrival:
+    """A window that another rank sends."""
+
+    def __init__(self, shared: Shared, tensor: Tensor, rank: int, slot: _Number) -> None:
+        self._shared, self._tensor, self._rank, self._slot = shared, tensor, rank, slot
+
+    def wait(self) -> None:
+        self._shared.read(self._tensor, self._rank, self._slot.wait())
+
+
+class _Sum:
+    """A window on the server, to which those of all others are added; of whole numbers, so the order is no matter."""
+
+    def __init__(self, shared: Shared, tensor: Tensor, slots: dict[int, _Number]) -> None:
+        self._shared, self._tensor, self._slots = shared, tensor, slots
+
+    def wait(self) -> None:
+        while self._slots:
+            rank, slot = self._slots.popitem()
+            self._shared.read(self._tensor, rank, slot.wait(), adds=True)
+
+
+class _Outgoing:
+    """The server's broadcast, a piece per slot; the first ones are there at once."""
+
+    def __init__(self, shared: Shared, pieces: list[Tensor]) -> None:
+        self._shared, self._left = shared, deque(enumerate(pieces))
+        self._unread: deque[list[_Number]] = deque()
+        for _ in range(min(SLOTS, len(pieces))):
+            self._next()
+
+    def _next(self) -> None:
+        place, piece = self._left.popleft()
+        self._unread.append(self._shared.write(piece, place % SLOTS))
+
+    def wait(self) -> None:
+        """All others have read all of it."""
+        while self._unread:
+            for answer in self._unread.popleft():
+                answer.wait()
+            if self._left:
+                self._next()
+
+
+class _Incoming:
+    """The same on the other ranks."""
+
+    def __init__(self, shared: Shared, pieces: list[Tensor]) -> None:
+        self._shared, self._pieces = shared, pieces
+
+    def wait(self) -> None:
+        """All of it is here."""
+        for piece in self._pieces:
+            self._shared.read(piece, 0, self._shared.hear(0, _SLOT).wait())
