@@ -92,7 +92,7 @@ class RoundWork:
         return 2 if self.ranks > 1 else 0
 
     def counted(self, rank: int) -> Counted:
-        """Payload bytes that the meter of a rank counts in a round, without reports."""
+        """Payload bytes that the meter of a rank counts in a round, without reports; about, where sums are in slices."""
         others, hosts = self.ranks - 1, self.hosted[rank]
         if not others:
             return Counted(0, 0)
@@ -115,7 +115,7 @@ class RoundWork:
 
     @cached_property
     def _slices(self) -> int:
-        """The most that a rank sends of sums in slices: its pieces, and what is dealt and gathered of the sum."""
+        """About what a rank sends of sums in slices: its pieces, and what is dealt and gathered of the sum."""
         return math.ceil((max(self.hosted) + 2) * self.message_bytes * (self.ranks - 1) / self.ranks)
 
     @cached_property
