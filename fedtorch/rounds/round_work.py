@@ -92,7 +92,7 @@ class RoundWork:
         return 2 if self.ranks > 1 else 0
 
     def counted(self, rank: int) -> Counted:
-        """Payload bytes that the meter of a rank counts in a round, without reports; about, where sums are in slices."""
+        """Payload bytes that a rank's meter counts in a round, without reports; about, where sums are in slices."""
         others, hosts = self.ranks - 1, self.hosted[rank]
         if not others:
             return Counted(0, 0)
