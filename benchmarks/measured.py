@@ -49,6 +49,8 @@ class Timing:
     held_mb: float = 0.0
     """most memory at the end of a round, above what it was before the runner; without pages of mapped files, which
     the system takes back when it needs them"""
+    built_mb: float = 0.0
+    """the same when the runner began: libraries, and the model"""
     weights: np.ndarray | None = None
     """after the last round, flat, fp32"""
 
@@ -92,7 +94,7 @@ class Watch:
             for clock in (0, 1)
         )
         held = max(self.held_mb) - self.held_mb[0]
-        return Timing(wall, cpu, _mean(self.phases[timed]), _mean(self.moved[timed]), held)
+        return Timing(wall, cpu, _mean(self.phases[timed]), _mean(self.moved[timed]), held, self.held_mb[0])
 
 
 class WatchedTracker(Tracker):

@@ -7,6 +7,7 @@ python -m fedtorch.main --config FILE            one process, same results
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ from fedtorch.lifecycle.status import resume_command
 from fedtorch.lifecycle.streams import flush_streams, keep_standard_streams
 from fedtorch.lifecycle.train import train
 from fedtorch.setup.dry_run import describe
+from fedtorch.setup.scale import Cluster
+
+_BESIDE_NODES = ("ranks_per_node", "bandwidth", "cores", "constants")
 
 
 def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *, prog: str = "fedtorch.main") -> int:
@@ -38,6 +42,10 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
         parser.error(f"--ranks is {args.ranks}; give the number of ranks, at least 1")
     if args.ranks is not None and not args.dry_run:
         parser.error("--ranks goes with --dry-run; to train on several ranks use torchrun or `fedtorch run --ranks`")
+    if args.nodes is None and any(getattr(args, name) is not None for name in _BESIDE_NODES):
+        parser.error(f"{', '.join('--' + name.replace('_', '-') for name in _BESIDE_NODES)} go with --nodes")
+    if args.nodes is not None and (args.ranks is not None or not args.dry_run):
+        parser.error("--nodes goes with --dry-run, and in place of --ranks")
     keep_standard_streams()
     stop = stop or StopFlag()
     # from before data are read, which may take minutes; the ranks agree to stop when they meet
@@ -55,7 +63,9 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         config = yaml_config.load(args.config, args.set)
         if args.dry_run:
             torch.set_num_threads(config.system.threads)
-            _describe(config, num_ranks=args.ranks or num_ranks, rank=rank)
+            cluster = _cluster(args)
+            num_ranks = args.ranks or num_ranks if cluster is None else cluster.ranks
+            _describe(config, num_ranks=num_ranks, rank=rank, cluster=cluster)
         else:
             train(config, rank=rank, num_ranks=num_ranks, resume=args.resume, command=command, stop=stop)
         return 0
@@ -66,12 +76,20 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
         return end(error, rank)
 
 
-def _describe(config: Config, *, num_ranks: int, rank: int) -> None:
+def _cluster(args: argparse.Namespace) -> Cluster | None:
+    if args.nodes is None:
+        return None
+    per_node = 1 if args.ranks_per_node is None else args.ranks_per_node
+    gbit = math.inf if args.bandwidth is None else args.bandwidth
+    return Cluster(args.nodes, per_node, gbit, args.cores, args.constants)
+
+
+def _describe(config: Config, *, num_ranks: int, rank: int, cluster: Cluster | None) -> None:
     """Print what the first run would do."""
     first, *_ = build_all(config, num_ranks=num_ranks, rank=rank)
     if rank == 0:
         first.show_remarks()
-        print(describe(first, num_ranks=num_ranks))
+        print(describe(first, num_ranks=num_ranks, cluster=cluster))
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -96,6 +114,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print config, placement, bytes and memory; train nothing"
     )
     parser.add_argument("--ranks", type=int, help="with --dry-run: describe a run on so many ranks")
+    group = parser.add_argument_group("with --dry-run: what a round takes there, by what `fedtorch bench` has measured")
+    group.add_argument("--nodes", type=int, metavar="N", help="on so many nodes")
+    group.add_argument("--ranks-per-node", type=int, metavar="N", help="ranks of each (1)")
+    group.add_argument("--bandwidth", type=float, metavar="GBIT", help="Gbit/s of a node's wire (no limit)")
+    group.add_argument("--cores", type=int, metavar="N", help="of a node (as the measured machine)")
+    group.add_argument("--constants", type=Path, metavar="FILE", help="of `fedtorch bench --out` (this machine's)")
     return parser
 
 

@@ -7,17 +7,22 @@ from fedtorch.config import load as yaml_config
 from fedtorch.rounds.placement import costs
 from fedtorch.setup.build import BuiltRun
 from fedtorch.setup.private import describe_private
+from fedtorch.setup.scale import Cluster, describe_scale
 from fedtorch.setup.secure import describe_public_sum
-from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, states
+from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
 
-# Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
-_STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
 _MOST_SHOWN = 20
 
 
-def describe(built: BuiltRun, *, num_ranks: int) -> str:
-    """The text of `--dry-run`."""
+def describe(built: BuiltRun, *, num_ranks: int, cluster: Cluster | None = None) -> str:
+    """The text of `--dry-run`. cluster: also what a round would take there.
+
+    Raises:
+        ConfigError: see `scale.describe_scale`.
+    """
     blocks = [yaml_config.to_yaml(built.config).rstrip(), _placement(built), _traffic(built, num_ranks), _memory(built)]
+    if cluster is not None:
+        blocks.append(describe_scale(built, cluster))
     return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
 
 
@@ -56,7 +61,7 @@ def _memory(built: BuiltRun) -> str:
     total = engine.shared.size + engine.private.size
     planes = len(built.algorithm.exchanged_vectors)
     width = engine.shared.dtype.itemsize
-    state = max(_STATE.get(hp.optimizer, 2.0) + bool(hp.momentum) for hp in {config.client, *built.settings})
+    state = max(optimizer_numbers(hp) for hp in {config.client, *built.settings})
     model = total * width * 2  # the weights and the initial ones
     training = total * width * (1 + state)  # gradients, optimiser
     exchange = engine.shared.size * planes * width * 2 + min(

@@ -9,9 +9,11 @@ from functools import cache
 import torch
 from torch import nn
 
-from fedtorch.train.settings import EngineConfig
+from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import import_deepspeed, is_installed
 
+# Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
+_STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
 # DeepSpeed's estimators allow this for buffers on the host.
 HOST_BUFFERS = 1.5
 
@@ -40,6 +42,11 @@ class States:
     """In the device's memory."""
     host: int = 0
     """In the host's, with offload."""
+
+
+def optimizer_numbers(hp: ClientConfig) -> float:
+    """What the optimiser of these settings keeps per trained number, in numbers."""
+    return _STATE.get(hp.optimizer, 2.0) + bool(hp.momentum)
 
 
 @cache

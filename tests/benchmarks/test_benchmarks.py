@@ -28,9 +28,13 @@ from benchmarks.precision import main as precision_main
 from benchmarks.robust import NAMES as COMBINATIONS
 from benchmarks.robust import main as robust_main
 from benchmarks.rounds import cases, main
+from benchmarks.scale import built_of, federation, on_paper
+from benchmarks.scale import main as scale_main
 from benchmarks.sparse import main as sparse_main
 from benchmarks.wires import limited, why_not
 from benchmarks.workloads import WORKLOADS, shrunk
+from fedtorch.rounds.cost_model import Constants
+from fedtorch.setup.bench import Measured, Training, step_key, write
 
 
 @pytest.mark.parametrize("letter", list(WORKLOADS))
@@ -130,6 +134,31 @@ def test_the_benchmark_of_exchanges_stays_between_bound_and_formula(tmp_path: Pa
     assert record["formula"] == 3 * record["bound"] == 6 * 400 * 4 // 2  # 400 numbers of 20,000, two ranks
     assert busiest["star"]["received"] == busiest["replicated"]["received"] == 64 + 400 * 8
     assert record["bound"] < busiest["allreduce"]["received"] <= record["formula"]
+
+
+@pytest.mark.processes
+def test_rounds_move_the_bytes_that_were_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    constants, target = tmp_path / "constants.json", tmp_path / "figures.json"
+    torch.set_num_threads(1)
+    built = built_of(federation(0.0, 2), 2)
+    write(
+        constants,
+        Measured(Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, 1), {step_key(built): Training(1.0, 0.5)}),
+    )
+    assert scale_main(["--tiny", "--constants", str(constants), "--json", str(target)]) == 0
+    written = json.loads(target.read_text())
+    (record,) = written["rounds"]
+    assert record["bytes_equal"] and record["way"] == "sums" and record["measured_s"] > 0
+    assert record["parts_s"]["train"] == pytest.approx(2 * 1.5, rel=1e-3)  # two clients of a step
+    assert [light["ranks"] for light in written["light"]] == [2, 3]
+    assert "equal" in capsys.readouterr().out
+
+
+def test_on_paper_one_sum_per_node_is_an_eighth_on_the_wire() -> None:
+    constants = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, 1)
+    one, many = (on_paper(ranks, constants) for ranks in (8, 512))
+    assert one["down_mb"] == one["up_mb"] == 0
+    assert many["down_mb"] == pytest.approx(8 * many["per_node_down_mb"]) and many["per_node_s"] < many["exchange_s"]
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ import fedtorch.data.own.init
 import fedtorch.lifecycle.export
 import fedtorch.main
 import fedtorch.report.__main__
+import fedtorch.setup.bench
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
 import fedtorch.setup.data_prepare
@@ -50,6 +51,7 @@ FUNCTIONS = {
     "report": fedtorch.report.__main__.main,
     "export": fedtorch.lifecycle.export.main,
     "predict": fedtorch.setup.predict.main,
+    "bench": fedtorch.setup.bench.main,
     "audit": fedtorch.audit.command_line.main,
     "chat": fedtorch.chat.__main__.main,
 }
@@ -124,7 +126,7 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data, data prepare own, data check, "
-            "data partition, report, export, predict, audit, chat",
+            "data partition, report, export, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
