@@ -20,6 +20,7 @@ from fedtorch.comm.store import JobMember
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError
+from fedtorch.core.names import Names
 from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Communicator(ABC):
     """Ranks that the others go on without; see `enable_loss_recovery`."""
     returned: frozenset[int] = frozenset()
     """Those of them that are back, and wait for the others to join again; as the last `barrier` has found."""
-    names: tuple[str, ...]
+    names: Names
     """The clients in manifest order; messages carry a client's place in it."""
     meter: Meter
     """Bytes and messages of this rank so far."""
@@ -57,12 +58,9 @@ class Communicator(ABC):
     """How many clients of a round are done."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+        self.names = Names.of(names)
         self.meter, self.arrivals = Meter(), Arrivals()
         self.faults = Faults.from_environ(os.environ)
-        self._index = {name: place for place, name in enumerate(self.names)}
-        if len(self._index) != len(self.names):
-            raise ValueError(f"{len(self.names)} client names were given, {len(self._index)} of them distinct")
 
     @property
     def is_server(self) -> bool:
@@ -184,7 +182,7 @@ class Communicator(ABC):
     def gather_reports(self, reports: Sequence[Report], *, round: int) -> list[Report]:
         """On the server all ranks' reports in manifest order; elsewhere []."""
         self.faults("header", round=round)
-        messages = [report_to_message(report, self._index[report.client]) for report in reports]
+        messages = [report_to_message(report, self.names.place(report.client)) for report in reports]
         return [message_to_report(message, self.names) for message in self.gather(messages, round=round)]
 
     def __enter__(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -88,22 +88,38 @@ class Topology:
                 raise ValueError(f"the cost of client `{name}` is {cost}; expected a finite number, at least 0")
         if len(self.workers) == 1:
             return dict.fromkeys(costs, 0)
-        heap = [(0.0, 0, worker) for worker in range(len(self.workers))]
-        placed: dict[str, int] = {}
         names = sorted(costs, key=lambda name: (-costs[name], name))
-        for name in names:
+        ordered = [costs[name] for name in names]
+        placed = dict(
+            zip(
+                names, self.spread(ordered, None if allowed is None else [allowed[name] for name in names]), strict=True
+            )
+        )
+        return {name: placed[name] for name in costs}
+
+    def spread(self, costs: Sequence[float], allowed: Sequence[Sequence[int]] | None = None) -> Iterable[int]:
+        """The rule of `homes` for costs that are in its order: a worker for each, in the same order.
+
+        Of very many costs one after the other, so that nothing is kept for any.
+        """
+        if allowed is None and len(costs) <= FEW:
+            usual = [*self._least_loaded(costs, None)]
+            loads = [0.0] * len(self.workers)
+            for cost, worker in zip(costs, usual, strict=True):
+                loads[worker] += cost
+            return _better_split(tuple(costs), len(loads), max(loads)) or usual
+        return self._least_loaded(costs, allowed)
+
+    def _least_loaded(self, costs: Iterable[float], allowed: Sequence[Sequence[int]] | None) -> Iterator[int]:
+        heap = [(0.0, 0, worker) for worker in range(len(self.workers))]
+        for number, cost in enumerate(costs):
             if allowed is not None:
-                load, count, worker = min(heap[worker] for worker in allowed[name])
-                heap[worker] = (load + costs[name], count + 1, worker)
+                load, count, worker = min(heap[worker] for worker in allowed[number])
+                heap[worker] = (load + cost, count + 1, worker)
             else:
                 load, count, worker = heap[0]
-                heapq.heapreplace(heap, (load + costs[name], count + 1, worker))
-            placed[name] = worker
-        if allowed is None and len(names) <= FEW:
-            longest = max((load for load, _, _ in heap), default=0.0)
-            if better := _better_split(tuple(costs[name] for name in names), len(heap), longest):
-                placed = dict(zip(names, better, strict=True))
-        return {name: placed[name] for name in costs}
+                heapq.heapreplace(heap, (load + cost, count + 1, worker))
+            yield worker
 
     def assign(self, costs: Mapping[str, float], homes: Mapping[str, int] | None) -> dict[str, int]:
         """The worker that trains each client of a cohort this round.

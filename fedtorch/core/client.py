@@ -78,7 +78,8 @@ class ClientStore:
         self.folder, self.memory_bytes = folder, memory_bytes
         self._current: dict[str, ClientState] = {}
         self._staged: dict[str, ClientState] = {}
-        self._spilled: dict[tuple[str, bool], Path] = {}
+        self._spilled: dict[bool, dict[str, Path]] = {False: {}, True: {}}  # is it staged? -> client -> file
+        self._used = 0  # bytes of the tensors in memory, so that no round passes over all clients' states
         self._dirty: set[str] = set()
         self._is_warned = False
         shutil.rmtree(folder, ignore_errors=True)  # left by a process that died; what counts is in the checkpoint
@@ -86,7 +87,7 @@ class ClientStore:
     def get(self, client: str) -> ClientState:
         """A copy of the committed state (tensors shared: replace them, never change them in place)."""
         state = self._current.get(client)
-        if state is None and (path := self._spilled.get((client, False))):
+        if state is None and (path := self._spilled[False].get(client)):
             state = _read(path)
         return state.copy() if state is not None else ClientState()
 
@@ -101,20 +102,22 @@ class ClientStore:
     def commit(self, accepted: Iterable[str]) -> None:
         """Make the staged states of `accepted` clients current and drop all other staged ones."""
         for client in accepted:
-            staged = self._staged.pop(client, None)
-            if staged is None and (path := self._spilled.pop((client, True), None)):
+            staged = self._drop(self._staged, client)
+            if staged is None and (path := self._spilled[True].pop(client, None)):
                 staged = _read(path)
                 _remove(path)
             if staged is not None:
                 self._keep(client, staged, staged=False)
                 self._dirty.add(client)
-        self._staged.clear()
-        for key in [key for key in self._spilled if key[1]]:
-            _remove(self._spilled.pop(key))
+        for client in list(self._staged):
+            self._drop(self._staged, client)
+        for path in self._spilled[True].values():
+            _remove(path)
+        self._spilled[True].clear()
 
     def clients(self) -> list[str]:
         """Names of all clients that have a committed state, sorted."""
-        return sorted({*self._current, *(name for name, staged in self._spilled if not staged)})
+        return sorted({*self._current, *self._spilled[False]})
 
     def dirty(self) -> list[str]:
         """Names of the clients whose state changed since the last `mark_clean`, sorted."""
@@ -126,21 +129,28 @@ class ClientStore:
 
     def _keep(self, client: str, state: ClientState, *, staged: bool) -> None:
         pool = self._staged if staged else self._current
-        if path := self._spilled.pop((client, staged), None):
+        if path := self._spilled[staged].pop(client, None):
             _remove(path)
-        pool.pop(client, None)
+        self._drop(pool, client)
         pool[client] = state
-        used = sum(s.num_bytes for s in (*self._current.values(), *self._staged.values()))
+        self._used += state.num_bytes
         for victims, is_staged in ((self._current, False), (self._staged, True)):
-            for name in list(victims):
-                if used <= self.memory_bytes:
+            while victims:
+                if self._used <= self.memory_bytes:
                     return
+                name = next(iter(victims))
                 try:
-                    self._spilled[(name, is_staged)] = self._write(name, victims[name], is_staged)
+                    self._spilled[is_staged][name] = self._write(name, victims[name], is_staged)
                 except (OSError, SafetensorError) as error:
                     self._warn(error)
                     return
-                used -= victims.pop(name).num_bytes
+                self._drop(victims, name)
+
+    def _drop(self, pool: dict[str, ClientState], client: str) -> ClientState | None:
+        """Out of memory; what it was."""
+        state = pool.pop(client, None)
+        self._used -= 0 if state is None else state.num_bytes
+        return state
 
     def _warn(self, error: Exception) -> None:
         if not self._is_warned:

@@ -11,9 +11,11 @@ from operator import attrgetter
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedtorch.core.client import Client
+from fedtorch.core.clients import Clients
 from fedtorch.core.errors import ConfigError, FedtorchError, QuorumError
 from fedtorch.core.seeds import seed_for
 
@@ -82,7 +84,7 @@ class SizeProportional(Sampler):
 
     def draw(self, clients: Sequence[Client], count: int, *, seed: int, round: int) -> Sequence[Client]:
         """A pass over all clients, whose sizes it needs."""
-        sizes = np.array([client.sizes["train"] for client in clients], dtype=np.float64)
+        sizes = _train_sizes(clients)
         places = self.generator(seed, round).choice(len(clients), count, p=sizes / sizes.sum())
         return [clients[place] for place in places]
 
@@ -164,11 +166,21 @@ def cohort(
     return [(clients[place], draws[place]) for place in sorted(draws)]
 
 
+def _train_sizes(clients: Sequence[Client]) -> NDArray[np.float64]:
+    if isinstance(clients, Clients):  # without making them
+        return clients.train_sizes.astype(np.float64)
+    return np.array([client.sizes["train"] for client in clients], dtype=np.float64)
+
+
 def _place(clients: Sequence[Client], client: object, label: str) -> int:
     """Where a client that was drawn stands in `clients`, which are in the order of their indices."""
     if isinstance(client, Client):
-        place = bisect_left(clients, client.index, key=attrgetter("index"))
-        if place < len(clients) and clients[place] is client:
+        if isinstance(clients, Clients):
+            found = clients.place_of(client.index)
+            place = len(clients) if found is None else found
+        else:
+            place = bisect_left(clients, client.index, key=attrgetter("index"))
+        if place < len(clients) and clients[place] == client:
             return place
     shown = f"client `{client.name}`" if isinstance(client, Client) else repr(client)[:50]
     raise ConfigError(f"{label} drew {shown}, which is none of `clients`; let it draw elements of `clients`")

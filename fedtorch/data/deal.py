@@ -35,7 +35,7 @@ class Deal:
     def num_overlapping(self) -> int:
         """Clients that hold a question which another client holds too."""
         counts = np.bincount(self.rows, minlength=1)
-        shared = np.append(counts[self.rows] > 1, False)
+        shared = np.append((counts > 1)[self.rows], False)
         return int(np.count_nonzero(np.logical_or.reduceat(shared, self.starts[:-1]) & (self.sizes > 0)))
 
 

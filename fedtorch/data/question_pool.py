@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedtorch.core.clients import DealtSizes
 from fedtorch.core.errors import DataError
+from fedtorch.core.names import Names
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.deal import Deal, deal
 from fedtorch.data.folder import client_file
@@ -54,16 +56,14 @@ class QuestionPool:
         return deal(self.usable("train"), server=self.server, clients=self.clients, sizes=self.sizes, seed=self.seed)
 
     @cached_property
-    def manifest(self) -> dict[str, dict[str, int]]:
+    def manifest(self) -> DealtSizes:
         """Questions per client (`client000`, ...), then those of each part of dev and test (`part00`, ...)."""
-        sizes = self.dealt.sizes.tolist()
-        same = {size: {"train": size} for size in set(sizes)}  # one object per size: there may be 100 000 clients
-        width = len(str(len(sizes) - 1))
-        found = {f"{CLIENT}{place:0{width}}": same[size] for place, size in enumerate(sizes)}
-        width = len(str(self.parts - 1))
-        for part in range(self.parts):
-            found[f"{PART}{part:0{width}}"] = {split: len(self._part(split, part)) for split in ("dev", "test")}
-        return found
+        sizes, width = self.dealt.sizes.astype(np.int32), len(str(self.parts - 1))
+        parts = {
+            f"{PART}{part:0{width}}": {split: len(self._part(split, part)) for split in ("dev", "test")}
+            for part in range(self.parts)
+        }
+        return DealtSizes(Names(parts, head=CLIENT, numbered=len(sizes)), sizes, [*parts.values()])
 
     def read_server(self) -> list[dict[str, Any]]:
         """The server's share of the training questions."""

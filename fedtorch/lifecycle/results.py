@@ -26,14 +26,13 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
     """Everything the final table shows, every score with the number of examples behind it."""
     run = read_run(built.config.folder)  # from the records, which a resumed run has too
     last = run.last
-    sizes = {client.name: client.sizes["train"] for client in built.clients}
     clients = {}
-    for name in built.names:
-        if name not in last and name not in result.scores:
-            continue
+    seen = [name for name in {*last, *result.scores} if name in built.names]
+    for name in sorted(seen, key=built.names.place):
+        client = built.clients.named(name)
         record = last.get(name, {})
         clients[name] = {
-            "examples": sizes.get(name, 0),
+            "examples": client.sizes["train"] if client is not None else 0,
             "status": record.get("status"),
             "loss": record.get("loss_mean"),
             "weight": record.get("weight"),
@@ -63,7 +62,7 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
 def _privacy(built: BuiltRun, result: Result) -> dict[str, Any]:
     """What was promised to clients, with the number of rows only where that is revealed."""
     is_open = "sizes" in built.config.privacy.reveal
-    return {**result.privacy, "rows": sum(client.sizes["train"] for client in built.clients) if is_open else None}
+    return {**result.privacy, "rows": int(built.clients.train_sizes.sum()) if is_open else None}
 
 
 def show_beside(config: Config) -> None:

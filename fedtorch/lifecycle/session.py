@@ -23,6 +23,7 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import MODEL
+from fedtorch.core.names import Names
 from fedtorch.core.weights import release
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.exit import last_words
@@ -94,7 +95,7 @@ class Session:
                 config = exchange_sizes(config, comm, None if again is None else again.config)
             runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
             if comm is None:
-                comm = joined.enter_context(self._join(config, [name for run in runs for name in run.names], again))
+                comm = joined.enter_context(self._join(config, _names(runs), again))
             try:
                 self._run_all(runs, comm, "auto" if again else self.resume)
             except Returned:
@@ -104,7 +105,7 @@ class Session:
         return None
 
     def _join(self, config: Config, names: Sequence[str], again: _Again | None) -> Communicator:
-        names = tuple(dict.fromkeys(names))
+        names = Names.of(names)
         if self.num_ranks == 1:
             return LocalCommunicator(names)
         system = config.system
@@ -199,6 +200,10 @@ def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:
     for engine in {id(built.engine): built.engine for built in runs}.values():
         idle = [set(built.idle_base(rank)) for built in runs if built.engine is engine]
         release(engine.module, set.intersection(*idle))
+
+
+def _names(runs: Sequence[BuiltRun]) -> Names:
+    return runs[0].names if len(runs) == 1 else Names(dict.fromkeys(name for run in runs for name in run.names))
 
 
 def _network(config: Config) -> Network:

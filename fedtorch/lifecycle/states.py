@@ -34,11 +34,10 @@ def agree_on_states(
     Raises:
         CheckpointError: on all ranks, if a state is missing and `checkpoint.missing_clients` is `refuse`.
     """
-    index = {name: place for place, name in enumerate(comm.names)}
     messages = []
     if found is not None:
-        clients = [name for name in found.clients if name in index]
-        messages = [Message(index[name], "numbers", lists=apart.to_lists(found, name)) for name in clients]
+        clients = [name for name in found.clients if name in comm.names]
+        messages = [Message(comm.names.place(name), "numbers", lists=apart.to_lists(found, name)) for name in clients]
     comm.barrier("states", round=0)
     told = comm.broadcast_messages(messages, round=0)
     here = found or apart.told(checkpoints.folder, round, {comm.names[m.client]: m.lists for m in told})
@@ -49,7 +48,7 @@ def agree_on_states(
     for name, fault in faults.items():
         log.error("the state of client %s after %d rounds: %s", name, round, fault)
     comm.barrier("states are checked", round=0)
-    gathered = comm.gather([Message(index[name], "numbers", status="failed") for name in faults], round=0)
+    gathered = comm.gather([Message(comm.names.place(name), "numbers", status="failed") for name in faults], round=0)
     missing = [comm.names[message.client] for message in comm.broadcast_messages(gathered, round=0)]
     if missing:
         _refuse_or_say(built, comm, here, missing)

@@ -209,7 +209,7 @@ def with_lost(context: RoundContext, reports: Sequence[Report], cohort: Sequence
         return list(reports)
     lost = [Report(client.name, LOST) for client, _ in cohort if client.name in gone]
     found = {report.client: report for report in (*reports, *lost)}
-    return [found[name] for name in context.comm.names if name in found]
+    return sorted(found.values(), key=lambda report: context.comm.names.place(report.client))
 
 
 def filter_reports(

@@ -102,7 +102,7 @@ class ClientScorer:
         """The same with those that were lost, which in one process may be of its own clients."""
         components = self.context.components
         sizes, evaluators = components.task.manifest(), components.placement.evaluators
-        here = [name for name in sizes if sizes[name].get(split) and self.context.role.hosts(evaluators[name])]
+        here = [name for name, each in sizes.items() if each.get(split) and self.context.role.hosts(evaluators[name])]
         return [name for name in here if self.context.mechanism.shows_scores or not sizes[name].get("train")]
 
     def _score(

@@ -25,10 +25,10 @@ def draw(context: RoundContext) -> list[tuple[Client, int]]:
         BudgetError: on all ranks, if there must not be another round.
     """
     components, lost = context.components, context.members.lost
-    clients: Sequence[Client] = components.clients
+    clients = components.clients
     gone = {name for name, round in lost.items() if context.round >= round}
     if not context.mechanism.hides_clients:
-        present = [client for client in clients if client.name not in gone] if gone else clients
+        present = clients.without(gone) if gone else clients
         per_round, seed = context.config.clients.drawn, context.config.run.seed
         return cohort(present, per_round, components.sampler, seed=seed, round=context.round)
     drawn: list[Client] = []
@@ -45,11 +45,10 @@ def draw(context: RoundContext) -> list[tuple[Client, int]]:
     head, *names = context.members.retry_on_loss("cohort", lambda: tell(context, lambda: messages))
     _end_if_over(context, head, over)
     context.mechanism.enter(head.numbers)
-    if context.comm.is_server and context.comm.size > 1 and clients:
+    if context.comm.is_server and context.comm.size > 1 and len(clients):
         context.mechanism.expect(context.round, context.updates.length(clients[0].name))
     if not context.comm.is_server:
-        by_name = {client.name: client for client in clients}
-        drawn = [by_name[context.name(about)] for about in names]
+        drawn = [client for about in names if (client := clients.named(context.name(about))) is not None]
     return [(client, 1) for client in drawn]
 
 

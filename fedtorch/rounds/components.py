@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fedtorch.algorithms.base import Algorithm
@@ -11,7 +11,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.topology import Topology
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config.schema import Config
-from fedtorch.core.client import Client
+from fedtorch.core.clients import Clients
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.sampling import Sampler
 from fedtorch.rounds.placement import Placement
@@ -32,7 +32,7 @@ class RunComponents:
     """what clients train on: `task`, or one client with the data of all"""
     algorithm: Algorithm
     """what clients compute and how the server combines it"""
-    clients: Sequence[Client]
+    clients: Clients
     """those with training examples, in the manifest's order"""
     sampler: Sampler
     """draws the clients of a round"""

@@ -75,7 +75,6 @@ class RoundContext:
             private=components.engine.private,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
-        self._indices = {name: index for index, name in enumerate(self.comm.names)}
 
     @property
     def spill(self) -> Path:
@@ -148,7 +147,7 @@ class RoundContext:
         lists: Mapping[str, tuple[float, ...]] | None = None,
     ) -> Message:
         """A message about `client`, or about the run."""
-        index = NO_CLIENT if client is None else self._indices[client]
+        index = NO_CLIENT if client is None else self.comm.names.place(client)
         return Message(index, kind, status, dict(numbers or {}), dict(lists or {}))
 
     def name(self, message: Message) -> str:

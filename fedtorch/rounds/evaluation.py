@@ -155,7 +155,7 @@ class Evaluation:
         waited_for = {name for name, pairs in scores.items() if pairs.get(self.metric, (0.0, 0))[1]}
         if not context.algorithm.exchanged_vectors:
             lost = context.members.lost
-            waited_for = {client.name for client in context.components.clients if client.name not in lost}
+            waited_for = set(context.components.clients.without(lost).names())
         return bool(waited_for) and waited_for <= found
 
     def _keep_own_best(self, scores: Mapping[str, Scores]) -> None:

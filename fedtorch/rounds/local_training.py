@@ -72,7 +72,7 @@ class ClientTrainer:
 
     @cached_property
     def _examples(self) -> int:
-        return sum(client.sizes["train"] for client in self.context.components.clients)
+        return int(self.context.components.clients.train_sizes.sum())
 
     def train_cohort(self) -> list[Report]:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""

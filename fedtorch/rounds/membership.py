@@ -102,7 +102,7 @@ class Membership:
         round, least = self.progress.round, self.components.mechanism.least(self.components.config.clients.min)
         clients = [name for name in clients if name not in self.lost]
         self.lost.update(dict.fromkeys(clients, round + int(self.progress.is_training)))
-        left = sum(client.name not in self.lost for client in self.components.clients)
+        left = len(self.components.clients.without(self.lost))
         if self.comm.is_server and clients:
             shown = ", ".join(map(self.components.mechanism.shown, clients[:10])) + (", ..." if clients[10:] else "")
             log.warning("round %d: lost %d clients, %d are left: %s", round + 1, len(clients), left, shown)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedtorch.comm.topology import Topology
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.core.client import Client
+from fedtorch.core.clients import Clients, DealtSizes
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.names import Names
 from fedtorch.tasks.base import Task
 
 
@@ -19,21 +24,76 @@ from fedtorch.tasks.base import Task
 class Placement:
     """Which worker has which client; by place among the workers."""
 
-    homes: dict[str, int]
+    homes: Mapping[str, int]
     """training client -> worker that keeps its state"""
-    evaluators: dict[str, int]
+    evaluators: Mapping[str, int]
     """evaluated client -> worker that evaluates it: its home; where clients are merged or have no training data, they
     are balanced by size"""
 
 
-def place(config: Config, task: Task, training: Task, clients: Sequence[Client], topology: Topology) -> Placement:
+class Homes(Mapping[str, int]):
+    """A worker for each of some names, in the order of all names. Memory: 4 bytes for each of all names.
+
+    workers: by the place of a name, shape (names,), -1 where it has none.
+    """
+
+    def __init__(self, names: Names, workers: NDArray[np.int32]) -> None:
+        self._names, self._workers = names, workers
+
+    def __getitem__(self, name: str) -> int:
+        worker = int(self._workers[self._names.place(name)])
+        if worker < 0:
+            raise KeyError(name)
+        return worker
+
+    def homeless(self) -> Iterator[str]:
+        """The names without a worker."""
+        return (self._names[place] for place in np.flatnonzero(self._workers < 0).tolist())
+
+    def with_others(self, others: Mapping[str, int]) -> Homes:
+        """The same and a worker for each of `others`."""
+        workers = self._workers.copy()
+        for name, worker in others.items():
+            workers[self._names.place(name)] = worker
+        return Homes(self._names, workers)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._names[place] for place in np.flatnonzero(self._workers >= 0).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._workers >= 0))
+
+
+def place(config: Config, task: Task, training: Task, clients: Clients, topology: Topology) -> Placement:
     """A pure function of its arguments, so every rank computes the same."""
     allowed = workers_with_data(config, topology)
-    homes = topology.homes(costs(config, training, clients), allowed)
     manifest = task.manifest()
+    if allowed is None and training is task and isinstance(manifest, DealtSizes):
+        dealt = _dealt_homes(config, task, clients, manifest.names, topology)
+        rest = {name: float(sum(manifest[name].values())) for name in dealt.homeless()}
+        return Placement(dealt, dealt.with_others(topology.homes(rest)))
+    homes = topology.homes(costs(config, training, clients), allowed)
     sizes = {name: float(sum(splits.values())) for name, splits in manifest.items() if name not in homes}
     homeless = topology.homes(sizes, allowed)
     return Placement(homes, {name: homes[name] if name in homes else homeless[name] for name in manifest})
+
+
+def _dealt_homes(config: Config, task: Task, clients: Clients, names: Names, topology: Topology) -> Homes:
+    """As `Topology.homes` of `costs`; numbered names are in the order of their places."""
+    hp, special = config.client, {name: config.client_for(name) for name in config.per_client}
+    found = (
+        _cost(special.get(name, hp), examples, task.cost(name))
+        for name, examples in zip(clients.names(), map(int, clients.train_sizes), strict=True)
+    )
+    each = np.fromiter(found, np.float64, len(clients))
+    if not (np.isfinite(each) & (each >= 0)).all():
+        topology.homes(costs(config, task, clients))  # says which
+    order = np.argsort(-each, kind="stable")
+    workers = np.full(len(names), -1, dtype=np.int32)
+    workers[clients.places[order]] = np.fromiter(
+        topology.spread(array("d", each[order].tobytes())), np.int32, len(order)
+    )
+    return Homes(names, workers)
 
 
 def make_topology(config: Config, num_ranks: int) -> Topology:
@@ -98,14 +158,13 @@ def workers_with_data(config: Config, topology: Topology) -> dict[str, list[int]
 
 def costs(config: Config, training: Task, clients: Iterable[Client]) -> dict[str, float]:
     """Relative cost of each client's local training in one round."""
-    usual, found = _per_round(config.client), {}
-    for client in clients:
-        special = client.name in config.per_client
-        stepped, epochs = _per_round(config.client_for(client.name)) if special else usual
-        found[client.name] = (stepped or client.sizes["train"] * epochs) * training.cost(client.name)
-    return found
+    return {
+        client.name: _cost(config.client_for(client.name), client.sizes["train"], training.cost(client.name))
+        for client in clients
+    }
 
 
-def _per_round(hp: ClientConfig) -> tuple[int, int]:
-    """(examples of a round that is counted in steps, else 0; epochs)."""
-    return (hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0), hp.epochs or 1
+def _cost(hp: ClientConfig, examples: int, cost: float) -> float:
+    """Of a round, in which a client with so many examples of this cost takes steps or epochs."""
+    stepped = hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0
+    return (stepped or examples * (hp.epochs or 1)) * cost

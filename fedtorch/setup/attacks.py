@@ -46,7 +46,10 @@ def it_is_on_purpose(plan: Plan) -> None:
 
 def attackers_are_clients(plan: Plan) -> None:
     """Each is one that trains, and somebody is honest."""
-    attack, names = plan.config.attack, [client.name for client in plan.clients]
+    attack = plan.config.attack
+    if not attack.clients:
+        return
+    names = [*plan.clients.names()]
     for name in attack.clients:
         if name not in names:
             near = get_close_matches(name, names, 1)

@@ -19,7 +19,9 @@ from fedtorch.comm.base import Communicator
 from fedtorch.config.load import digest, to_dict
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
+from fedtorch.core.clients import names_of
 from fedtorch.core.mechanism import Mechanism
+from fedtorch.core.names import Names
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
@@ -43,7 +45,7 @@ log = logging.getLogger(__name__)
 class BuiltRun(Plan):
     """A run that can start as soon as the ranks have met."""
 
-    names: tuple[str, ...]
+    names: Names
     """All clients that messages may be about: those of the task and of `training`."""
     placement: Placement
     """Which worker keeps which client."""
@@ -187,11 +189,17 @@ def _whole(plan: Plan, placement: Placement, engine: Engine, remarks: Sequence[s
         plan.algorithm,
         plan.clients,
         plan.topology,
-        names=tuple(dict.fromkeys((*plan.task.manifest(), *plan.training.manifest()))),
+        names=_names(plan),
         placement=placement,
         engine=engine,
         remarks=tuple(remarks),
     )
+
+
+def _names(plan: Plan) -> Names:
+    if plan.training is plan.task:
+        return names_of(plan.task.manifest())
+    return Names(dict.fromkeys((*plan.task.manifest(), *plan.training.manifest())))
 
 
 def _name_idle_clients(plan: Plan) -> None:

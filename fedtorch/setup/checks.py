@@ -52,9 +52,10 @@ def check_module(config: Config, module: nn.Module) -> None:
 
 def clients_are_the_tasks(plan: Plan) -> None:
     """`per_client` names clients of the task, or the server where it trains; a round finds as many as it wants."""
-    names = [client.name for client in plan.clients]
-    plan.config.check_client_names([*names, SERVER] if plan.training.server_examples() else names)
-    plan.config.check_client_numbers(len(names))
+    if plan.config.per_client:
+        names = [*plan.clients.names()]
+        plan.config.check_client_names([*names, SERVER] if plan.training.server_examples() else names)
+    plan.config.check_client_numbers(len(plan.clients))
 
 
 def every_draw_counts(plan: Plan) -> None:

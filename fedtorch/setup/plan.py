@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +12,7 @@ from fedtorch.config.metrics import measured
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
+from fedtorch.core.clients import Clients
 from fedtorch.core.errors import DataError
 from fedtorch.core.sampling import Sampler, cohort
 from fedtorch.rounds.placement import make_topology
@@ -32,7 +32,7 @@ class Plan:
     """What clients train on: `task`, or one client with the data of all."""
     algorithm: Algorithm
     """The config's; with `paradigm: local` the one that sends nothing."""
-    clients: Sequence[Client]
+    clients: Clients
     """Those with training examples, in the manifest's order."""
     topology: Topology
     """Which ranks train together."""
@@ -67,24 +67,20 @@ class Plan:
 
     @cached_property
     def settings(self) -> set[ClientConfig]:
-        """Every distinct setting that a client trains with; one pass over the clients, which may be very many."""
-        special = {client.name for client in self.clients if client.name in self.config.per_client}
+        """Every distinct setting that a client trains with."""
+        special = {name for name in self.config.per_client if self.clients.named(name) is not None}
         rest = [self.config.client] if len(special) < len(self.clients) else []
         return {*map(self.config.client_for, special), *rest}
 
 
-def training_clients(task: Task) -> list[Client]:
+def training_clients(task: Task) -> Clients:
     """The clients with training examples, in the manifest's order.
 
     Raises:
         DataError: no client has any.
     """
     manifest = task.manifest()
-    clients = [
-        Client(name, index, sizes if isinstance(sizes, dict) else dict(sizes))
-        for index, (name, sizes) in enumerate(manifest.items())
-        if sizes.get("train")
-    ]
-    if not clients:
+    clients = Clients(manifest)
+    if not len(clients):
         raise DataError(f"none of the {len(manifest)} clients has a training example; prepare the data again")
     return clients
