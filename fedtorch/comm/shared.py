@@ -69,11 +69,13 @@ def connect(sockets: Direct, place: int, size: int, *, wanted: bool) -> Direct:
     All ranks call it alike; `size` is their number and `place` this one's among them, the server's is 0.
     """
     segment: Segment | None = None
+    where = [0, 0, 0]
     if wanted and size > 1 and hasattr(os, "memfd_create"):
-        with suppress(OSError):
+        with suppress(OSError):  # there may be no /proc
+            machine = _machine()
             segment = Segment()
+            where = [os.getpid(), segment.file, machine]
     try:
-        where = [0, 0, 0] if segment is None else [os.getpid(), segment.file, _machine()]
         places = _all_gather(sockets, where, size)
         peers: dict[int, Segment] = {}
         can = segment is not None and len({machine for *_, machine in places}) == 1

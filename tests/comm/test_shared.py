@@ -33,12 +33,23 @@ def join(shares: bool) -> DistributedCommunicator:
     return DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, network=Network(shares_memory=shares))
 
 
+def elsewhere() -> int:
+    return 1
+
+
+def unknown() -> int:
+    raise FileNotFoundError(2, "No such file or directory", "/proc/sys/kernel/random/boot_id")
+
+
 def trained(
-    folder: str, shares: bool, exchange: Literal["auto", "send"], strange: int | None = None
+    folder: str, shares: bool, exchange: Literal["auto", "send"], strange: int | None = None, is_known: bool = True
 ) -> tuple[str, str]:
-    """The digest of a run on this rank, and how payloads travelled. strange: a rank that seems to be elsewhere."""
+    """The digest of a run on this rank, and how payloads travelled.
+
+    strange: a rank that seems to be elsewhere, or (is_known False) cannot find out where it is.
+    """
     if strange == int(os.environ["RANK"]):
-        shared._machine = lambda: 1
+        shared._machine = elsewhere if is_known else unknown
     network = Network(shares_memory=shares)
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, exchange=exchange, network=network) as comm:
         task = Quadratic(clients=CLIENTS, start=(0.1,), width=WIDTH, double=False)
@@ -54,8 +65,9 @@ def test_the_bits_are_those_of_sockets(size: int, exchange: str, tmp_path: Path)
     assert {way, *(way for _, way in others)} == {"Shared"} and sockets == "Direct"
 
 
-def test_ranks_that_are_not_on_one_machine_use_sockets(tmp_path: Path) -> None:
-    ranks = run_ranks(trained, 3, str(tmp_path), True, "auto", 2)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_ranks_that_are_not_on_one_machine_use_sockets(is_known: bool, tmp_path: Path) -> None:
+    ranks = run_ranks(trained, 3, str(tmp_path), True, "auto", 2, is_known)
     assert {way for _, way in ranks} == {"Direct"}
 
 
