@@ -16,6 +16,7 @@ from fedtorch.comm.arrivals import Arrivals
 from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.peers import Peers
+from fedtorch.comm.server_vector import ServerVector
 from fedtorch.comm.store import JobMember
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
@@ -56,10 +57,12 @@ class Communicator(ABC):
     """None but in tests."""
     arrivals: Arrivals
     """How many clients of a round are done."""
+    vector: ServerVector
+    """Where the server's vectors are."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = Names.of(names)
-        self.meter, self.arrivals = Meter(), Arrivals()
+        self.meter, self.arrivals, self.vector = Meter(), Arrivals(), ServerVector()
         self.faults = Faults.from_environ(os.environ)
 
     @property
@@ -111,6 +114,8 @@ class Communicator(ABC):
     @abstractmethod
     def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """Copy the server's `flat` into every other rank's `flat`, which must have its length and dtype.
+
+        What `vector` shares is there already: nothing is copied, but counted as if it were.
 
         clients: how many clients this is for, for the meter's logical bytes; all of them by default. numbers: how many
         all of them together get of it, if not all get all.

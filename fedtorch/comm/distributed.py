@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -26,6 +27,7 @@ from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.local_updates import answer_requests
+from fedtorch.comm.mapped_vector import MappedVector
 from fedtorch.comm.messages import all_gather_updates, count_replicated
 from fedtorch.comm.options import Network, Options
 from fedtorch.comm.peers import GroupPeers
@@ -62,6 +64,7 @@ class DistributedCommunicator(Communicator):
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._member, self.lost = member, member.entry.lost
+        self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self._liveness.forget(self.lost)
         self._rendezvous = Rendezvous(store, self._liveness)
         self._shutdown = Shutdown(
@@ -195,7 +198,8 @@ class DistributedCommunicator(Communicator):
     def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """See the base class."""
         self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
-        self._group.broadcast(flat)
+        if not self.vector.is_shared(flat):
+            self._group.broadcast(flat)
         copies = (len(self.names) if clients is None else clients) if self.is_server else 0
         sent = flat.nbytes * (self._group.size - 1 if self.is_server else 1)
         logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
@@ -259,9 +263,7 @@ class DistributedCommunicator(Communicator):
             self._liveness.beat(phase="join worker")
             has_gpus = self._shared is not None and not self._shared & set(ranks)
             backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
-            self._worker = WorkerGroup(
-                self._store, ranks, self.rank, lambda text: self._raise_lost(text, ranks), backend
-            )
+            self._worker = WorkerGroup(self._store, ranks, self.rank, partial(self._raise_lost, among=ranks), backend)
         if self._worker.ranks != tuple(ranks):
             raise PreflightError(
                 f"rank {self.rank} is in a worker of ranks {self._worker.ranks} and cannot join {tuple(ranks)}; "
@@ -275,9 +277,7 @@ class DistributedCommunicator(Communicator):
             self._is_closed = True
             self._shutdown.leave_together(is_broken=self._group.is_broken)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.close()
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -132,11 +133,8 @@ class Group:
                 self.wait(self._start(lambda: self._gloo().send(data, 0)))
             return []
         buffers = [data, *(torch.zeros(size, dtype=torch.uint8) for size in sizes[1:])]
-
-        def receive(place: int) -> Transfer:
-            return self._start(lambda: self._gloo().receive(buffers[place], place))
-
-        for transfer in [receive(place) for place, buffer in enumerate(buffers) if place and len(buffer)]:
+        senders = [place for place, buffer in enumerate(buffers) if place and len(buffer)]
+        for transfer in [self._start(partial(self._gloo().receive, buffers[place], place)) for place in senders]:
             self.wait(transfer)
         return buffers
 
@@ -204,11 +202,12 @@ class Group:
         """Begin something else on the transport of payloads, or of numbers."""
         return self._start(lambda: start(self._gloo() if numbers else self._payloads))
 
-    def wait(self, transfer: Transfer) -> None:
-        """Wait for something that was started."""
-        self._guard(lambda: transfer.work.wait())  # not the method: this frame would hold the work, see Transfer
+    def wait(self, transfer: Transfer) -> Any:
+        """Wait for something that was started; what waiting for its work gives."""
+        found = self._guard(lambda: transfer.work.wait())  # not the method: this frame would hold it, see Transfer
         transfer.work = None
         self._transfers.discard(transfer)
+        return found
 
     def drop(self) -> None:
         """Close the sockets; operations raise from now on."""

@@ -50,6 +50,8 @@ class Op(IntEnum):
     """The server's messages of numbers, to each rank its own."""
     MASKED = 15
     """A sum of which the server sees nothing else; every rank but the server may send one masked part (`masked`)."""
+    SHARE = 16
+    """The server's vectors, to be read by all ranks where they are."""
 
 
 class Problem(IntEnum):

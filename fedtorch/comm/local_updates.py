@@ -18,6 +18,7 @@ from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
 from fedtorch.comm.masked import take_part
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.window_memory import OutgoingWindows
 from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError
 
 
@@ -60,7 +61,8 @@ def reduce_sum(
     Three windows are on the way, so that reducing overlaps adding.
     """
     group, local = aggregation.group, aggregation.local
-    accumulators = [Accumulator(min(size, WINDOW), local.dtype, local.sums) for _ in range(3)]
+    lender = OutgoingWindows(group, local.sums) if into is None else local.sums
+    accumulators = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(3)]
     idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
     sent: list[float] = []
@@ -106,7 +108,8 @@ def _compare_projections(
 def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
     group, local = aggregation.group, aggregation.local
-    idle = [Accumulator(min(size, WINDOW), local.dtype, local.sums) for _ in range(IN_FLIGHT if own else 0)]
+    lender = OutgoingWindows(group, local.sums)
+    idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if own else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
     digests: list[int] = []
 

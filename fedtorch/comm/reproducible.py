@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.digests import Passing
-from fedtorch.core.kept_vectors import KeptVectors
+from fedtorch.core.kept_vectors import KeptVectors, Lender
 from fedtorch.core.kernels import add_rounded, add_sum, write_scaled
 
 # Vectors are summed window by window, so that the sum stays in the cache and no rank ever holds one of full length:
@@ -93,7 +93,7 @@ class Accumulator:
     squares: float
     """Σ of the squares of the whole numbers in all sums that `result` has written; its last bits are open."""
 
-    def __init__(self, size: int, dtype: torch.dtype = torch.float32, kept: KeptVectors | None = None) -> None:
+    def __init__(self, size: int, dtype: torch.dtype = torch.float32, kept: Lender | None = None) -> None:
         """kept: lends the memory of `total`, None: it is new."""
         self.size, self.dtype = size, dtype
         self.total = (kept or KeptVectors()).lend(size, SUM_DTYPE)  # a fresh sum writes it before it is read

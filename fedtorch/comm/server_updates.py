@@ -24,6 +24,7 @@ from fedtorch.comm.header import Op
 from fedtorch.comm.local_updates import reduce_sum
 from fedtorch.comm.masked import Damaged, collect
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.window_memory import give_back, start_take
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.update import Report
 from fedtorch.privacy.public_sum import Masking
@@ -120,6 +121,7 @@ class DistributedUpdates(AcceptedUpdates):
                     digests.append(window_digest(part))
                     row.copy_(part)
             yield rows
+        give_back(self._group)
         for place in self._damaged(remote, digests):
             damaged[remote[place].clients[0]] = f"its update {DAMAGED}"
         self._aggregation.meter.count("up", "aggregate", physical=size * self.dtype.itemsize * len(remote))
@@ -221,6 +223,7 @@ class DistributedUpdates(AcceptedUpdates):
                 digests.append(came.digest)
                 squares[place] += came.squares
             accumulator.result(out[start:stop])
+        give_back(self._group)
         self._compare(remote, digests, squares, check)
         check.see_sum(accumulator.squares, out)
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
@@ -232,15 +235,14 @@ class DistributedUpdates(AcceptedUpdates):
         idle = [kept.lend(width, dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
         expected = [(each.rank, stop - start) for start, stop in windows(size) for each in remote]
         following = iter(expected)
-        receiving: deque[tuple[Transfer, Tensor, Tensor]] = deque()
+        receiving: deque[tuple[Transfer, Tensor]] = deque()
         for _ in expected:
             while idle and (sender := next(following, None)):
                 rank, length = sender
                 buffer = idle.pop()
-                receiving.append((self._group.start_receive(buffer[:length], rank), buffer[:length], buffer))
-            transfer, part, buffer = receiving.popleft()
-            self._group.wait(transfer)
-            yield part
+                receiving.append((start_take(self._group, buffer[:length], rank), buffer))
+            transfer, buffer = receiving.popleft()
+            yield self._group.wait(transfer)
             idle.append(buffer)
 
     def _compare(

@@ -9,20 +9,17 @@ rank has died are gloo's, as for payloads that gloo sends itself.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import blake2b
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedtorch.comm.direct import Direct, Work
 from fedtorch.comm.reproducible import WINDOW
+from fedtorch.comm.segment import Segment, machine, path_of
 
 log = logging.getLogger(__name__)
 
@@ -32,37 +29,6 @@ SLOTS = 4
 _SLOT, _READ = 1, 2  # tags: which slot is filled, which one was read; payloads and numbers have 0
 
 
-class Segment:
-    """Memory of `SLOTS` slots that several processes see; pages that nobody has touched take nothing."""
-
-    def __init__(self, path: str | None = None) -> None:
-        """path: of another process's; None: new, of this one, which `close_file` has to follow.
-
-        Raises:
-            OSError: the system refuses it.
-        """
-        if path is None:
-            self.file = os.memfd_create("fedtorch")
-            os.ftruncate(self.file, SLOTS * SLOT_BYTES)
-        else:
-            self.file = os.open(path, os.O_RDWR)
-        try:
-            self._memory = mmap.mmap(self.file, SLOTS * SLOT_BYTES)
-        except (OSError, ValueError) as error:
-            self.close_file()
-            raise OSError(f"a segment cannot be mapped: {error}") from None
-        self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
-
-    def close_file(self) -> None:
-        """Nobody else will open it; what is mapped stays."""
-        os.close(self.file)
-
-    def slot(self, number: int, like: Tensor) -> Tensor:
-        """The beginning of a slot, as long as `like` and of its dtype."""
-        start = number * SLOT_BYTES
-        return torch.from_numpy(self._bytes[start : start + like.nbytes]).view(like.dtype)
-
-
 def connect(sockets: Direct, place: int, size: int, *, wanted: bool) -> Direct:
     """A transport through shared memory where all ranks are on one machine and want it, else the one over sockets.
 
@@ -70,19 +36,19 @@ def connect(sockets: Direct, place: int, size: int, *, wanted: bool) -> Direct:
     """
     segment: Segment | None = None
     where = [0, 0, 0]
-    if wanted and size > 1 and hasattr(os, "memfd_create"):
+    if wanted and size > 1:
         with suppress(OSError):  # there may be no /proc
-            machine = _machine()
-            segment = Segment()
-            where = [os.getpid(), segment.file, machine]
+            here = machine()
+            segment = Segment(SLOTS * SLOT_BYTES)
+            where = [os.getpid(), segment.file, here]
     try:
         places = _all_gather(sockets, where, size)
         peers: dict[int, Segment] = {}
-        can = segment is not None and len({machine for *_, machine in places}) == 1
+        can = segment is not None and len({there for *_, there in places}) == 1
         if can:
             try:
                 for other in range(1, size) if place == 0 else [0]:
-                    peers[other] = Segment(f"/proc/{places[other][0]}/fd/{places[other][1]}")
+                    peers[other] = Segment(SLOTS * SLOT_BYTES, path_of(*places[other][:2]))
                     peers[other].close_file()
             except OSError as error:
                 log.info("ranks exchange over sockets, for memory cannot be shared: %s", error.strerror or error)
@@ -92,12 +58,6 @@ def connect(sockets: Direct, place: int, size: int, *, wanted: bool) -> Direct:
         if segment is not None:
             segment.close_file()
     return Shared(sockets, segment, peers) if all_can and segment is not None else sockets
-
-
-def _machine() -> int:
-    """A number that processes have in common which see each other by the same process number."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    return int.from_bytes(blake2b(boot + os.readlink("/proc/self/ns/pid").encode(), digest_size=7).digest(), "big")
 
 
 def _all_gather(sockets: Direct, numbers: Sequence[int], size: int) -> list[list[int]]:
@@ -121,14 +81,17 @@ class Shared(Direct):
         self._idle = deque(range(SLOTS))
         self._unread: deque[_Number] = deque()
         self._telling: deque[_Number] = deque()
+        self._taken: tuple[int, int] | None = None
 
     def send(self, tensor: Tensor, rank: int, tag: int = 0) -> Work:
         if tag or rank or tensor.nbytes > SLOT_BYTES:
             return super().send(tensor, rank, tag)
+        if (start := self._own.start(tensor)) is not None and start % SLOT_BYTES == 0:
+            return _Lent(self.tell(start // SLOT_BYTES, 0, _SLOT), self.hear(0, _READ))
         if not self._idle:
             self._idle.append(self._unread.popleft().wait())
         slot = self._idle.popleft()
-        self._own.slot(slot, tensor).copy_(tensor)
+        self._own.part(slot * SLOT_BYTES, tensor).copy_(tensor)
         filled = self.tell(slot, 0, _SLOT)
         self._unread.append(self.hear(0, _READ))
         return filled
@@ -137,6 +100,28 @@ class Shared(Direct):
         if tag or not rank or tensor.nbytes > SLOT_BYTES:
             return super().receive(tensor, rank, tag)
         return _Arrival(self, tensor, rank, self.hear(rank, _SLOT))
+
+    def slots(self) -> list[Tensor]:
+        """This rank's slots, bytes: what is sent from the beginning of one is not copied; wait until it is read.
+
+        Meanwhile nothing else must be sent.
+        """
+        while self._unread:
+            self._idle.append(self._unread.popleft().wait())
+        return [self._own.whole(torch.uint8)[n * SLOT_BYTES :][:SLOT_BYTES] for n in range(SLOTS)]
+
+    def take(self, like: Tensor, rank: int) -> Work:
+        """Receive a window without a copy: `wait` gives it, as long as `like` and of its dtype, until `give_back`.
+
+        On the server, of windows; waiting for the next one gives it back too.
+        """
+        return _Taken(self, like, rank, self.hear(rank, _SLOT))
+
+    def give_back(self) -> None:
+        """Let the rank whose window was taken last have its slot again."""
+        if self._taken is not None:
+            (rank, number), self._taken = self._taken, None
+            self._tell_read(rank, number)
 
     def reduce(self, tensor: Tensor) -> Work:
         if tensor.nbytes > SLOT_BYTES:
@@ -151,10 +136,30 @@ class Shared(Direct):
         pieces = list(tensor.split(SLOT_BYTES // tensor.itemsize))
         return _Outgoing(self, pieces) if 0 not in self._peers else _Incoming(self, pieces)
 
+    def map(self, vector: Tensor, segment: Segment | None, place: int, size: int) -> Tensor | None:
+        """The server's vector as it is in its segment, on other ranks to be read only; None if one of them cannot.
+
+        segment: on the server, the one that its `vector` is in; None: in none. place, size: see `connect`.
+        """
+        mine = [os.getpid(), segment.file, vector.nbytes] if segment is not None else [0, 0, vector.nbytes]
+        servers, *others = _all_gather(self, mine, size)
+        found, can = vector, servers[0] > 0 and all(other[2] == servers[2] for other in others)
+        if can and place:
+            try:
+                mapped = Segment(vector.nbytes, path_of(*servers[:2]), only_reads=True)
+                mapped.close_file()
+                found = mapped.whole(vector.dtype)
+            except OSError as error:
+                log.info("the server's vector is sent, for it cannot be read where it is: %s", error.strerror or error)
+                can = False
+        all_can = all(each for (each,) in _all_gather(self, [int(can)], size))
+        return found if all_can else None
+
     def drop(self) -> None:
         super().drop()
         self._unread.clear()
         self._telling.clear()
+        self._taken = None
 
     def read(self, tensor: Tensor, rank: int, number: int, *, adds: bool = False) -> None:
         """Copy what another rank has in a slot, or add it, and let that rank have the slot again.
@@ -162,17 +167,31 @@ class Shared(Direct):
         Raises:
             RuntimeError: there is no such slot.
         """
+        window = self.look(tensor, rank, number)
+        tensor.add_(window) if adds else tensor.copy_(window)
+        self._tell_read(rank, number)
+
+    def look(self, like: Tensor, rank: int, number: int, *, is_taken: bool = False) -> Tensor:
+        """What another rank has in a slot. is_taken: until `give_back`.
+
+        Raises:
+            RuntimeError: there is no such slot.
+        """
         if not 0 <= number < SLOTS:
             raise RuntimeError(f"rank {rank} of the group named slot {number} of {SLOTS}")
-        window = self._peers[rank].slot(number, tensor)
-        tensor.add_(window) if adds else tensor.copy_(window)
+        if is_taken:
+            self.give_back()
+            self._taken = rank, number
+        return self._peers[rank].part(number * SLOT_BYTES, like)
+
+    def _tell_read(self, rank: int, number: int) -> None:
         while len(self._telling) >= SLOTS * len(self._peers):
             self._telling.popleft().wait()
         self._telling.append(self.tell(number, rank, _READ))
 
     def write(self, tensor: Tensor, number: int) -> list[_Number]:
         """On the server: put a piece into a slot and tell the others; what they will answer."""
-        self._own.slot(number, tensor).copy_(tensor)
+        self._own.part(number * SLOT_BYTES, tensor).copy_(tensor)
         told = [self.tell(number, rank, _SLOT) for rank in self._peers]
         for each in told:
             each.wait()
@@ -199,6 +218,27 @@ class _Number:
         if work is not None:
             work.wait()
         return int(self._value)
+
+
+class _Lent:
+    """A window that is sent from where it is."""
+
+    def __init__(self, filled: _Number, read: _Number) -> None:
+        self._filled, self._read = filled, read
+
+    def wait(self) -> None:
+        self._filled.wait()
+        self._read.wait()
+
+
+class _Taken:
+    """A window that is received where another rank has it."""
+
+    def __init__(self, shared: Shared, like: Tensor, rank: int, slot: _Number) -> None:
+        self._shared, self._like, self._rank, self._slot = shared, like, rank, slot
+
+    def wait(self) -> Tensor:
+        return self._shared.look(self._like, self._rank, self._slot.wait(), is_taken=True)
 
 
 class _Arrival:

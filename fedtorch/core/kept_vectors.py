@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Lender(Protocol):
+    """Lends vectors."""
+
+    def lend(self, size: int, dtype: torch.dtype) -> Tensor:
+        """A CPU vector, shape (size,), that holds what was left in it."""
 
 
 class KeptVectors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -58,12 +58,13 @@ class RoundContext:
         layout, spill = components.engine.shared, self.spill
         self.store = ClientStore(spill / "states", self.config.system.state_memory_mb << 20)
         """the states of this rank's own clients"""
-        self.received = torch.zeros(layout.size * len(self.algorithm.exchanged_vectors), dtype=layout.dtype)
-        """the server's vectors, end to end in the order of `Algorithm.exchanged_vectors`; on the server
-        `server.tensors` are views of it, so nothing is copied before a broadcast"""
         num_bytes = message_bytes(self.algorithm, layout)
         self.has_messages = num_bytes > 0
         """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
+        make = partial(torch.zeros, dtype=layout.dtype) if self.has_messages else self.comm.vector.make
+        self.received = make(layout.size * len(self.algorithm.exchanged_vectors), dtype=layout.dtype)
+        """the server's vectors, end to end in the order of `Algorithm.exchanged_vectors`, elsewhere to be read only; on
+        the server `server.tensors` are views of it, so nothing is copied before a broadcast"""
         self.updates = self._buffer(num_bytes, spill / "updates")
         """what this rank's clients sent in the round"""
         self.server = ServerState(
@@ -162,6 +163,18 @@ class RoundContext:
                 self._send_vectors()
                 self.is_fresh, self.only_stepped = True, False
 
+    def begin(self) -> None:
+        """The vectors of all ranks, which have the same initial weights, begin with these."""
+        if not self.algorithm.exchanged_vectors:
+            return
+        if self.comm.is_server:
+            self.shared.copy_(self.components.engine.initial_shared)
+        if not self.has_messages:
+            self.received = self.comm.vector.share(self.received)
+        if not self.comm.is_server and not self.comm.vector.is_shared(self.received):
+            self.shared.copy_(self.components.engine.initial_shared)
+        self.is_fresh = True
+
     def _send_vectors(self) -> None:
         """What can differ from what all ranks have."""
         places = None
@@ -176,7 +189,7 @@ class RoundContext:
             return self.varying.send(self.comm, self.server.tensors, round=self.round)
 
         found = self.members.retry_on_loss("broadcast", send)
-        if places is not None:
+        if places is not None and not self.comm.vector.is_shared(self.received):
             places.put(part, self.received)
         if self.varying.adopt(found):
             self.algorithm.adopt(self.components.engine, self.components.task, self.varying.held)

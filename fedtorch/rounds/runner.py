@@ -214,9 +214,7 @@ class Runner:
         for part in engine.initial():
             if part.numel():
                 context.comm.broadcast(part.view(-1))
-        if context.algorithm.exchanged_vectors:
-            context.shared.copy_(engine.initial_shared)
-            context.is_fresh = True
+        context.begin()
         engine.adopt_initial(context.spill)
 
     def _step(self, decision: Decision) -> None:

@@ -21,6 +21,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.options import Network
 from fedtorch.comm.reproducible import SumScale
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
@@ -149,20 +150,28 @@ def one_bit(tensor: torch.Tensor) -> torch.Tensor:
     return damaged
 
 
-DAMAGES = {"half": half, "other_dtype": other_dtype, "one_bit": one_bit}
+def in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """Where the server reads it as it is."""
+    tensor.view(torch.uint8)[5] ^= 1
+    return tensor
 
 
-def damaging_ranks(transport: str, folder: str) -> dict[str, Any]:
+SOCKETS = {"half": half, "other_dtype": other_dtype, "one_bit": one_bit}
+SHARED = {"in_place": in_place, "one_bit": one_bit}
+
+
+def damaging_ranks(transport: str, folder: str, shares: bool) -> dict[str, Any]:
     """The last rank's windows are damaged on their way; only those of sums, or all that it sends."""
     for module in (reproducible, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     size, homes, exchange = TRANSPORTS[transport]
     start_send, found = Group.start_send, {}
-    with DistributedCommunicator.join(NAMES, timeout_s=20, exchange=exchange) as comm:  # type: ignore[arg-type]
+    network = Network(shares_memory=shares)
+    with DistributedCommunicator.join(NAMES, 20, exchange, network=network) as comm:  # type: ignore[arg-type]
         buffer, own = held(comm, homes, folder)
         reports = comm.gather_reports(own, round=1)
-        for kind, damage in DAMAGES.items():
-            for only_sums in (True, False):
+        for kind, damage in (SHARED if shares else SOCKETS).items():
+            for only_sums in (True,) if damage is in_place else (True, False):
 
                 def send(self: Group, tensor: torch.Tensor, _d: Any = damage, _only: bool = only_sums) -> Any:
                     is_meant = comm.rank == size - 1 and (tensor.dtype == torch.float64 or not _only)
@@ -174,9 +183,9 @@ def damaging_ranks(transport: str, folder: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("transport", ["send_updates", "send_sums"])
-def test_a_window_that_was_damaged_on_its_way_never_counts(transport: str, tmp_path: Path) -> None:
-    found = run_ranks(damaging_ranks, 3, transport, str(tmp_path))[0]
+@pytest.mark.parametrize(("transport", "shares"), [("send_updates", False), ("send_sums", False), ("send_sums", True)])
+def test_a_window_that_was_damaged_on_its_way_never_counts(transport: str, shares: bool, tmp_path: Path) -> None:
+    found = run_ranks(damaging_ranks, 3, transport, str(tmp_path), shares)[0]
     whole, without = expected_sum(), expected_sum(NAMES[:3])
     for kind, (refused, total) in found.items():
         if kind.endswith("all"):

@@ -14,12 +14,15 @@ from harness import make_config, make_runner
 from ranks import run_ranks, start_ranks
 from toy import Quadratic
 
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.comm import shared
 from fedtorch.comm.direct import Direct
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
 from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.shared import SLOT_BYTES, SLOTS, Segment, Shared
+from fedtorch.comm.segment import Segment
+from fedtorch.comm.shared import SLOT_BYTES, SLOTS, Shared
+from fedtorch.compression.compressors import TopK
 
 if not hasattr(os, "memfd_create"):
     pytest.skip("this system has no memory without a name", allow_module_level=True)
@@ -49,7 +52,7 @@ def trained(
     strange: a rank that seems to be elsewhere, or (is_known False) cannot find out where it is.
     """
     if strange == int(os.environ["RANK"]):
-        shared._machine = elsewhere if is_known else unknown
+        shared.machine = elsewhere if is_known else unknown
     network = Network(shares_memory=shares)
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, exchange=exchange, network=network) as comm:
         task = Quadratic(clients=CLIENTS, start=(0.1,), width=WIDTH, double=False)
@@ -71,24 +74,71 @@ def test_ranks_that_are_not_on_one_machine_use_sockets(is_known: bool, tmp_path:
     assert {way for _, way in ranks} == {"Direct"}
 
 
-def refused(folder: str) -> str:
-    """How payloads travel where one rank cannot open another's memory."""
+def refused(folder: str, is_vector: bool) -> tuple[str, bool]:
+    """How payloads travel where one rank cannot open another's memory, or the server's vector; is that shared?"""
     if os.environ["RANK"] == "1":
         made = Segment.__init__
 
-        def denied(self: Segment, path: str | None = None) -> None:
-            if path is not None:
+        def denied(self: Segment, size: int, path: str | None = None, *, only_reads: bool = False) -> None:
+            if path is not None and only_reads == is_vector:
                 raise PermissionError(13, "Permission denied")
-            made(self, path)
+            made(self, size, path, only_reads=only_reads)
 
         Segment.__init__ = denied  # type: ignore[method-assign]
     with join(True) as comm:
-        make_runner(make_config(Path(folder), Quadratic(clients=CLIENTS, start=(0.1,)), rounds=1), comm).run()
-        return type(comm._group._payload).__name__
+        runner = make_runner(make_config(Path(folder), Quadratic(clients=CLIENTS, start=(0.1,)), rounds=1), comm)
+        runner.run()
+        return type(comm._group._payload).__name__, comm.vector.is_shared(runner.context.received)
 
 
-def test_memory_that_cannot_be_opened_is_not_used_by_anybody(tmp_path: Path) -> None:
-    assert run_ranks(refused, 3, str(tmp_path)) == ["Direct"] * 3
+@pytest.mark.parametrize(("is_vector", "way"), [(False, "Direct"), (True, "Shared")])
+def test_memory_that_cannot_be_opened_is_not_used_by_anybody(is_vector: bool, way: str, tmp_path: Path) -> None:
+    assert run_ranks(refused, 3, str(tmp_path), is_vector) == [(way, False)] * 3
+
+
+def reading(folder: str, shares: bool, compressed: bool) -> tuple[bool, list[float]]:
+    """After two rounds: is the server's vector shared, what this rank has of it."""
+    with join(shares) as comm:
+        task = Quadratic(clients=CLIENTS, start=(0.1,), width=5)
+        method = (
+            {
+                "algorithm": FedAssistant(
+                    payload="delta", compression="topk", topk=TopK(ratio=1.0), exchange="replicated"
+                )
+            }
+            if compressed
+            else {}
+        )
+        runner = make_runner(make_config(Path(folder), task, rounds=2, **method), comm)
+        runner.run()
+        received = runner.context.received
+        return comm.vector.is_shared(received), received.tolist()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("shares", [False, True])
+def test_workers_read_the_servers_vector_where_it_is(shares: bool, compressed: bool, tmp_path: Path) -> None:
+    (is_shared, servers), *others = run_ranks(reading, 3, str(tmp_path), shares, compressed)
+    assert is_shared == (shares and not compressed), "with messages every rank changes a replica of its own"
+    for also, numbers in others:
+        assert also == is_shared and numbers == servers
+
+
+def writing(folder: str) -> None:
+    """A worker that changes what it received."""
+    with join(True) as comm:
+        task = Quadratic(clients=CLIENTS, start=(0.1,), width=5)
+        runner = make_runner(make_config(Path(folder), task, rounds=1), comm)
+        runner.run()
+        if comm.rank:
+            runner.context.received.add_(1.0)
+
+
+def test_a_worker_cannot_change_the_servers_vector(tmp_path: Path) -> None:
+    ranks = start_ranks(writing, 2, str(tmp_path))
+    for process in ranks.processes:
+        process.join(60)
+    assert ranks.processes[1].exitcode == -signal.SIGSEGV
 
 
 def waits_for_ever(folder: str) -> None:
@@ -157,7 +207,7 @@ class Group:
 def pair() -> tuple[Shared, Shared]:
     """The server and a worker."""
     sent: dict[tuple[int, int], list[torch.Tensor]] = {}
-    segments = Segment(), Segment()
+    segments = Segment(SLOTS * SLOT_BYTES), Segment(SLOTS * SLOT_BYTES)
     return (
         Shared(Direct(Group(sent, 0)), segments[0], {1: segments[1]}),
         Shared(Direct(Group(sent, 1)), segments[1], {0: segments[0]}),
@@ -174,6 +224,29 @@ def test_windows_arrive_in_the_order_in_which_they_were_sent(dtype: torch.dtype)
         came = torch.empty_like(window)
         server.receive(came, 1).wait()
         assert came.equal(window)
+
+
+def test_windows_that_are_lent_are_read_where_they_are() -> None:
+    server, worker = pair()
+    lent = worker.slots()
+    assert len(lent) == SLOTS and all(slot.nbytes == SLOT_BYTES for slot in lent)
+    for turn in range(2):
+        sent = [lent[place][:24].view(torch.float64).fill_(place + turn) for place in (2, 0)]
+        sending = [worker.send(window, 0) for window in sent]
+        taking = [server.take(torch.empty(3, dtype=torch.float64), 1) for _ in sent]
+        for window, take in zip(sent, taking, strict=True):
+            found: Any = take.wait()
+            assert found.tolist() == window.tolist() and found.data_ptr() == window.data_ptr()
+        told = worker._group.sent[1, shared._READ]
+        assert len(told) == 1, "the first was given back when the second was taken"
+        server.give_back()
+        for each in sending:
+            each.wait()
+        assert not told
+    worker.send(torch.ones(4), 0)  # a copy again, into a slot that nobody reads
+    came = torch.empty(4)
+    server.receive(came, 1).wait()
+    assert came.tolist() == [1.0] * 4
 
 
 def test_a_full_segment_waits_until_a_slot_was_read() -> None:
