@@ -65,8 +65,7 @@ def reduce_sum(
     accumulators = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(3)]
     idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
-    sent: list[float] = []
-    came: list[float] = []
+    sent, came = list[float](), list[float]()
 
     def finish() -> None:
         transfer, accumulator, start, stop = reducing.popleft()
