@@ -131,12 +131,8 @@ class PlainTrainer:
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
     """The layers that a transformer repeats."""
-    for part in model.modules():
-        if isinstance(part, nn.ModuleList) and len({type(each) for each in part}) == 1 and any(part.parameters()):
-            if not any(isinstance(each, nn.ModuleList) for outer in part for each in outer.modules()):
-                yield from part
-            elif type(part[0]).__name__.endswith("Block"):  # T5's have lists of their own
-                yield from part
+    for part in model.children():
+        yield from part if isinstance(part, nn.ModuleList) else blocks(part)
 
 
 @torch.no_grad()
@@ -197,7 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 def _row(name: str, trainer: Trainer | PlainTrainer, found: Sequence[dict[str, Trained]]) -> dict[str, Any]:
     if name == PLAIN:
-        print("| training | steps | numbers | time | processor time | first pass, s | loss |\n|---|---|---|---|---|---|---|")
+        print("| training | steps | numbers | time | processor time | first pass, s | loss |")
+        print("|---|---|---|---|---|---|---|")
     walls, cpus = ([one[name][at] / one[PLAIN][at] for one in found] for at in (0, 1))
     row = {"way": name, "steps": len(trainer.steps), "numbers": trainer.tokens, "time": statistics.median(walls),
            "least": min(walls), "most": max(walls), "cpu_time": statistics.median(cpus), "first_s": trainer.first_s,

@@ -112,6 +112,10 @@ class Text2SQL(Prepared):
             "num_tokens": sum(len(example.target) for example in examples),
         }
 
+    def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Of source and target, which are padded each for itself."""
+        return [(len(example.source), len(example.target)) for example in examples]
+
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, int]:
         """Cross entropy over target tokens: (sum, number of tokens)."""
         output = model(
