@@ -120,7 +120,7 @@ class SystemConfig:
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
     shared_memory: Literal["auto", "never"] = "auto"
     """auto: where all ranks are on one machine (Linux, over gloo), weights and updates go through memory that they
-    share; never: over sockets, as between machines. Same result."""
+    share, and what the server sends is read where it is; never: over sockets, as between machines. Same result."""
     oom_retry: bool = True
     """A client that runs out of memory is tried once more, by all ranks of its worker, with micro-batches in halves:
     the same mean gradient, but for dropout; false: it counts as failed at once. Not inside DeepSpeed's own exchanges
