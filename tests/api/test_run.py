@@ -80,7 +80,8 @@ def test_the_process_is_left_as_it_was(config: Path) -> None:
     threads, files, before = threading.active_count(), len(os.listdir("/proc/self/fd")), state()
     try:
         assert fedtorch.run(config).digest == fedtorch.run(config, resume="never").digest
-        assert state() == before and threading.active_count() == threads
+        assert state() == before
+        assert threading.active_count() <= threads  # one of an earlier test may have ended meanwhile
         assert len(os.listdir("/proc/self/fd")) <= files
         with pytest.raises(fedtorch.ConfigError):
             fedtorch.run(config, {"task.start": []})

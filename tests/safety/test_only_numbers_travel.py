@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from harness import make_config, make_runner
 from ranks import run_ranks
@@ -15,6 +16,8 @@ from toy import Quadratic
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
+from fedtorch.comm.mapped_vector import MappedVector
+from fedtorch.comm.options import Network
 from fedtorch.config.schema import ClientConfig, PartitionConfig
 from fedtorch.main import main
 
@@ -48,22 +51,23 @@ def as_rank(config: str, payloads: str) -> int:
     pickle.Unpickler = pickle.loads = pickle.load = refuse  # type: ignore[assignment, misc]
     log = open(Path(payloads) / f"rank{os.environ['RANK']}.bin", "wb")  # noqa: SIM115
     # everything that is received is sent by one of these, but for digests
-    for name in ("broadcast", "start_send", "start_reduce"):
-        original = getattr(Group, name)
+    for owner, name in ((DistributedCommunicator, "broadcast"), (Group, "start_send"), (Group, "start_reduce")):
+        original = getattr(owner, name)
 
-        def spy(self: Group, tensor: torch.Tensor, _original: Any = original) -> Any:
+        def spy(self: Any, tensor: torch.Tensor, _original: Any = original, **options: Any) -> Any:
             assert isinstance(tensor, torch.Tensor)
             log.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-            return _original(self, tensor)
+            return _original(self, tensor, **options)
 
-        setattr(Group, name, spy)
+        setattr(owner, name, spy)
     try:
         return main(["--config", config])
     finally:
         log.close()
 
 
-def test_no_canary_leaves_its_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared_memory", ["auto", "never"])
+def test_no_canary_leaves_its_rank(shared_memory: str, tmp_path: Path) -> None:
     prepare(tmp_path / "data")
     config = tmp_path / "c.yaml"
     run = tmp_path / "run"
@@ -80,7 +84,7 @@ def test_no_canary_leaves_its_rank(tmp_path: Path) -> None:
                 },
                 "algorithm": {"name": "tests.safety.test_only_numbers_travel:Careless"},
                 "client": {"batch_size": 4},
-                "system": {"timeout": 30.0},
+                "system": {"timeout": 30.0, "shared_memory": shared_memory},
             }
         )
     )
@@ -117,30 +121,32 @@ def _token_ids(root: Path) -> dict[str, list[bytes]]:
     return found
 
 
-def private_head(folder: str, payloads: str) -> list[int]:
-    """Sizes of all tensors of weights that reach the federation's group."""
+def private_head(folder: str, shares: bool) -> list[int]:
+    """Sizes of all tensors of weights that are broadcast or shared."""
     sizes: list[int] = []
-    original = Group.broadcast
+    for owner, name in ((DistributedCommunicator, "broadcast"), (MappedVector, "share")):
+        original = getattr(owner, name)
 
-    def spy(self: Group, tensor: torch.Tensor) -> Any:
-        if tensor.is_floating_point():
-            sizes.append(tensor.numel())
-        return original(self, tensor)
+        def spy(self: Any, tensor: torch.Tensor, _original: Any = original, **options: Any) -> Any:
+            if tensor.is_floating_point():
+                sizes.append(tensor.numel())
+            return _original(self, tensor, **options)
 
-    Group.broadcast = spy  # type: ignore[method-assign]
+        setattr(owner, name, spy)
     task = Quadratic(clients={"a": (1.0, 2.0, 5), "b": (2.0, 1.0, 5)}, start=(0.0,) * 11, head=(0.5,) * 7, double=False)
     client = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, optimizer_state="keep")
-    with DistributedCommunicator.join(("a", "b"), timeout_s=20) as comm:
+    with DistributedCommunicator.join(("a", "b"), timeout_s=20, network=Network(shares_memory=shares)) as comm:
         config = make_config(Path(folder), task, client=client, partition=PartitionConfig(private=("head",)), rounds=3)
         make_runner(config, comm).run()
     return sizes
 
 
-def test_private_tensors_never_reach_the_group_after_the_common_start(tmp_path: Path) -> None:
-    for sizes in run_ranks(private_head, 3, str(tmp_path), ""):
+@pytest.mark.parametrize("shares", [True, False])
+def test_private_tensors_never_reach_others_after_the_common_start(shares: bool, tmp_path: Path) -> None:
+    for sizes in run_ranks(private_head, 3, str(tmp_path), shares):
         # w^0 is common to all (w: 11, head: 7); from then on only the shared vector travels
         assert sizes[:2] == [11, 7]
-        assert set(sizes[2:]) == {11}
+        assert set(sizes[2:]) == {11} and len(sizes) > 4
 
 
 # A user's algorithm whose error message quotes the data, as careless code does
