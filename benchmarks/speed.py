@@ -148,6 +148,7 @@ def measure(command: Sequence[str], log: Path, with_memory: bool) -> Run:
     """
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    variables["THP_MEM_ALLOC_ENABLE"] = "1"  # large pages, which fedtorch asks torch for; so that all have them
     variables |= {"RAY_DEDUP_LOGS": "0", "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     ends, most = [], 0.0
     with log.open("w") as words, subprocess.Popen(
