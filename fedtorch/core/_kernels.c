@@ -27,6 +27,25 @@
 #define CLONES
 #endif
 
+/* The lowest set bit of a word that has one. */
+#if defined(__GNUC__)
+#define LOWEST(word) ((unsigned)__builtin_ctzll(word))
+#else
+static unsigned lowest(uint64_t word)
+{
+    unsigned bit = 0;
+    for (; !(word & 1u); word >>= 1)
+        bit++;
+    return bit;
+}
+#define LOWEST(word) lowest(word)
+#endif
+
+/* Eight bytes as a number, the first one lowest: one load where bytes are in this order. */
+#define EIGHT(from)                                                                                                    \
+    ((uint64_t)(from)[0] | (uint64_t)(from)[1] << 8 | (uint64_t)(from)[2] << 16 | (uint64_t)(from)[3] << 24 |          \
+     (uint64_t)(from)[4] << 32 | (uint64_t)(from)[5] << 40 | (uint64_t)(from)[6] << 48 | (uint64_t)(from)[7] << 56)
+
 /* Sum of squares in eight lanes; its last bits are nobody's concern. */
 #define SQUARES(lanes, values, count)                                                                                  \
     do {                                                                                                               \
@@ -40,66 +59,50 @@
 
 #define TOTAL(r) (((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))
 
-/* total (+)= rint(values * factor); returns the sum of the squares of what was added. */
-#define DEFINE_ADD(NAME, TYPE)                                                                                         \
-    CLONES double NAME(const TYPE *restrict values, double *restrict total, size_t length, double factor, int fresh)   \
+/* The numbers [start, stop) of total (+)= sum over k of rint(values[k] * factors[k]), + sums if there are any. With `out`
+   the sum goes there, times `back`, rounded to its type, -0 as 0, and `total` stays as it is. squares: of what was added
+   last (`sums`, else the last of `values`), and of the whole sum if it went to `out`. */
+#define DEFINE_FOLD(NAME, TYPE)                                                                                        \
+    CLONES void NAME(const TYPE *const *values, const double *factors, size_t count, const double *sums, double *total, \
+                     int fresh, TYPE *out, double back, size_t start, size_t stop, double *squares)                    \
     {                                                                                                                  \
-        double lanes[8] = {0}, whole[BLOCK];                                                                           \
-        for (size_t start = 0; start < length; start += BLOCK) {                                                       \
-            size_t count = length - start < BLOCK ? length - start : BLOCK;                                            \
-            const TYPE *restrict from = values + start;                                                                \
-            double *restrict into = total + start;                                                                     \
-            for (size_t i = 0; i < count; i++)                                                                         \
-                whole[i] = rint((double)from[i] * factor);                                                             \
+        double of_last[8] = {0}, of_all[8] = {0}, block[BLOCK], whole[BLOCK];                                          \
+        for (; start < stop; start += BLOCK) {                                                                         \
+            size_t length = stop - start < BLOCK ? stop - start : BLOCK;                                               \
             if (fresh)                                                                                                 \
-                memcpy(into, whole, count * sizeof(double));                                                           \
+                memset(block, 0, length * sizeof(double));                                                             \
             else                                                                                                       \
-                for (size_t i = 0; i < count; i++)                                                                     \
-                    into[i] += whole[i];                                                                               \
-            SQUARES(lanes, whole, count);                                                                              \
+                memcpy(block, total + start, length * sizeof(double));                                                 \
+            for (size_t k = 0; k < count; k++) {                                                                       \
+                const TYPE *restrict from = values[k] + start;                                                         \
+                double factor = factors[k];                                                                            \
+                for (size_t i = 0; i < length; i++)                                                                    \
+                    whole[i] = rint((double)from[i] * factor);                                                         \
+                for (size_t i = 0; i < length; i++)                                                                    \
+                    block[i] += whole[i];                                                                              \
+                if (k + 1 == count && !sums)                                                                           \
+                    SQUARES(of_last, whole, length);                                                                   \
+            }                                                                                                          \
+            if (sums) {                                                                                                \
+                const double *restrict from = sums + start;                                                            \
+                for (size_t i = 0; i < length; i++)                                                                    \
+                    block[i] += from[i];                                                                               \
+                SQUARES(of_last, from, length);                                                                        \
+            }                                                                                                          \
+            if (out) {                                                                                                 \
+                TYPE *restrict into = out + start;                                                                     \
+                for (size_t i = 0; i < length; i++)                                                                    \
+                    into[i] = (TYPE)(block[i] * back) + (TYPE)0;                                                       \
+                SQUARES(of_all, block, length);                                                                        \
+            } else                                                                                                     \
+                memcpy(total + start, block, length * sizeof(double));                                                 \
         }                                                                                                              \
-        return TOTAL(lanes);                                                                                           \
+        squares[0] = TOTAL(of_last);                                                                                   \
+        squares[1] = TOTAL(of_all);                                                                                    \
     }
 
-DEFINE_ADD(fedtorch_add_f32, float)
-DEFINE_ADD(fedtorch_add_f64, double)
-
-/* total (+)= sums; returns the sum of their squares. */
-CLONES double fedtorch_add_sum(const double *restrict sums, double *restrict total, size_t length, int fresh)
-{
-    double lanes[8] = {0};
-    for (size_t start = 0; start < length; start += BLOCK) {
-        size_t count = length - start < BLOCK ? length - start : BLOCK;
-        const double *restrict from = sums + start;
-        double *restrict into = total + start;
-        if (fresh)
-            memcpy(into, from, count * sizeof(double));
-        else
-            for (size_t i = 0; i < count; i++)
-                into[i] += from[i];
-        SQUARES(lanes, from, count);
-    }
-    return TOTAL(lanes);
-}
-
-/* out = total * factor, rounded to its type, -0 as 0; returns the sum of the squares of `total`. */
-#define DEFINE_RESULT(NAME, TYPE)                                                                                      \
-    CLONES double NAME(const double *restrict total, TYPE *restrict out, size_t length, double factor)                 \
-    {                                                                                                                  \
-        double lanes[8] = {0};                                                                                         \
-        for (size_t start = 0; start < length; start += BLOCK) {                                                       \
-            size_t count = length - start < BLOCK ? length - start : BLOCK;                                            \
-            const double *restrict from = total + start;                                                               \
-            TYPE *restrict into = out + start;                                                                         \
-            for (size_t i = 0; i < count; i++)                                                                         \
-                into[i] = (TYPE)(from[i] * factor) + (TYPE)0;                                                          \
-            SQUARES(lanes, from, count);                                                                               \
-        }                                                                                                              \
-        return TOTAL(lanes);                                                                                           \
-    }
-
-DEFINE_RESULT(fedtorch_result_f32, float)
-DEFINE_RESULT(fedtorch_result_f64, double)
+DEFINE_FOLD(fedtorch_fold_f32, float)
+DEFINE_FOLD(fedtorch_fold_f64, double)
 
 /* Of each chunk: the sum of squares in numpy's pairwise order, and the bits of the largest absolute value (as integers
    these are in the order of the values, NaN above infinity). */
@@ -146,6 +149,21 @@ DEFINE_RESULT(fedtorch_result_f64, double)
             *squares++ = pairwise_##SUFFIX(values + start, length - start < chunk ? length - start : chunk, &top);     \
             memcpy(largest++, &top, sizeof top);                                                                       \
         }                                                                                                              \
+    }                                                                                                                  \
+    CLONES static void subtract_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, size_t length)               \
+    {                                                                                                                  \
+        for (size_t i = 0; i < length; i++)                                                                            \
+            out[i] = from[i] - values[i];                                                                              \
+    }                                                                                                                  \
+    /* The same of out = from - values, which may be `values`; each chunk is measured while it is in the cache. */     \
+    void fedtorch_norm_difference_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, size_t length,             \
+                                           size_t chunk, double *squares, TYPE *largest)                               \
+    {                                                                                                                  \
+        for (size_t start = 0; start < length; start += chunk) {                                                       \
+            size_t part = length - start < chunk ? length - start : chunk;                                             \
+            subtract_##SUFFIX(from + start, values + start, out + start, part);                                        \
+            fedtorch_norm_##SUFFIX(out + start, part, chunk, squares++, largest++);                                    \
+        }                                                                                                              \
     }
 
 DEFINE_NORM(f32, float, uint32_t, 0x7fffffffu)
@@ -156,23 +174,98 @@ DEFINE_NORM(f64, double, uint64_t, 0x7fffffffffffffffu)
 double fedtorch_places_of_bits(const uint8_t *bitmap, size_t bytes, int32_t *places, size_t room)
 {
     size_t found = 0;
-    for (size_t at = 0; at < bytes; at++) {
-        unsigned byte = bitmap[at];
-        if (found + 8 > room) { /* near the end: look before every one */
-            for (int bit = 0; bit < 8; bit++)
-                if (byte >> bit & 1u) {
-                    if (found == room)
-                        return (double)found + 1;
-                    places[found++] = (int32_t)(8 * at + bit);
-                }
-            continue;
-        }
-        for (int bit = 0; bit < 8; bit++) { /* without a jump: written over by the next one where the bit is not set */
-            places[found] = (int32_t)(8 * at + bit);
-            found += byte >> bit & 1u;
+    for (size_t at = 0; at < bytes; at += 8) {
+        uint64_t word = 0;
+        if (bytes - at >= 8)
+            word = EIGHT(bitmap + at);
+        else
+            for (size_t byte = 0; at + byte < bytes; byte++)
+                word |= (uint64_t)bitmap[at + byte] << 8 * byte;
+        for (; word; word &= word - 1) {
+            if (found == room)
+                return (double)found + 1;
+            places[found++] = (int32_t)(8 * at + LOWEST(word));
         }
     }
     return (double)found;
+}
+
+/* The values of at least `limit` in magnitude and their places; returns how many, or -1 where one of the values is NaN.
+   There is room for all of them. */
+#define DEFINE_REACHING(NAME, TYPE, ABS)                                                                               \
+    CLONES double NAME(const TYPE *restrict values, size_t length, double limit, int32_t *restrict places,             \
+                       TYPE *restrict passed)                                                                          \
+    {                                                                                                                  \
+        uint8_t reaches[BLOCK];                                                                                        \
+        size_t found = 0;                                                                                              \
+        for (size_t start = 0; start < length; start += BLOCK) {                                                       \
+            size_t count = length - start < BLOCK ? length - start : BLOCK;                                            \
+            const TYPE *restrict from = values + start;                                                                \
+            uint8_t nan = 0;                                                                                           \
+            if (count < BLOCK)                                                                                         \
+                memset(reaches, 0, sizeof reaches);                                                                    \
+            for (size_t i = 0; i < count; i++)                                                                         \
+                reaches[i] = ABS(from[i]) >= (TYPE)limit;                                                              \
+            for (size_t i = 0; i < count; i++)                                                                         \
+                nan |= from[i] != from[i];                                                                             \
+            if (nan)                                                                                                   \
+                return -1.0;                                                                                           \
+            for (size_t at = 0; at < BLOCK; at += 64) {                                                                \
+                uint64_t bits = 0; /* one for each of 64 bytes, so that the loop ends once for all of them */          \
+                for (size_t byte = 0; byte < 64; byte += 8)                                                            \
+                    bits |= (EIGHT(reaches + at + byte) * 0x0102040810204080u >> 56) << byte;                          \
+                for (; bits; bits &= bits - 1) {                                                                       \
+                    size_t place = at + LOWEST(bits);                                                                  \
+                    places[found] = (int32_t)(start + place);                                                          \
+                    passed[found++] = from[place];                                                                     \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        return (double)found;                                                                                          \
+    }
+
+DEFINE_REACHING(fedtorch_reaching_f32, float, fabsf)
+DEFINE_REACHING(fedtorch_reaching_f64, double, fabs)
+
+/* codes = floor(values * scales[power] + u), u from the place by SplitMix64; 1 where the power is 255. */
+#define DEFINE_ROUND(NAME, TYPE)                                                                                       \
+    CLONES double NAME(const TYPE *restrict values, const int32_t *restrict places, size_t length,                     \
+                       const uint8_t *restrict powers, int shift, const double *restrict scales, uint64_t seed,        \
+                       int8_t *restrict codes)                                                                         \
+    {                                                                                                                  \
+        double noise[BLOCK];                                                                                           \
+        for (size_t start = 0; start < length; start += BLOCK) {                                                       \
+            size_t count = length - start < BLOCK ? length - start : BLOCK;                                            \
+            for (size_t i = 0; i < count; i++) {                                                                       \
+                uint64_t bits = (uint64_t)places[start + i] * 0x9E3779B97F4A7C15u + seed;                              \
+                bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;                                                      \
+                bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;                                                      \
+                bits ^= bits >> 31;                                                                                    \
+                noise[i] = ((double)(uint32_t)(bits >> 32) + 0.5) * 0x1p-32;                                           \
+            }                                                                                                          \
+            for (size_t i = 0; i < count; i++) {                                                                       \
+                uint8_t power = powers[places[start + i] >> shift];                                                    \
+                double step = (double)values[start + i] * scales[power] + noise[i];                                    \
+                codes[start + i] = power == 255 ? 1 : (int8_t)floor(step);                                             \
+            }                                                                                                          \
+        }                                                                                                              \
+        return 0.0;                                                                                                    \
+    }
+
+DEFINE_ROUND(fedtorch_round_f32, float)
+DEFINE_ROUND(fedtorch_round_f64, double)
+
+/* values = codes * scales[power]; returns how many codes cannot be: -128, or not zero where the power is 0. */
+double fedtorch_widen(const int8_t *restrict codes, const int32_t *restrict places, size_t length,
+                      const uint8_t *restrict powers, int shift, const float *restrict scales, float *restrict values)
+{
+    size_t wrong = 0;
+    for (size_t i = 0; i < length; i++) {
+        uint8_t power = powers[places[i] >> shift];
+        values[i] = scales[power] * (float)codes[i];
+        wrong += (codes[i] == -128) | ((power == 0) & (codes[i] != 0));
+    }
+    return (double)wrong;
 }
 
 /* total[places - start] += rint(values * factor) * back; returns 0. */
@@ -187,3 +280,37 @@ double fedtorch_places_of_bits(const uint8_t *bitmap, size_t bytes, int32_t *pla
 
 DEFINE_SCATTER(fedtorch_scatter_f32, float)
 DEFINE_SCATTER(fedtorch_scatter_f64, double)
+
+/* out = the sum of all terms' rint(values * factors[term]) * back at their ascending places, -0 as 0, `chunk` numbers at
+   a time; returns how many values were left over, at places that do not ascend or are not in `out`. at: zeros. */
+#define DEFINE_SUM(NAME, TYPE)                                                                                         \
+    CLONES double NAME(const TYPE *const *values, const int32_t *const *places, const size_t *lengths,                 \
+                       const double *factors, size_t *at, size_t terms, double back, double *restrict total,           \
+                       size_t chunk, TYPE *restrict out, size_t size)                                                  \
+    {                                                                                                                  \
+        size_t left = 0;                                                                                               \
+        for (size_t start = 0; start < size; start += chunk) {                                                         \
+            size_t count = size - start < chunk ? size - start : chunk;                                                \
+            memset(total, 0, count * sizeof(double));                                                                  \
+            for (size_t term = 0; term < terms; term++) {                                                              \
+                const TYPE *restrict from = values[term];                                                              \
+                const int32_t *restrict where = places[term];                                                          \
+                size_t i = at[term], length = lengths[term];                                                           \
+                for (; i < length; i++) {                                                                              \
+                    size_t place = (size_t)where[i] - start;                                                           \
+                    if (place >= count)                                                                                \
+                        break;                                                                                         \
+                    total[place] += rint((double)from[i] * factors[term]) * back;                                      \
+                }                                                                                                      \
+                at[term] = i;                                                                                          \
+            }                                                                                                          \
+            for (size_t i = 0; i < count; i++)                                                                         \
+                out[start + i] = (TYPE)total[i] + (TYPE)0;                                                             \
+        }                                                                                                              \
+        for (size_t term = 0; term < terms; term++)                                                                    \
+            left += lengths[term] - at[term];                                                                          \
+        return (double)left;                                                                                           \
+    }
+
+DEFINE_SUM(fedtorch_sum_f32, float)
+DEFINE_SUM(fedtorch_sum_f64, double)

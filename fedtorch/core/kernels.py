@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,19 +22,25 @@ log = logging.getLogger(__name__)
 
 Vector = npt.NDArray[Any]
 _POINTER, _SIZE, _DOUBLE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_int
+_FOLD = (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _DOUBLE, _SIZE, _SIZE, _POINTER)
 _ARGUMENTS = {
-    "add_f32": (_POINTER, _POINTER, _SIZE, _DOUBLE, _INT),
-    "add_f64": (_POINTER, _POINTER, _SIZE, _DOUBLE, _INT),
-    "add_sum": (_POINTER, _POINTER, _SIZE, _INT),
-    "result_f32": (_POINTER, _POINTER, _SIZE, _DOUBLE),
-    "result_f64": (_POINTER, _POINTER, _SIZE, _DOUBLE),
+    "fold_f32": _FOLD,
+    "fold_f64": _FOLD,
     "places_of_bits": (_POINTER, _SIZE, _POINTER, _SIZE),
     "scatter_f32": (_POINTER, _POINTER, _SIZE, _POINTER, _DOUBLE, _DOUBLE, _SIZE),
     "scatter_f64": (_POINTER, _POINTER, _SIZE, _POINTER, _DOUBLE, _DOUBLE, _SIZE),
+    "sum_f32": (*(_POINTER,) * 5, _SIZE, _DOUBLE, _POINTER, _SIZE, _POINTER, _SIZE),
+    "sum_f64": (*(_POINTER,) * 5, _SIZE, _DOUBLE, _POINTER, _SIZE, _POINTER, _SIZE),
+    "reaching_f32": (_POINTER, _SIZE, _DOUBLE, _POINTER, _POINTER),
+    "reaching_f64": (_POINTER, _SIZE, _DOUBLE, _POINTER, _POINTER),
+    "round_f32": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, ctypes.c_uint64, _POINTER),
+    "round_f64": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, ctypes.c_uint64, _POINTER),
+    "widen": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, _POINTER),
     "norm_f32": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_f64": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
+    "norm_difference_f32": (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
+    "norm_difference_f64": (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
 }
-_BYTES = 1 << 14  # of a bitmap looked at together, in numpy
 _SUFFIXES = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64"}
 
 
@@ -44,50 +52,87 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def add_rounded(
-    values: Vector, total: Vector, factor: np.float64, work: Vector, *, fresh: bool, measure: bool
-) -> float:
-    """total += rint(values · factor), or, if it is fresh, total = that; returns the sum of the squares of that.
+@dataclass
+class Fold:
+    """A sum of whole numbers that grows, part by part: total (+)= Σ rint(values · factor), + sums.
 
-    total: float64, of the same length. work: float64, at least as long; what is left in it means nothing.
-    measure: is the sum of squares wanted? Its last bits differ between C and numpy.
+    With `out` the sum is written there and not to `total`: times `back`, rounded to its dtype, −0.0 as 0.0. All vectors
+    have one length; `total` may be None only where the sum is fresh and goes to `out`.
     """
-    if (call := _function("add", values, total)) is not None:
-        return float(call(values.ctypes.data, total.ctypes.data, len(values), factor, fresh))
-    whole = total if fresh else work[: len(values)]
-    np.multiply(values, factor, out=whole, dtype=np.float64)  # torch widens into a vector of its own first
-    np.rint(whole, out=whole)
-    if not fresh:
-        np.add(total, whole, out=total)
-    return float(np.dot(whole, whole)) if measure else 0.0
+
+    values: Sequence[Vector]
+    """Of one dtype, that of `out`."""
+    factors: Sequence[float]
+    """Of each of them."""
+    total: Vector | None
+    """float64."""
+    fresh: bool
+    """Is what `total` holds nothing to add to?"""
+    sums: Vector | None = None
+    """Whole numbers in float64, added as they are."""
+    out: Vector | None = None
+    back: float = 1.0
+    last_squares: float = 0.0
+    """Σ of the squares of what was added last: of `sums`, else of the last of `values`. Its last bits differ between C
+    and numpy."""
+    squares: float = 0.0
+    """The same of the whole sum, where it goes to `out`."""
+
+    def __post_init__(self) -> None:
+        wide = [vector for vector in (self.total, self.sums) if vector is not None]
+        narrow = [*self.values, *([] if self.out is None else [self.out])]
+        if len({len(vector) for vector in (*wide, *narrow)}) > 1:
+            raise ValueError(f"vectors of {[len(vector) for vector in (*wide, *narrow)]} numbers have no sum")
+        suffix = _SUFFIXES.get(narrow[0].dtype) if narrow else "f64"
+        lib, is_plain = library(), fits(*wide) and all(map(is_readable, narrow))
+        self._call: Any = None
+        if lib is not None and suffix and is_plain and len({vector.dtype for vector in narrow}) <= 1:
+            count, self._squares = len(self.values), (_DOUBLE * 2)()
+            self._call = getattr(lib, f"fedtorch_fold_{suffix}")
+            places = (_POINTER * count)(*map(_start, self.values))
+            of_values = places, (_DOUBLE * count)(*self.factors), count
+            self._given = *of_values, _start(self.sums), _start(self.total), self.fresh, _start(self.out), self.back
+
+    def add(self, start: int, stop: int) -> None:
+        """Do it for these elements."""
+        if self._call is not None:
+            self._call(*self._given, start, stop, self._squares)
+            self.last_squares += self._squares[0]
+            self.squares += self._squares[1]
+        else:
+            self._add_in_numpy(slice(start, stop))
+
+    def _add_in_numpy(self, part: slice) -> None:
+        last: Vector | None = None
+        total = np.zeros(part.stop - part.start) if self.total is None else self.total[part]
+        if self.out is not None:
+            total = total.copy()
+        if self.fresh:
+            total[:] = 0.0
+        for vector, factor in zip(self.values, self.factors, strict=True):
+            last = np.multiply(vector[part], np.float64(factor), dtype=np.float64)  # torch widens a copy of it first
+            np.add(total, np.rint(last, out=last), out=total)
+        if self.sums is not None:
+            last = self.sums[part]
+            np.add(total, last, out=total)
+        if last is not None:
+            self.last_squares += float(np.dot(last, last))
+        if self.out is not None:
+            self.squares += float(np.dot(total, total))
+            out = self.out[part]
+            np.multiply(total, np.float64(self.back), out=out, casting="same_kind")
+            np.add(out, 0.0, out=out)
 
 
-def add_sum(sums: Vector, total: Vector, *, fresh: bool, measure: bool) -> float:
-    """The same of float64 numbers as they are: total += sums, or total = sums; returns the sum of their squares."""
-    lib = library()
-    if lib is not None and _fits(sums, total):
-        return float(lib.fedtorch_add_sum(sums.ctypes.data, total.ctypes.data, len(sums), fresh))
-    if fresh:
-        total[:] = sums
-    else:
-        np.add(total, sums, out=total)
-    return float(np.dot(sums, sums)) if measure else 0.0
-
-
-def write_scaled(total: Vector, out: Vector, factor: np.float64) -> float:
-    """out = total · factor, rounded to its dtype, −0.0 as 0.0; returns the sum of the squares of `total`, float64."""
-    if (call := _function("result", out, total)) is not None:
-        return float(call(total.ctypes.data, out.ctypes.data, len(out), factor))
-    np.multiply(total, factor, out=out, casting="same_kind")
-    np.add(out, 0.0, out=out)
-    return float(np.dot(total, total))
+def _start(vector: Vector | None) -> int | None:
+    return None if vector is None else vector.ctypes.data
 
 
 def squares_and_max(values: Vector, chunk: int) -> tuple[npt.NDArray[np.float64], Vector]:
     """Of every `chunk` numbers (sum of the squares, in numpy's order of addition; largest absolute value or NaN)."""
     count = -(-len(values) // chunk)
     squares, largest = np.zeros(count), np.zeros(count, values.dtype)
-    if (call := _function("norm", values)) is not None:
+    if (call := function_for("norm", values)) is not None:
         call(values.ctypes.data, len(values), chunk, squares.ctypes.data, largest.ctypes.data)
         return squares, largest
     wide = np.empty(min(len(values), chunk))
@@ -100,55 +145,42 @@ def squares_and_max(values: Vector, chunk: int) -> tuple[npt.NDArray[np.float64]
     return squares, largest
 
 
-def add_scattered(
-    values: Vector, places: Vector, total: Vector, *, factor: np.float64, back: np.float64, start: int
-) -> None:
-    """total[places − start] += rint(values · factor) · back, float64; places: int32, no two alike, all in `total`."""
-    call = _function("scatter", values)
-    if call is not None and places.dtype == np.int32 and len(places) == len(values) and _fits(total):
-        if _is_plain(places):
-            call(values.ctypes.data, places.ctypes.data, len(values), total.ctypes.data, factor, back, start)
-            return
-    whole = np.multiply(values, factor, dtype=np.float64)
-    np.multiply(np.rint(whole, out=whole), back, out=whole)
-    total[np.subtract(places, start, dtype=np.int64)] += whole
+def difference(start: Vector, values: Vector, out: Vector, chunk: int) -> tuple[npt.NDArray[np.float64], Vector]:
+    """`squares_and_max` of out = start − values, in the same pass; `out` may be `values`."""
+    count = -(-len(out) // chunk)
+    squares, largest = np.zeros(count), np.zeros(count, out.dtype)
+    call = function_for("norm_difference", out)
+    if call is not None and all(each.dtype == out.dtype and is_readable(each) for each in (start, values)):
+        if not len(start) == len(values) == len(out):
+            raise ValueError(f"vectors of {len(start)}, {len(values)} and {len(out)} numbers; expected equal lengths")
+        ends = squares.ctypes.data, largest.ctypes.data
+        call(start.ctypes.data, values.ctypes.data, out.ctypes.data, len(out), chunk, *ends)
+        return squares, largest
+    for place in range(count):
+        part = slice(place * chunk, (place + 1) * chunk)
+        np.subtract(start[part], values[part], out=out[part])
+        squares[place : place + 1], largest[place : place + 1] = squares_and_max(out[part], chunk)
+    return squares, largest
 
 
-def places_of_bits(bitmap: Vector, count: int) -> Vector | None:
-    """Where the bits of a bitmap of bytes are set, the lowest of a byte first: int32, ascending.
-
-    count: how many are expected; None if they are not as many.
-    """
-    lib = library()
-    if lib is not None and _is_plain(bitmap):
-        places = np.empty(count, np.int32)
-        found = lib.fedtorch_places_of_bits(bitmap.ctypes.data, len(bitmap), places.ctypes.data, count)
-        return places if found == count else None
-    pieces = [np.zeros(0, np.int32)]
-    for begin in range(0, len(bitmap), _BYTES):  # new memory for a byte per number costs more than the search
-        bits = np.unpackbits(bitmap[begin : begin + _BYTES], bitorder="little")
-        pieces.append(np.add(np.flatnonzero(bits.view(np.bool_)), 8 * begin, dtype=np.int32, casting="same_kind"))
-    places = np.concatenate(pieces)
-    return places if len(places) == count else None
-
-
-def _function(name: str, values: Vector, *wide: Vector) -> Any:
+def function_for(name: str, values: Vector, *wide: Vector) -> Any:
     """The loop in C for vectors of this dtype beside others of float64; None if there is none for them."""
     lib, suffix = library(), _SUFFIXES.get(values.dtype)
-    if lib is None or suffix is None or not _fits(*wide) or not _is_plain(values):
+    if lib is None or suffix is None or not fits(*wide) or not is_readable(values):
         return None
     if any(len(other) != len(values) for other in wide):
         return None  # numpy says what is wrong
     return getattr(lib, f"fedtorch_{name}_{suffix}")
 
 
-def _fits(*vectors: Vector) -> bool:
+def fits(*vectors: Vector) -> bool:
     """Are they plain float64 vectors of one length?"""
-    plain = all(vector.dtype == np.float64 and _is_plain(vector) for vector in vectors)
+    plain = all(vector.dtype == np.float64 and is_readable(vector) for vector in vectors)
     return plain and len({len(vector) for vector in vectors}) <= 1
 
 
-def _is_plain(vector: Vector) -> bool:
+def is_readable(vector: Vector) -> bool:
+    """Can a loop in C read it?"""
     return bool(vector.ndim == 1 and vector.flags.c_contiguous and vector.flags.aligned)
 
 
@@ -175,7 +207,7 @@ def opened(path: str) -> ctypes.CDLL:
     lib = ctypes.CDLL(path)
     for name, arguments in _ARGUMENTS.items():
         function = getattr(lib, f"fedtorch_{name}")
-        function.argtypes, function.restype = arguments, None if name.startswith("norm") else _DOUBLE
+        function.argtypes, function.restype = arguments, None if name.startswith(("norm", "fold")) else _DOUBLE
     return lib
 
 

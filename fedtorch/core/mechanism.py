@@ -51,6 +51,11 @@ class Mechanism:
     may_refuse: bool = False
     """after `enter`, the same on all ranks: may `release` of the round under way raise BudgetError?"""
 
+    @property
+    def changes_updates(self) -> bool:
+        """May `outgoing` change them?"""
+        return type(self).outgoing is not Mechanism.outgoing
+
     def least(self, configured: int) -> int:
         """How many usable updates a round needs. configured: `clients.min`."""
         return configured

@@ -7,13 +7,17 @@ order with another number of threads. numpy adds in pairs, and on one thread.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from fedtorch.core import kernels
 from fedtorch.core.kernels import squares_and_max
+
+_Chunks = tuple[npt.NDArray[np.float64], npt.NDArray[Any]]
 
 CHUNK = 1 << 16  # elements looked at together, which stay in the cache
 _SAFE = 1e140  # squares of numbers between its inverse and itself, and their sums, are in the range of float64
@@ -26,13 +30,14 @@ def norm_and_max(vector: Tensor) -> tuple[float, float]:
     (and the norm is below 1.8e308).
     """
     values = vector.detach().numpy()
-    squares, largest = _squares_and_max(values)
-    if 0 < largest < math.inf and not 1 / _SAFE < largest < _SAFE:  # only float64 reaches that far
-        power = math.frexp(largest)[1]
-        squares, _ = _squares_and_max(np.ldexp(values, -power))
-        with np.errstate(over="ignore"):  # a norm may be beyond float64 though no element is
-            return float(np.ldexp(math.sqrt(squares), power)), largest
-    return math.sqrt(squares), largest
+    return _of_chunks(lambda: squares_and_max(values, CHUNK), values)
+
+
+def difference(start: Tensor, vector: Tensor, out: Tensor) -> tuple[float, float]:
+    """`norm_and_max` of out = start − vector, in the same pass: the same bits. `out` may be `vector`; one dtype."""
+    values = out.detach().numpy()
+    first, second = (each.detach().numpy() for each in (start, vector))
+    return _of_chunks(lambda: kernels.difference(first, second, values, CHUNK), values)
 
 
 def is_finite(vector: Tensor) -> bool:
@@ -40,8 +45,20 @@ def is_finite(vector: Tensor) -> bool:
     return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())
 
 
-def _squares_and_max(values: npt.NDArray[Any]) -> tuple[float, float]:
+def _of_chunks(measure: Callable[[], _Chunks], values: npt.NDArray[Any]) -> tuple[float, float]:
+    """From what `measure` says of the chunks of `values`, which it has filled by then."""
+    squares, largest = _squares_and_max(measure)
+    if 0 < largest < math.inf and not 1 / _SAFE < largest < _SAFE:  # only float64 reaches that far
+        power = math.frexp(largest)[1]
+        scaled = np.ldexp(values, -power)
+        squares, _ = _squares_and_max(lambda: squares_and_max(scaled, CHUNK))
+        with np.errstate(over="ignore"):  # a norm may be beyond float64 though no element is
+            return float(np.ldexp(math.sqrt(squares), power)), largest
+    return math.sqrt(squares), largest
+
+
+def _squares_and_max(measure: Callable[[], _Chunks]) -> tuple[float, float]:
     """(sum of squares, largest absolute value)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        squares, largest = squares_and_max(values, CHUNK)
+        squares, largest = measure()
         return float(np.add.reduce(squares)), float(np.maximum.reduce(largest, initial=0.0)) + 0.0  # of zeros, 0.0

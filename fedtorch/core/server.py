@@ -33,6 +33,8 @@ class ServerState:
     """The rule of the config's `server` section; not state."""
     num_rounds: int = 0
     """Of the whole run."""
+    run_seed: int = 0
+    """`run.seed`; not state."""
     layout: Layout | None = None
     """Of each shared vector."""
     private: Layout | None = None

@@ -88,6 +88,10 @@ SERVER_TRAINED = "server_trained"
 VOID_ROUNDS = "void_rounds"
 """rounds in a row with too few usable updates; written by `apply_verdict`"""
 
+SUM_EXPONENT = "sum/exponent"
+"""of the power of two at which the next round's updates are summed, where `system.sum_scale` is previous; written by
+`PreviousScale`"""
+
 FAILED_SAVES = "failed_saves"
 """checkpoints in a row that could not be written; written by `save`"""
 

@@ -212,7 +212,8 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        hasher.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        if tensor.numel():
+            hasher.update(tensor.view(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
