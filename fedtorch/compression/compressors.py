@@ -66,7 +66,8 @@ class TopK:
     encoding: Encoding = "auto"
     """How indices travel; `auto`: in the fewer bytes."""
     values: Values = "fp32"
-    """dtype on the wire; what rounding to 16 bit loses stays in the residual."""
+    """dtype on the wire; what rounding to 16 or 8 bits loses stays in the residual. int8: whole numbers of a power of
+    two per 4,096 places, rounded by chance so that the mean is the number"""
 
     def counts(self, layout: Layout) -> list[int]:
         """k of every tensor; with `scope: global` one number."""
@@ -96,9 +97,9 @@ class TopK:
         return Sparse(layout.size, indices, torch.cat([flat[:0], *(values for *_, values in found)]))
 
     def compress(self, flat: Tensor, layout: Layout, *, seed: int = 0) -> Tensor:
-        """See `Compressor`; draws nothing. fp64 vectors (of the papers' oracles) keep their dtype unless 16 bit."""
+        """See `Compressor`; `seed` is for int8. fp64 vectors (of the papers' oracles) stay, unless 8 or 16 bit."""
         wide = flat.dtype == torch.float64 and self.values == "fp32"
-        return encode(self.select(flat, layout), self.encoding, None if wide else self.values)
+        return encode(self.select(flat, layout), self.encoding, None if wide else self.values, seed=seed)
 
     def decompress(self, message: Tensor, layout: Layout) -> Tensor:
         """See `Compressor`."""
@@ -110,7 +111,7 @@ class TopK:
         return sparse.dense(layout.dtype)
 
     def message_bytes(self, layout: Layout) -> int:
-        """k values, and k int32 indices or a bitmap."""
+        """k values, and k int32 indices or a bitmap; with int8 a byte for every 4,096 places."""
         wide = layout.dtype == torch.float64 and self.values == "fp32"
         item_bytes = 8 if wide else DTYPES[self.values].itemsize
         return num_bytes(layout.size, sum(self.counts(layout)), self.encoding, item_bytes)

@@ -1,7 +1,8 @@
 """Sparse and quantised vectors as one flat byte tensor: what travels, and what a decoder accepts.
 
 A message is a uint8 tensor: 64 bytes of header (8 int64), then two parts, the one of larger items first so that each
-is aligned. A message of any other make is refused, so that a wrong or damaged one cannot change a model.
+is aligned. Values of 8 bits have a third one, the powers of two that they are multiples of (`eight_bits`). A message of
+any other make is refused, so that a wrong or damaged one cannot change a model.
 """
 
 from __future__ import annotations
@@ -9,28 +10,32 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedtorch.core.kernels import places_of_bits
+from fedtorch.compression import eight_bits
+from fedtorch.compression.topk import MAX_SIZE
+from fedtorch.core.sparse_kernels import places_of_bits
 
 HEADER_BYTES = 64
 Encoding = Literal["auto", "index32", "bitmap"]
-Values = Literal["fp32", "fp16", "bf16"]
+Values = Literal["fp32", "fp16", "bf16", "int8"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp64": torch.float64,
+    "int8": torch.int8,
 }
 _MAGIC = 0x6674_7370
 _INDEX32, _BITMAP, QUANTISED = 0, 1, 2
+_POWERS = 4  # added to the kind where powers follow
 _CODES = list(DTYPES)
-MAX_SIZE = 2**31 - 1  # what an int32 index reaches
 
 
 class PayloadError(ValueError):
@@ -47,6 +52,8 @@ class Sparse:
     """Where it is not zero: int32, strictly ascending."""
     values: Tensor
     """What it is there."""
+    powers: Tensor | None = None
+    """If its values are 8-bit numbers times a power of two: the byte of each stretch, uint8 (`eight_bits`)."""
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The whole vector, shape (size,)."""
@@ -56,18 +63,24 @@ class Sparse:
 
 
 def num_bytes(size: int, k: int, encoding: Encoding, item_bytes: int = 4) -> int:
-    """Bytes of a sparse message without its header: k values, and k int32 indices or one bit per number."""
+    """Bytes of a sparse message without its header: k values, and k int32 indices or one bit per number.
+
+    item_bytes: of a value; with 1 there is a byte more per stretch.
+    """
     index, bitmap = 4 * k, (size + 7) // 8
-    return k * item_bytes + {"index32": index, "bitmap": bitmap, "auto": min(index, bitmap)}[encoding]
+    powers = eight_bits.stretches(size) if item_bytes == 1 else 0
+    return k * item_bytes + powers + {"index32": index, "bitmap": bitmap, "auto": min(index, bitmap)}[encoding]
 
 
-def encode(sparse: Sparse, encoding: Encoding = "auto", values: Values | None = None) -> Tensor:
-    """The message for `sparse`, with values rounded to `values` (None: as they are).
+def encode(sparse: Sparse, encoding: Encoding = "auto", values: Values | None = None, *, seed: int = 0) -> Tensor:
+    """The message for `sparse`, with values rounded to `values` (None: as they are; int8: as `seed` decides).
 
     `auto` takes indices unless a bitmap is smaller, which it is above a ratio of 1/32.
     """
     if sparse.size > MAX_SIZE:
         raise ValueError(f"a vector of {sparse.size} numbers needs 64-bit indices; the limit is {MAX_SIZE}")
+    if values == "int8":
+        sparse = in_8_bits(sparse, seed)
     dtype = sparse.values.dtype if values is None else DTYPES[values]
     k = sparse.indices.numel()
     if encoding == "auto":
@@ -78,7 +91,42 @@ def encode(sparse: Sparse, encoding: Encoding = "auto", values: Values | None = 
     else:
         parts.insert(0, sparse.indices)
     kind = _BITMAP if encoding == "bitmap" else _INDEX32
+    if sparse.powers is not None:
+        parts.append(sparse.powers)
+        kind += _POWERS
     return assemble((kind, code_of(dtype), sparse.size, k), _by_alignment(parts))
+
+
+def in_8_bits(sparse: Sparse, seed: int = 0) -> Sparse:
+    """The vector with int8 values, and their powers; what has powers already (`decode`) is not rounded again."""
+    places, values = sparse.indices.cpu().numpy(), sparse.values.cpu().numpy()
+    if sparse.powers is None:
+        powers = eight_bits.powers_of(places, values, sparse.size)
+    else:
+        powers = sparse.powers.numpy()
+    codes = eight_bits.rounded(places, values, powers, seed)
+    device = sparse.values.device
+    return Sparse(sparse.size, sparse.indices, torch.from_numpy(codes).to(device), torch.from_numpy(powers).to(device))
+
+
+def from_8_bits(sparse: Sparse, places: npt.NDArray[Any] | None = None, size: int | None = None) -> Sparse:
+    """The vector that int8 values and their powers stand for, in fp32.
+
+    places, size: where its numbers are in the vector that the powers are of, and its length; None: it is that vector.
+
+    Raises:
+        PayloadError: they stand for none.
+    """
+    codes, size = sparse.values.cpu().numpy(), sparse.size if size is None else size
+    places = sparse.indices.cpu().numpy() if places is None else places
+    if sparse.powers is None or sparse.powers.numel() != eight_bits.stretches(size):
+        raise PayloadError("numbers of 8 bits without the powers of two that they are multiples of")
+    powers = sparse.powers.cpu().numpy()
+    try:
+        values = torch.from_numpy(eight_bits.widened(places, codes, powers))
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
+    return Sparse(sparse.size, sparse.indices, values.to(sparse.values.device), sparse.powers)
 
 
 def decode(message: Tensor, size: int) -> Sparse:
@@ -87,12 +135,22 @@ def decode(message: Tensor, size: int) -> Sparse:
     Raises:
         PayloadError: not a message, of another size or kind, cut off, or with indices that are not ascending.
     """
+    found = decode_as_sent(message, size)
+    return from_8_bits(found) if found.values.dtype == torch.int8 else found
+
+
+def decode_as_sent(message: Tensor, size: int) -> Sparse:
+    """The same with values as they travel: int8 are not widened, and may lack their powers."""
     kind, code, found, k = read_header(message)
-    if kind not in (_INDEX32, _BITMAP) or found != size or not 0 <= k <= size:
-        raise PayloadError(f"a message of kind {kind} with {k} of {found} numbers; expected a sparse one of {size}")
     dtype = DTYPES[_CODES[code]]
+    kinds = (_INDEX32, _BITMAP, *((_INDEX32 + _POWERS, _BITMAP + _POWERS) if dtype == torch.int8 else ()))
+    if kind not in kinds or found != size or not 0 <= k <= size:
+        raise PayloadError(f"a message of kind {kind} with {k} of {found} numbers; expected a sparse one of {size}")
+    kind, is_scaled = kind % _POWERS, kind >= _POWERS
+    power_bytes = eight_bits.stretches(size) if is_scaled else 0
     index_bytes = 4 * k if kind == _INDEX32 else (size + 7) // 8
-    body = body_of(message, index_bytes + k * dtype.itemsize)
+    body = body_of(message, index_bytes + k * dtype.itemsize + power_bytes)
+    body, powers = body[: len(body) - power_bytes], body[len(body) - power_bytes :]
     if kind == _BITMAP:
         values, index_part = body[: k * dtype.itemsize], body[k * dtype.itemsize :]
         bitmap = index_part.cpu().numpy()
@@ -105,9 +163,10 @@ def decode(message: Tensor, size: int) -> Sparse:
     else:
         index_part, values = body[:index_bytes], body[index_bytes:]
         indices = index_part.view(torch.int32)
-    if k and (int(indices[0]) < 0 or int(indices[-1]) >= size or bool((indices[1:] <= indices[:-1]).any())):
+    own = indices.cpu().numpy()
+    if k and (own[0] < 0 or own[-1] >= size or (kind == _INDEX32 and (own[1:] <= own[:-1]).any())):
         raise PayloadError(f"indices of a sparse message are not strictly ascending from 0 to {size - 1}")
-    return Sparse(size, indices, values.view(dtype))
+    return Sparse(size, indices, values.view(dtype), powers if is_scaled else None)
 
 
 def assemble(numbers: tuple[int, int, int, int], parts: list[Tensor]) -> Tensor:

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from fedtorch.core.seeds import generator_for
+from fedtorch.core.sparse_kernels import reaching
 
+MAX_SIZE = 2**31 - 1  # what an int32 index reaches
 # A threshold from so many numbers leaves a few per cent too many candidates. Larger samples only cost time.
 SAMPLE = 200_000
 # 10 % more candidates than needed: with 2,000 of the sample above the threshold that is 4.5 standard deviations.
 _SLACK = 1.1
+_NAN = "a vector with NaN has no largest entries"
 _CHUNK = 1 << 16  # entries looked at together, so that scratch stays in the cache
 
 Floats = npt.NDArray[np.floating[Any]]
-Indices = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int32]
 
 
 def count_of(ratio: float, size: int) -> int:
@@ -34,27 +37,31 @@ def count_of(ratio: float, size: int) -> int:
 
 
 def largest(flat: Tensor, k: int, *, sampled: bool = False) -> tuple[Tensor, Tensor]:
-    """The k largest |entries|: their indices, int64, shape (k,), ascending, and the entries themselves, shape (k,).
+    """The k largest |entries|: their indices, int32, shape (k,), ascending, and the entries themselves, shape (k,).
 
-    flat: shape (n,), finite. 0 <= k <= n. sampled: a threshold is taken from a sample and only what passes it is
+    flat: shape (n,), finite, n < 2^31. 0 <= k <= n. sampled: a threshold comes from a sample and only what passes it is
     looked at closely; the result is the same, the time a fraction (DGC's sampling, which sends *about* k).
 
     Raises:
-        ValueError: k is out of range, or the vector has NaN (infinities are the largest entries).
+        ValueError: k or n is out of range, or the vector has NaN (infinities are the largest entries).
     """
     size = flat.numel()
+    if size > MAX_SIZE:
+        raise ValueError(f"a vector of {size} numbers needs 64-bit indices; the limit is {MAX_SIZE}")
     if not 0 <= k <= size:
         raise ValueError(f"{k} entries of a vector of {size} were asked for; expected 0 to {size}")
     if k in (0, size):
-        return torch.arange(k, device=flat.device), flat[:k].clone()
+        return torch.arange(k, dtype=torch.int32, device=flat.device), flat[:k].clone()
     # numpy: first touches of new memory and torch's kthvalue and nonzero took five times as long (*measured*)
     entries = flat.detach().cpu().numpy()
     if sampled and size > 4 * SAMPLE:
-        indices, passed = _reaching(entries, _threshold(entries, k))
+        if (found := reaching(entries, _threshold(entries, k), _CHUNK)) is None:
+            raise ValueError(_NAN)
+        indices, passed = found
         if len(indices) >= k:
             chosen = _exact(np.abs(passed), k)
             return _on_device(flat, indices[chosen], passed[chosen])
-    indices = np.flatnonzero(_exact(np.abs(entries), k))
+    indices = np.flatnonzero(_exact(np.abs(entries), k)).astype(np.int32)
     return _on_device(flat, indices, entries[indices])
 
 
@@ -70,21 +77,6 @@ def _threshold(entries: Floats, k: int) -> float:
     return float(np.partition(np.abs(entries[picked]), place)[place])
 
 
-def _reaching(entries: Floats, threshold: float) -> tuple[Indices, Floats]:
-    """The entries whose magnitude is at least `threshold`, with their ascending indices; one pass over memory."""
-    magnitudes, mask = np.empty(_CHUNK, entries.dtype), np.empty(_CHUNK, np.bool_)
-    limit = entries.dtype.type(threshold)
-    indices, passed = [], []
-    for start in range(0, len(entries), _CHUNK):
-        part = entries[start : start + _CHUNK]
-        absolute, reaches = magnitudes[: len(part)], mask[: len(part)]
-        _refuse_nan(np.abs(part, out=absolute))
-        places = np.flatnonzero(np.greater_equal(absolute, limit, out=reaches))
-        passed.append(part[places])
-        indices.append(np.add(places, start, out=places))
-    return np.concatenate(indices), np.concatenate(passed)
-
-
 def _exact(magnitudes: Floats, k: int) -> npt.NDArray[np.bool_]:
     """Which are the k largest, the first ones at a tie."""
     _refuse_nan(magnitudes)
@@ -98,4 +90,4 @@ def _exact(magnitudes: Floats, k: int) -> npt.NDArray[np.bool_]:
 
 def _refuse_nan(magnitudes: Floats) -> None:
     if np.isnan(magnitudes.max()):
-        raise ValueError("a vector with NaN has no largest entries")
+        raise ValueError(_NAN)
