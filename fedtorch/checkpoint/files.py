@@ -18,14 +18,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedtorch.checkpoint.form import SERVER_FILES, paths_of, problems
+from fedtorch.checkpoint.form import paths_of, problems
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import hash_file
-from fedtorch.core.server import ServerState
 from fedtorch.core.weights import unshared
 
 MANIFEST = "manifest.json"
+FEW = 1000
+"""Up to so many files of clients, all may be looked at for every checkpoint."""
 CLIENT_FILE = re.compile(r"[A-Za-z0-9_-]+-r(\d{6,})(?:-part\d+)?\.safetensors(\.\d+\.partial)?")
 
 
@@ -98,39 +99,6 @@ def client_path(client: str, round: int, part: int = 0) -> str:
     part: 0, or the rank in a worker that has a part of the state for itself.
     """
     return f"clients/{file_stem(client)}-r{round:06d}{f'-part{part}' if part else ''}.safetensors"
-
-
-def write_folder(
-    folder: Path,
-    round: int,
-    server: ServerState,
-    clients: Mapping[str, Sequence[FileEntry]],
-    config: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    homes: Mapping[str, str],
-) -> None:
-    """Write a checkpoint's own files into `folder`, the manifest last, all synced."""
-    save_tensors(folder / "server.safetensors", server.tensors, {})
-    state = {"numbers": server.numbers, "num_clients": server.num_clients, "names": list(server.tensors)}
-    (folder / "server.json").write_text(to_json(state))
-    sync(folder / "server.json")
-    entries = [entry for files in clients.values() for entry in files]
-    for name in SERVER_FILES:
-        entries.append(FileEntry(name, (folder / name).stat().st_size, digest_file(folder / name)))
-    manifest = {
-        "round": round,
-        "config": config,
-        "facts": facts,
-        "files": {entry.path: {"bytes": entry.bytes, "xxh3": f"{entry.digest:016x}"} for entry in entries},
-        "clients": {client: [entry.path for entry in clients[client]] for client in sorted(clients)},
-    }
-    if away := {client: homes[client] for client in sorted(clients) if client in homes}:
-        manifest["homes"] = away
-    text = to_json(manifest)
-    sealed = {"xxh3": xxhash.xxh3_64_hexdigest(text.encode()), "manifest": json.loads(text)}
-    (folder / MANIFEST).write_text(to_json(sealed, indent=1))
-    sync(folder / MANIFEST)
-    sync(folder)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -14,7 +14,6 @@ from safetensors import safe_open
 
 from fedtorch.checkpoint.apart import Apart
 from fedtorch.checkpoint.files import (
-    CLIENT_FILE,
     MANIFEST,
     FileEntry,
     Manifest,
@@ -31,11 +30,12 @@ from fedtorch.checkpoint.files import (
     save_tensors,
     sync,
     to_json,
-    write_folder,
     writing,
 )
 from fedtorch.checkpoint.fits import check_fits
 from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.manifest import ClientLines, write_folder
+from fedtorch.checkpoint.retire import Retiring
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
@@ -69,6 +69,8 @@ class Checkpoints:
         """How many checkpoints are kept."""
         self._entries: dict[str, tuple[FileEntry, ...]] = {}
         """Of the last checkpoint written or loaded, for unchanged clients."""
+        self._lines = ClientLines()
+        self._retiring = Retiring(folder, keep)
         self.apart: Apart | None = None
         """None: all ranks see the same `folder`."""
         self.resumed: Manifest | None = None
@@ -109,29 +111,33 @@ class Checkpoints:
         Checkpoints of later rounds are deleted: training went back before them.
 
         Raises:
-            CheckpointError: the disk refused, or a client's file is not there. The previous checkpoint is untouched.
+            CheckpointError: the disk refused, or the file of one of `entries` is not there. The previous checkpoint is
+                untouched.
         """
         target = self.folder / f"round_{round:06d}"
         partial = target.with_name(f"{target.name}.partial")
-        merged = {**self._entries, **{client: tuple(files) for client, files in entries.items()}}
+        changed = {client: tuple(files) for client, files in entries.items()}
+        before = {client: self._entries[client] for client in changed if client in self._entries}
+        merged = {**self._entries, **changed}
         need = sum(t.numel() * t.element_size() for t in server.tensors.values())
-        known = {entry for files in self._entries.values() for entry in files}
-        new = [self.folder / entry.path for files in entries.values() for entry in files if entry not in known]
+        named, known = _paths(changed), set(_paths(before))
+        new = [self.folder / path for path in named if path not in known]
         homes = {} if self.apart is None else self.apart.homes
         try:
             with writing(target, need, partial):
-                check_present(self.folder, {name: files for name, files in merged.items() if name not in homes})
+                check_present(self.folder, {name: files for name, files in changed.items() if name not in homes})
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-                write_folder(partial, round, server, merged, config, facts, homes)
+                write_folder(partial, round, server, merged, config, facts, homes, self._lines)
                 put_in_place(partial, target)
         except CheckpointError:
             if not target.exists():
                 remove_files(*new)  # room on a full disk
+            self._retiring.anew()
             raise
         self._entries = merged
         try:
-            self._retire(round)
+            self._retiring.after(round, named, sorted(known - set(named)), len(merged))
         except OSError as error:
             logger.warning("old checkpoints in %s could not be deleted: %s", self.folder, error)
         return target
@@ -224,6 +230,7 @@ class Checkpoints:
             state = json.loads(path.read_bytes())
             tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
             self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
+            self._retiring.anew()
             return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
 
     def load_client(
@@ -268,23 +275,8 @@ class Checkpoints:
             remove_folder(folder)
         shutil.rmtree(self.folder, ignore_errors=True)
         self._entries = {}
+        self._retiring.anew()
 
-    def _retire(self, round: int) -> None:
-        kept: list[Manifest] = []
-        for number, folder in sorted(folders(self.folder).items(), reverse=True):
-            try:
-                if number <= round and len(kept) < self.keep:
-                    kept.append(read_manifest(folder))
-                    continue
-            except CheckpointError:
-                pass  # damaged: `latest` has said so if it mattered
-            remove_folder(folder)
-        for path in self.folder.iterdir():
-            if path.suffix in (".partial", ".old") and path.is_dir():
-                shutil.rmtree(path)
-        used = {path for found in kept for paths in found.clients.values() for path in paths}
-        for path in self.folder.glob("clients/*"):
-            match = CLIENT_FILE.fullmatch(path.name)
-            # Files of later rounds stay: a worker that is ahead of the server may be writing them.
-            if match and int(match[1]) <= round and f"clients/{path.name}" not in used:
-                path.unlink(missing_ok=True)
+
+def _paths(entries: Mapping[str, Sequence[FileEntry]]) -> list[str]:
+    return [entry.path for files in entries.values() for entry in files]

@@ -25,50 +25,95 @@ _OLDEST = "oldest"
 """number of an answer: rounds done in the oldest checkpoint that is kept"""
 
 
-def save(context: RoundContext, *, is_last: bool = False) -> bool:
-    """Write a checkpoint of the state after `context.round` rounds; every worker writes its own changed clients.
+class Saving:
+    """Writes checkpoints of the state after `context.round` rounds; every worker writes its own changed clients.
 
-    It counts once all of them have written, each on its own disk where there is no common one. A worker's leader writes
-    what all its ranks have, and each of the others what it alone has, into a file of its own.
+    One counts once all of them have written, each on its own disk where there is no common one. A worker's leader
+    writes what all its ranks have, and each of the others what it alone has, into a file of its own.
 
     If the disk refuses, the run goes on and tries again at the next checkpoint, `checkpoint.save_retries` times in a
-    row; False means that this one was not written.
-
-    Raises:
-        CheckpointError: on all ranks, when the retries are used up or this was the last chance (`is_last`).
-        NonFiniteError: on all ranks, if the global weights are not finite: the checkpoints before are the run's last.
+    row. With `checkpoint.overlap` the server writes its part, `write`, while the clients of the next round train;
+    nothing that it writes changes before `finish`.
     """
-    members = context.members
-    with context.timed("checkpoint"):
-        members.barrier("checkpoint", may_stop=False)
-        bring_home(context)
-        written = {name: _write_client(context, name) for name in context.store.dirty()}
-        members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
-        messages = _messages(context, written)
-        gathered = members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
+
+    def __init__(self, context: RoundContext) -> None:
+        self.context = context
+        self.saved = 0
+        """rounds in the last checkpoint"""
+        self._gathered: list[Message] | None = None
+        """of a checkpoint that was begun, what the workers wrote"""
+        self._status = ""
+        """of one that the server has written as well, what came of it"""
+
+    def save(self, *, is_last: bool = False) -> None:
+        """Write a checkpoint. Raises: see `finish`; is_last: see `write`."""
+        self.begin()
+        self.write(is_last=is_last)
+        self.finish()
+
+    def begin(self) -> None:
+        """The workers write the states of their clients."""
+        context, members = self.context, self.context.members
+        with context.timed("checkpoint"):
+            members.barrier("checkpoint", may_stop=False)
+            bring_home(context)
+            written = {name: _write_client(context, name) for name in context.store.dirty()}
+            members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
+            messages = _messages(context, written)
+            self._gathered = list(
+                members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
+            )
+
+    def write(self, *, is_last: bool = False) -> None:
+        """The server writes its part of a checkpoint that was begun, and waits for nobody; elsewhere nothing.
+
+        is_last: this is the last chance, a disk that refuses ends the run.
+        """
+        if self._gathered is not None and not self._status and self.context.comm.is_server:
+            with self.context.timed("checkpoint"):
+                self._status = _write(self.context, self._gathered, is_last)
+
+    def finish(self) -> None:
+        """All ranks learn what came of the checkpoint that was begun, if one was.
+
+        Raises:
+            CheckpointError: on all ranks, when the retries are used up or this was the last chance.
+            NonFiniteError: on all ranks, if the global weights are not finite: the checkpoints before are the run's
+                last.
+        """
+        if self._gathered is None:
+            return
+        self.write()
+        context, checkpoints = self.context, self.context.components.checkpoints
+        with context.timed("checkpoint"):
+            answered = self._answer()
+            self._gathered, self._status = None, ""
+            if answered.status == "nonfinite":
+                raise NonFiniteError(
+                    f"the global weights after round {context.round} are not finite and are not saved; what clients "
+                    "send is checked, so the server's own step or training diverged (see server.lr). What was saved "
+                    "before is whole"
+                )
+            if answered.status == "failed":
+                raise CheckpointError(f"the state after round {context.round} could not be saved; see the errors above")
+            if answered.status == "ok":
+                self.saved = context.round
+                context.store.mark_clean()
+                if checkpoints.apart is not None and checkpoints.apart.leads:
+                    tidy(checkpoints.folder, int(answered.numbers.get(_OLDEST, 0)))
+
+    def _answer(self) -> Message:
+        """The server's, on all ranks."""
+        context, checkpoints = self.context, self.context.components.checkpoints
         answer = []
         if context.comm.is_server:
-            status, checkpoints = _write(context, gathered, is_last), context.components.checkpoints
             kept = {} if checkpoints.apart is None else {_OLDEST: min(folders(checkpoints.folder), default=0)}
-            answer = [context.message("decision", status=status, numbers=kept)]
-        members.barrier("saved", may_stop=False)
-        (answered,) = members.retry_on_loss(
+            answer = [context.message("decision", status=self._status, numbers=kept)]
+        context.members.barrier("saved", may_stop=False)
+        (answered,) = context.members.retry_on_loss(
             "saved", lambda: context.comm.broadcast_messages(answer, round=context.round)
         )
-        if answered.status == "nonfinite":
-            raise NonFiniteError(
-                f"the global weights after round {context.round} are not finite and are not saved; what clients "
-                "send is checked, so the server's own step or training diverged (see server.lr). What was saved before "
-                "is whole"
-            )
-        if answered.status == "failed":
-            raise CheckpointError(f"the state after round {context.round} could not be saved; see the errors above")
-        if answered.status == "ok":
-            context.store.mark_clean()
-            checkpoints = context.components.checkpoints
-            if checkpoints.apart is not None and checkpoints.apart.leads:
-                tidy(checkpoints.folder, int(answered.numbers.get(_OLDEST, 0)))
-        return answered.status == "ok"
+        return answered
 
 
 def restore(context: RoundContext, round: int, only: Collection[str] | None = None) -> None:
