@@ -1,17 +1,27 @@
 """Bytes that the busiest rank receives and sends in one round: star, replicated and allreduce beside formula and bound.
 
 python benchmarks/exchanges.py [--numbers N] [--one-in 12 50] [--ranks 2 4 8] [--json OUT] [--tiny]
+                               [--early SECONDS ... [--clients K] [--repeat N] [--gbit 1 10 none]]
 
 Every rank has one client, whose message is the top-k of a vector of normal noise. The exchanges are those of a round,
 and the bytes those of the communicator's own meter, second selection included.
+
+With --early SECONDS ... instead the time of a round whose dense updates travel while other clients train
+(system.sum_scale: previous) against one in which they begin when all are done (reports). Every worker has --clients
+clients, which take so many seconds each without the processor, as on a GPU; the two kinds of rounds take turns on the
+same ranks, and ratios are of rounds that follow each other. --gbit: over wires of so many Gbit/s, which all ranks share
+(loopback in a network namespace of its own; Linux, root).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -23,6 +33,7 @@ from torch import Tensor
 
 from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.processes import run_ranks
+from benchmarks.wires import figures_over, why_not
 
 EXCHANGES = ("star", "replicated", "allreduce")
 NAMES = tuple(f"c{place}" for place in range(64))
@@ -102,6 +113,88 @@ def measure(size: int, one_in: int, ranks: int) -> dict[str, Any]:
     }
 
 
+def time_early(size: int, seconds: Sequence[float], clients: int, repeat: int) -> list[dict[str, Any]]:
+    """One rank's seconds of rounds of both kinds in turn, for each time that a client takes; equal sums are checked."""
+    from fedtorch.comm.distributed import DistributedCommunicator
+    from fedtorch.comm.options import Network
+
+    network = Network(shares_memory=False)
+    with DistributedCommunicator.join(NAMES, timeout_s=300, network=network) as comm:
+        records = []
+        for each_s in seconds:
+            taken: dict[str, list[float]] = {"reports": [], "previous": []}
+            for number in range(2 * (repeat + 1)):  # the first of each touches its memory for the first time
+                kind = ("reports", "previous")[number % 2]
+                taken[kind].append(_round(comm, size, each_s, clients, kind == "previous"))
+            records.append({"client_s": each_s, **{kind: rounds[1:] for kind, rounds in taken.items()}})
+        return records
+
+
+def _round(comm: Any, size: int, each_s: float, clients: int, is_early: bool) -> float:
+    """Seconds of one round, from the meeting before it to the one after."""
+    from fedtorch.core.norms import norm_and_max
+    from fedtorch.core.seeds import generator_for
+    from fedtorch.core.update import Report, UpdateBuffer
+
+    own = range((comm.rank - 1) * clients, comm.rank * clients) if comm.rank else ()
+    local = UpdateBuffer(size, torch.float32, Path("unused"), 1 << 40)
+    vectors = [torch.randn(size, generator=generator_for(0, "early benchmark", place)) for place in own]
+    ranks = {rank: clients for rank in range(1, comm.size)}
+    comm.barrier("train", round=0)
+    began = time.perf_counter()
+    early = comm.begin_early(local, 40, round=0, ranks=ranks) if is_early else None
+    reports = []
+    for place, vector in zip(own, vectors, strict=True):
+        time.sleep(each_s)
+        local.put(NAMES[place], vector)
+        norm, largest = norm_and_max(vector)
+        reports.append(Report(NAMES[place], examples=1, norm=norm, max_abs=largest))
+        if early is not None:
+            early.put(NAMES[place], 1.0)
+    if early is not None:
+        early.close(lambda: None)
+        comm.barrier("sums", round=0)
+        early.finish()
+    comm.barrier("gather", round=0)
+    gathered = comm.gather_reports(reports, round=0)
+
+    def combine(updates: Any) -> Tensor:
+        count = len(updates.reports)
+        if is_early:
+            updates.fix_scale(40, [1.0] * count)
+        total: Tensor = updates.weighted_sum([1.0 / count] * count)
+        return total
+
+    comm.aggregate(local, gathered, combine, round=0)
+    comm.barrier("end", round=0)
+    return time.perf_counter() - began
+
+
+def show_early(records: Sequence[dict[str, Any]], console: Console) -> None:
+    """Ratios over each wire: below 1 sending early pays."""
+    table = Table(title="a round with sum_scale: previous over one with reports", title_justify="left")
+    for name in ("Gbit/s", "a client takes, s", "reports, s", "previous, s", "ratio (range)"):
+        table.add_column(name, justify="right")
+    for record in records:
+        pairs = list(zip(record["previous"], record["reports"], strict=True))
+        ratios = sorted(early / late for early, late in pairs)
+        shown = f"{median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+        middle = (f"{median(record[kind]):.2f}" for kind in ("reports", "previous"))
+        table.add_row(record.get("gbit", "none"), f"{record['client_s']:g}", *middle, shown)
+    console.print(table)
+
+
+def measure_early(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The server's records, over each wire."""
+    if not args.gbit:
+        ended = run_ranks(partial(time_early, args.numbers, args.early, args.clients, args.repeat), args.ranks[0])
+        found: list[dict[str, Any]] = ended[0].result
+        return found
+    words = ["--ranks", str(args.ranks[0]), "--numbers", str(args.numbers), "--early", *map(str, args.early)]
+    words += ["--clients", str(args.clients), "--repeat", str(args.repeat)]
+    return [{"gbit": gbit, **record} for gbit in args.gbit for record in figures_over(gbit, __file__, words)]
+
+
 def show(records: Sequence[dict[str, Any]], console: Console) -> None:
     """The table."""
     table = Table(title="bytes received by the busiest rank in one round, MB", title_justify="left")
@@ -127,11 +220,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--numbers", type=int, default=10_000_000, help="numbers in the vector")
     parser.add_argument("--one-in", type=int, nargs="+", default=[12, 50], help="ratios are 1 in so many")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks")
+    parser.add_argument("--early", type=float, nargs="+", metavar="SECONDS", help="what a client takes; see the top")
+    parser.add_argument("--clients", type=int, default=4, help="clients of each worker, with --early")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds of each kind, with --early")
+    parser.add_argument("--gbit", nargs="+", metavar="N|none", help="wires of so many Gbit/s, with --early")
     parser.add_argument("--tiny", action="store_true", help="one small vector: does it run?")
     args = parser.parse_args(arguments)
     if args.tiny:
         vars(args).update(TINY)
     console = console_of(160)
+    if args.early:
+        if args.gbit and set(args.gbit) != {"none"} and (reason := why_not()):
+            parser.error(f"--gbit {reason}")
+        records = measure_early(args)
+        show_early(records, console)
+        write_figures(args.json, records)
+        return 0
     records = [measure(args.numbers, one_in, ranks) for one_in in args.one_in for ranks in args.ranks]
     show(records, console)
     write_figures(args.json, records)

@@ -6,6 +6,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -55,16 +56,26 @@ class AcceptedUpdates(ABC):
         self.places = {report.client: local.places(report.client) for report in reports}
         self.lengths = {report.client: local.length(report.client) for report in reports}
         self.sum_dtype, self.layout = local.dtype, local.layout
+        self._ahead: tuple[SumScale, list[float]] | None = None
 
     def __len__(self) -> int:
         return len(self.reports)
+
+    def fix_scale(self, exponent: int, own: Sequence[float]) -> None:
+        """Take the weighted sum at a scale that was fixed before the updates were known, unless they do not fit it.
+
+        own: of each report the number a_i of which the weights are made, a_i / Σ a_j. These enter the sum, and it is
+        divided at the end. Where updates are too large for the scale, or so small that it is too coarse for them, the
+        sum is that of the reports' scale; so it is of other weights.
+        """
+        self._ahead = SumScale(exponent, math.fsum(own)), list(own)
 
     def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
         """Σ weights_i Δ_i as a new CPU vector, shape (size,): the same bits for any packing of clients onto ranks.
 
         weights: one finite number per report, of any sign and sum. Clients of weight 0 are not asked for.
         max_norm: of the sum, where a bound is known that does not rest on the reports; None: Σ |weights_i| norm_i.
-        The `max_abs` in the reports fix the scale of the integer sum.
+        The `max_abs` in the reports fix the scale of the integer sum, where `fix_scale` has not.
         A sum that the reports cannot explain is not returned: the updates are then taken one by one, each is compared
         with its report, and if all are true the sum is made of them again.
 
@@ -80,8 +91,7 @@ class AcceptedUpdates(ABC):
             )
         if len(weights) != len(self.reports):
             raise ValueError(f"{len(weights)} weights were given for {len(self.reports)} updates; expected one each")
-        weights = [float(weight) for weight in weights]
-        scale = SumScale.of(weights, [report.max_abs for report in self.reports])
+        scale, weights = self._scale([float(weight) for weight in weights], max_norm)
         terms = [(r, w) for r, w in zip(self.reports, weights, strict=True) if w != 0]
         check = SumCheck(terms, scale, self.size, max_norm)
         total = self._sum_by_places(scale, terms, check)
@@ -96,6 +106,17 @@ class AcceptedUpdates(ABC):
             everyone = dict.fromkeys((report.client for report, _ in terms), "; ".join(check.problems))
             raise RefusedUpdatesError(check.blamed or everyone)
         return total
+
+    def _scale(self, weights: list[float], max_norm: float | None) -> tuple[SumScale, list[float]]:
+        """The scale of a weighted sum, and what enters it in place of the weights."""
+        largest = [report.max_abs for report in self.reports]
+        if self._ahead is not None and max_norm is None:
+            scale, own = self._ahead
+            if all(math.isclose(a, w * scale.divisor, rel_tol=1e-12) for a, w in zip(own, weights, strict=True)):
+                if scale.suits(own, largest):
+                    return scale, own
+                log.info("round %d: the updates do not fit the scale of the round before", self.round + 1)
+        return SumScale.of(weights, largest), weights
 
     def whole_sum(self, exponent: int, limit: float) -> Tensor:
         """Σ Δ_i · 2^exponent, whole numbers in float64, shape (size,): exact, at a scale that no report decides.
@@ -207,6 +228,7 @@ class AcceptedUpdates(ABC):
             kinds.setdefault(_digest(places), []).append((report, weight))
         if set(kinds) <= {""}:
             return self._sum(scale, terms, check, singly=singly)
+        divisor, scale = scale.divisor, replace(scale, divisor=1.0)
         wanted, self.sum_dtype = self.sum_dtype, SUM_DTYPE
         whole = torch.zeros(self.size, dtype=SUM_DTYPE)
         try:
@@ -216,7 +238,7 @@ class AcceptedUpdates(ABC):
                 whole = whole.add_(part) if places is None else whole.index_add_(0, places.indices, part)
         finally:
             self.sum_dtype = wanted
-        return whole.to(wanted)
+        return whole.mul_(1.0 / divisor).to(wanted)
 
     def _refused(self) -> dict[str, str]:
         """Every client whose update is not what it reported, with the reason."""

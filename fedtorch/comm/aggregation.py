@@ -34,6 +34,9 @@ comes next.
 All updates of one operation have the same length, which step 4 compares; where clients send other places of their
 updates (`core.places`) the server makes a request for each kind.
 
+Where the scale was fixed before the round, the sum may be there already when it is asked for: then step 2 goes on at
+once, and steps 3 to 5 are those of `early`.
+
 If a rank is lost on the way, operations raise on the others (`Group`); what was received until then counts nowhere.
 An `all_gather_updates` is steps 3 and 4 and one all-gather (`messages`).
 """

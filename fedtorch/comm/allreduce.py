@@ -6,7 +6,9 @@ Ok-Topk (Li and Hoefler, arXiv 2201.07598), with exact sums and an exact second 
     2. check            owners tell the norms of the pieces that came; all ranks compare each client's with its report
     3. sum              the same whole numbers at the same scale as every other exchange's (`reproducible`)
     4. select           the k largest numbers of all slices together (`slices.largest_of_all`), rounded to the wire's
-                        dtype; what is left out is added to the slice's next sum. Or everything, if none is made
+                        dtype (of 8 bits by powers that all owners agree on, by chance that depends on the round and
+                        the place alone); what is left out is added to the slice's next sum. Or everything, if none is
+                        made
     5. balance          owners that kept more than others hand some on, where that moves fewer bytes than it saves
     6. all-gather       everyone gets all that was kept
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,17 +31,21 @@ from torch import Tensor
 from fedtorch.comm.aggregation import Term
 from fedtorch.comm.checks import as_integers, as_numbers, norm_problem
 from fedtorch.comm.messages import Decode, sum_sparse, widened
+from fedtorch.comm.packed import joined, pack, stretch, unpack
 from fedtorch.comm.peers import Peers
 from fedtorch.comm.reproducible import SumScale
+from fedtorch.compression import eight_bits
 from fedtorch.compression.payload import (
     HEADER_BYTES,
     PayloadError,
     Sparse,
     decode,
+    decode_as_sent,
     encode,
+    from_8_bits,
+    in_8_bits,
     length_of,
     num_bytes,
-    read_header,
 )
 from fedtorch.compression.slices import (
     Selection,
@@ -83,6 +89,8 @@ class SparseSum:
     """Of every client's message."""
     keeps: bool
     """Whether what the second selection leaves out is added to the next sum."""
+    seed: int = 0
+    """Decides how the second selection rounds to 8 bits; the same on all ranks."""
 
     @property
     def limit_bytes(self) -> int:
@@ -127,8 +135,8 @@ def all_reduce(
         if before.values is not None:
             total = before.values + total
         chosen = largest_of_all(total, slices, place, rule.selection, peers.add)
-        chosen = Sparse(chosen.size, chosen.indices, chosen.values.to(rule.selection.values))
-        total[chosen.indices.long()] -= chosen.values.to(rule.dtype)
+        chosen, kept = _rounded(peers, chosen, slices, rule, rule.selection.values)
+        total[chosen.indices.long()] -= kept.to(rule.dtype)
     step, count = _gather(peers, chosen, slices, rule)
     if peers.rank == 0:
         meter, item = peers.meter, chosen.values.dtype.itemsize
@@ -165,6 +173,21 @@ def move(peers: Peers, left_out: LeftOut, size: int, to: tuple[int, ...]) -> Lef
     return LeftOut(to, values)
 
 
+def _rounded(
+    peers: Peers, chosen: Sparse, slices: Slices, rule: SparseSum, dtype: torch.dtype
+) -> tuple[Sparse, Tensor]:
+    """(this rank's chosen numbers as they travel, the values that these stand for); all ranks call it."""
+    if dtype != torch.int8:
+        sent = Sparse(chosen.size, chosen.indices, chosen.values.to(dtype))
+        return sent, sent.values
+    places = slices.whole(peers.members.index(peers.rank), chosen.indices.numpy())
+    own = torch.from_numpy(eight_bits.powers_of(places, chosen.values.numpy(), rule.size))
+    powers = torch.stack(peers.all_gather(own, rule.limit_bytes)).amax(0)
+    codes = torch.from_numpy(eight_bits.rounded(places, chosen.values.numpy(), powers.numpy(), rule.seed))
+    sent = Sparse(chosen.size, chosen.indices, codes, powers)
+    return sent, from_8_bits(sent, places, rule.size).values
+
+
 def _scatter(
     peers: Peers, terms: Sequence[Term], own: Sequence[Tensor], rule: SparseSum, slices: Slices
 ) -> tuple[list[Sparse], list[bool]]:
@@ -182,8 +205,11 @@ def _scatter(
         except PayloadError as error:
             log.warning("a message cannot be read: %s", error)
             sparse, is_unread[place] = nothing, True
-        for part, piece in zip(parts, slices.split(sparse), strict=True):
+        sent = sparse if sparse.powers is None else in_8_bits(sparse)
+        for part, piece in zip(parts, slices.split(sent), strict=True):
             part.append(encode(piece))
+            if sent.powers is not None:
+                part.append(sent.powers)
     empty = torch.zeros(0, dtype=torch.uint8)
     came = peers.all_to_all([torch.cat([empty, *part]) for part in parts], rule.limit_bytes * max(1, len(terms)))
     length = slices.length(peers.members.index(peers.rank))
@@ -191,8 +217,13 @@ def _scatter(
     pieces = []
     for term in terms:
         stop = HEADER_BYTES + length_of(left[term.rank])
-        pieces.append(decode(left[term.rank][:stop].clone(), length))  # a view would not be aligned
+        piece = decode_as_sent(left[term.rank][:stop].clone(), length)  # a view would not be aligned
         left[term.rank] = left[term.rank][stop:]
+        if piece.values.dtype == torch.int8:
+            powers, left[term.rank] = left[term.rank].tensor_split([eight_bits.stretches(rule.size)])
+            own_places = slices.whole(peers.members.index(peers.rank), piece.indices.numpy())
+            piece = from_8_bits(replace(piece, powers=powers), own_places, rule.size)
+        pieces.append(piece)
     return pieces, is_unread
 
 
@@ -223,61 +254,28 @@ def _check(
 
 
 def _gather(peers: Peers, chosen: Sparse, slices: Slices, rule: SparseSum) -> tuple[Tensor, int]:
-    """(everybody's chosen numbers as one dense vector, how many they are)."""
+    """(everybody's chosen numbers as one dense vector, how many they are); powers are those that all ranks have."""
     counts = [row[0] for row in peers.all_gather_numbers([chosen.indices.numel()])]
     place, others = peers.members.index(peers.rank), len(counts) - 1
     total = sum(counts)
     first = slices.starts[place]
-    stretches = [_pack(first, chosen)]
+    stretches = [pack(first, chosen)]
     saved = others * (max(counts) - -(-total // len(counts)))
     if others and received_to_balance(counts) < saved:
         begin = sum(counts[:place])
         held = begin, begin + counts[place]
         common = [overlap(held, wanted) for wanted in cut(total, len(counts))]
-        parts = [_pack(first, _stretch(chosen, start - begin, stop - begin)) for start, stop in common]
+        parts = [pack(first, stretch(chosen, start - begin, stop - begin)) for start, stop in common]
         stretches = [part for part in peers.all_to_all(parts, rule.limit_bytes) if len(part)]
-        stretches = [_pack(0, _joined(stretches, rule))] if stretches else []
+        stretches = [pack(0, joined(stretches, rule.size))] if stretches else []
     mine = stretches[0] if stretches else torch.zeros(0, dtype=torch.uint8)
     step = torch.zeros(rule.size, dtype=rule.dtype)
     for part in peers.all_gather(mine, rule.limit_bytes):
         if not len(part):
             continue
-        found = _unpack(part, rule.size)
-        step[torch.from_numpy(slices.unlaid(found.indices.numpy()))] = found.values.to(rule.dtype)
+        found = unpack(part, rule.size)
+        places = slices.unlaid(found.indices.numpy())
+        if found.values.dtype == torch.int8:
+            found = from_8_bits(replace(found, powers=chosen.powers), places, rule.size)
+        step[torch.from_numpy(places)] = found.values.to(rule.dtype)
     return step, total
-
-
-def _stretch(sparse: Sparse, start: int, stop: int) -> Sparse:
-    return Sparse(sparse.size, sparse.indices[start:stop], sparse.values[start:stop])
-
-
-def _pack(first: int, sparse: Sparse) -> Tensor:
-    """Numbers at `first` + index, as they lie when all slices are laid end to end: where they begin, and a message.
-
-    A bitmap then covers only the stretch in which there are any. Nothing at all is no bytes.
-    """
-    if not sparse.indices.numel():
-        return torch.zeros(0, dtype=torch.uint8)
-    low, high = int(sparse.indices[0]), int(sparse.indices[-1])
-    message = encode(Sparse(high - low + 1, sparse.indices - low, sparse.values))
-    return torch.cat([torch.tensor([first + low]).view(torch.uint8), message])
-
-
-def _unpack(packed: Tensor, size: int) -> Sparse:
-    """What `_pack` was given, of a vector of `size` numbers.
-
-    Raises:
-        PayloadError: it is something else.
-    """
-    first, message = int(packed[:8].clone().view(torch.int64)), packed[8:].clone()
-    span = read_header(message)[2]
-    if not 0 <= first <= first + span <= size:
-        raise PayloadError(f"numbers {first} to {first + span} of a vector of {size}")
-    found = decode(message, span)
-    return Sparse(size, found.indices + first, found.values)
-
-
-def _joined(stretches: Sequence[Tensor], rule: SparseSum) -> Sparse:
-    """Several stretches, one behind the other."""
-    found = [_unpack(stretch, rule.size) for stretch in stretches]
-    return Sparse(rule.size, torch.cat([each.indices for each in found]), torch.cat([each.values for each in found]))

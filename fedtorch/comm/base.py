@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.arrivals import Arrivals
+from fedtorch.comm.early import Early
 from fedtorch.comm.faults import Faults
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.peers import Peers
@@ -136,6 +137,18 @@ class Communicator(ABC):
     @abstractmethod
     def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
         """This rank's of the server's `messages`, by rank; what other ranks pass is ignored. No rank gets another's."""
+
+    def begin_early(
+        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[int, int]
+    ) -> Early | None:
+        """Let updates travel while others train, see `comm.early`; None on all ranks: they do not.
+
+        exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks: those
+        that will have updates -> how many; the same on all ranks.
+        The sum that comes of it counts in the `aggregate` of the same round where it is what is asked for there. From
+        here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what counts arrivals.
+        """
+        return None
 
     @abstractmethod
     def aggregate(

@@ -126,7 +126,10 @@ class SumCheck:
         """`out` is the sum of all, and `squares` that of its whole numbers."""
         if not math.sqrt(squares) <= self.bound():
             self.problems.append("the sum of the updates is not finite, or larger than the clients reported")
-        elif math.sqrt(squares) / self._scale.scaled(1.0) > torch.finfo(out.dtype).max and not out.isfinite().all():
+        elif (
+            math.sqrt(squares) / self._scale.scaled(self._scale.divisor) > torch.finfo(out.dtype).max
+            and not out.isfinite().all()
+        ):
             self.problems.append(f"the sum of the updates is beyond {out.dtype}")
 
     def see_projections(self, ranks: Sequence[float], total: Sequence[float], length: int) -> None:

@@ -23,6 +23,8 @@ from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.disconnect import DisconnectMonitor
 from fedtorch.comm.door import enter, join_job, let_in, waiting
+from fedtorch.comm.early import Early
+from fedtorch.comm.early_sides import begin_early
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.liveness import Liveness
@@ -32,13 +34,14 @@ from fedtorch.comm.messages import all_gather_updates, count_replicated
 from fedtorch.comm.options import Network, Options
 from fedtorch.comm.peers import GroupPeers
 from fedtorch.comm.rendezvous import Rendezvous
-from fedtorch.comm.server_updates import DistributedUpdates, Exchange
+from fedtorch.comm.server_updates import DistributedUpdates
 from fedtorch.comm.shutdown import Shutdown
 from fedtorch.comm.store import Entry, JobMember
+from fedtorch.comm.sum_ways import Exchange
 from fedtorch.comm.transport import Staging
 from fedtorch.comm.wire import Message
 from fedtorch.comm.worker import WorkerGroup
-from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError, RefusedUpdatesError
+from fedtorch.core.errors import CollectiveFailed, DeadlineError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
@@ -49,9 +52,8 @@ _PATIENCE = 5  # collectives in a row that may fail though nobody is lost
 class DistributedCommunicator(Communicator):
     """One rank of a job that torchrun, srun or a test has started; made by `join`.
 
-    The group of the federation is an object of its own, beside torch's default group, and created at the first
-    collective, after `preflight`, which decides on the backend of payloads (gloo without it). Thread: all methods are
-    for the thread that joined.
+    Its group is an object of its own, beside torch's default one, and created at the first collective, after
+    `preflight`, which decides on the backend of payloads (gloo without it). All methods are for the thread that joined.
     """
 
     staging: Staging | None
@@ -67,12 +69,12 @@ class DistributedCommunicator(Communicator):
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self._liveness.forget(self.lost)
         self._rendezvous = Rendezvous(store, self._liveness)
-        self._shutdown = Shutdown(
-            store, self._liveness, self._rendezvous, member.hosts_store, options.grace_s, self._drop
-        )
+        meeting = self._liveness, self._rendezvous
+        self._shutdown = Shutdown(store, *meeting, member.hosts_store, options.grace_s, self._drop)
         self._group = self._make_group()
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
+        self._early: Early | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
         self._liveness.beat()
         self.faults("init")
@@ -115,9 +117,8 @@ class DistributedCommunicator(Communicator):
         joined._liveness.labels, member.store.shares_memory = network.labels(member.entry.hosts), network.shares_memory
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
-            joined.hosts = bind(
-                member.store, joined._rendezvous, network.interface, member.entry.hosts, trusts=network.trusted
-            )
+            at = network.interface, member.entry.hosts
+            joined.hosts = bind(member.store, joined._rendezvous, *at, trusts=network.trusted)
             left.pop_all()
         joined._liveness.labels = network.labels(joined.hosts)
         return joined
@@ -131,11 +132,7 @@ class DistributedCommunicator(Communicator):
         return enter(self._member, entry)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
-        """See the base class; through the store, before any process group exists.
-
-        Raises:
-            PreflightError: also where NCCL is wanted and a rank has no GPU of its own.
-        """
+        """See the base class; through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
         verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._options.device).note(), self._options.backend)
@@ -220,6 +217,14 @@ class DistributedCommunicator(Communicator):
         """See the base class."""
         return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
+    def begin_early(
+        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[int, int]
+    ) -> Early | None:
+        """See the base class."""
+        exchange = self._options.exchange if self.staging is None else "reduce"  # no thread of its own on a GPU
+        self._early = begin_early(self._aggregation(local, round), self._store, exponent, exchange, ranks, self._early)
+        return self._early
+
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
     ) -> Tensor | None:
@@ -234,6 +239,7 @@ class DistributedCommunicator(Communicator):
             raise ValueError(f"client `{unknown[0]}` was accepted but was not in the last gather_reports")
         self._count_updates(local, accepted)
         updates = DistributedUpdates(aggregation, accepted, self._places, self._options.exchange)
+        updates.early = self._early
         try:
             result = combine(updates)
         except BaseException as error:
@@ -261,15 +267,9 @@ class DistributedCommunicator(Communicator):
             return None
         if self._worker is None:
             self._liveness.beat(phase="join worker")
-            has_gpus = self._shared is not None and not self._shared & set(ranks)
-            backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
+            backend = "gloo" if self._shared is None or self._shared & set(ranks) else "cpu:gloo,cuda:nccl"
             self._worker = WorkerGroup(self._store, ranks, self.rank, partial(self._raise_lost, among=ranks), backend)
-        if self._worker.ranks != tuple(ranks):
-            raise PreflightError(
-                f"rank {self.rank} is in a worker of ranks {self._worker.ranks} and cannot join {tuple(ranks)}; "
-                "set system.ranks_per_worker to the same in all runs of a process"
-            )
-        return self._worker
+        return self._worker.check(ranks)
 
     def close(self) -> None:
         """See the base class; waits at most 10 s for the others before the sockets close."""

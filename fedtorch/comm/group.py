@@ -18,8 +18,8 @@ from fedtorch.comm.checks import DAMAGED, window_digests
 from fedtorch.comm.direct import Direct, Transport, Work
 from fedtorch.comm.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.liveness import Liveness
-from fedtorch.comm.pieces import InPieces
-from fedtorch.comm.shared import connect
+from fedtorch.comm.machines import connect
+from fedtorch.comm.node_sums import NodeSums
 from fedtorch.comm.store import Store
 from fedtorch.comm.transport import Backend, Staged, Staging, make_group
 from fedtorch.core.errors import FedtorchError, PreflightError
@@ -44,9 +44,8 @@ class Group:
     rank: int
     """This rank."""
     members: tuple[int, ...]
-    """The ranks that take part, the server first."""
+    """The ranks that take part, the server first; `size` is how many they are."""
     size: int
-    """How many they are."""
     sequence: int
     """Operations so far; the same on all members."""
     is_broken: bool
@@ -63,13 +62,13 @@ class Group:
     ) -> None:
         """Connects nothing yet.
 
-        on_error: called with the text of what failed, must raise an error that says which rank failed. At that time
-            the group is already dropped: that closes its sockets, which frees ranks that wait for this one.
+        on_error: called with the text of what failed, must raise an error that says which rank failed. By then the
+            group is dropped: that closes its sockets, which frees ranks that wait for this one.
         members: None: all ranks. generation: how many groups this job had before, equal on all members.
         """
         self.rank = liveness.rank
         self.members = tuple(range(liveness.size)) if members is None else tuple(members)
-        self.size, self.generation = len(self.members), generation
+        self.size, self.generation, self._place = len(self.members), generation, self.members.index(self.rank)
         self.sequence, self.is_broken = 0, False
         self.store, self.liveness, self.on_error = store, liveness, on_error
         self._staging: Staging | None = None
@@ -110,8 +109,7 @@ class Group:
         rows = self._gather_rows(mine)
         verdict = torch.zeros(WIDTH + 4, dtype=torch.int64)
         if self.rank == 0:
-            verdict[:WIDTH] = mine
-            verdict[WIDTH:] = torch.tensor(first_difference(rows, expected))
+            verdict[:] = torch.tensor([*mine.tolist(), *first_difference(rows, expected)])
         self.broadcast_numbers(verdict)
         servers, (rank, place, theirs, instead_of) = verdict[:WIDTH].tolist(), verdict[WIDTH:].tolist()
         if rank >= 0:
@@ -212,7 +210,7 @@ class Group:
     def drop(self) -> None:
         """Close the sockets; operations raise from now on."""
         self.is_broken = True
-        for transfer in self._transfers:
+        for transfer in tuple(self._transfers):  # another thread's too, see `early`
             transfer.work = None
         self._transfers.clear()
         for transport in (self._payload, self._numbers):
@@ -241,6 +239,11 @@ class Group:
         return [row.tolist() for row in received]
 
     @property
+    def machines(self) -> tuple[int, ...] | None:
+        """Of each member, where one rank of each exchanges with the others; None: every rank does."""
+        return self._payload.machines if isinstance(self._payload, NodeSums) else None
+
+    @property
     def _payloads(self) -> Transport:
         assert self._payload is not None, "payloads are sent once all ranks have agreed on them"
         return self._payload
@@ -254,27 +257,25 @@ class Group:
 
     def _gloo(self) -> Direct:
         if self._numbers is None:
-            self._numbers = Direct(self._connect("gloo", f"federation{self.generation or ''}", self.store.inner))
+            self._numbers = Direct(self._connect("gloo", "", self._place, self.size))
         return self._numbers
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
-        staging, place, spans_hosts = self._staging, self.members.index(self.rank), self.store.spans_hosts
-        if staging is None:
-            wanted = self.store.shares_memory and not spans_hosts
-            inner = connect(self._gloo(), place, self.size, wanted=wanted)
-            self._payload = InPieces(inner, self.liveness.beat) if spans_hosts else inner
+        if (staging := self._staging) is None:
+            cuts, wanted, some = self.store.spans_hosts, self.store.shares_memory, partial(self._connect, "gloo")
+            there = self._gloo(), self._place, self.size, some, self.liveness.beat
+            self._payload = connect(*there, wanted=wanted, in_pieces=cuts)
             return
         store = self.store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
-        group = self._connect(staging.backend, f"federation{self.generation or ''}/payload", store)
+        group = self._connect(staging.backend, "/payload", self._place, self.size, store)
         watch = self._watch if staging.backend == "nccl" else None
         self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=self.liveness.timeout_s, watch=watch)
 
-    def _connect(self, backend: Backend, name: str, store: dist.Store) -> Any:
+    def _connect(self, backend: Backend, name: str, place: int, size: int, store: dist.Store | None = None) -> Any:
         # by generation: a broken group's addresses must not be found again
-        prefixed = dist.PrefixStore(name, store)
-        place, address = self.members.index(self.rank), self.store.address
-        return make_group(backend, prefixed, place, self.size, self.liveness.timeout_s, address)
+        prefixed = dist.PrefixStore(f"federation{self.generation or ''}{name}", store or self.store.inner)
+        return make_group(backend, prefixed, place, size, self.liveness.timeout_s, self.store.address)
 
     def _watch(self) -> None:
         """While this rank waits for a payload.

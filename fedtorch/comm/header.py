@@ -52,6 +52,8 @@ class Op(IntEnum):
     """A sum of which the server sees nothing else; every rank but the server may send one masked part (`masked`)."""
     SHARE = 16
     """The server's vectors, to be read by all ranks where they are."""
+    EARLY = 17
+    """The updates of clients that are done, while others train (`early`)."""
 
 
 class Problem(IntEnum):

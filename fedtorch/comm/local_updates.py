@@ -43,9 +43,9 @@ def answer_requests(aggregation: Aggregation) -> None:
         elif op is Op.MASKED:
             take_part(aggregation, own, scale, size)
         elif op is Op.SEND_SUMS:
-            _send_sum(aggregation, own, scale, size)
+            send_sum(aggregation, own, scale, size)
         else:
-            _send([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES)
+            send_updates([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES)
 
 
 def reduce_sum(
@@ -104,7 +104,7 @@ def _compare_projections(
     check.see_projections(list(map(sum, zip(own, *others, strict=True))), came, min(size, WINDOW))
 
 
-def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int) -> None:
+def send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
     group, local = aggregation.group, aggregation.local
     lender = OutgoingWindows(group, local.sums)
@@ -123,9 +123,10 @@ def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], sca
         accumulator = idle.pop()
         accumulator.reset(scale)
         goes = Passing(stop - start, SUM_DTYPE)
-        for place, (grad, weight) in enumerate(own, start=1):
-            accumulator.add(grad[start:stop], weight, goes=goes if place == len(own) else None)
-        sending.append((group.start_send(_checked(accumulator.partial(stop - start), stop - start)), accumulator))
+        for grad, weight in own:
+            accumulator.add(grad[start:stop], weight)
+        window = _checked(accumulator.partial(stop - start, goes), stop - start)
+        sending.append((group.start_send(window), accumulator))
         digests.append(goes.digest)
         aggregation.meter.count("up", "aggregate", physical=8 * (stop - start))
     while sending:
@@ -133,7 +134,7 @@ def _send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], sca
     group.send_numbers(digests)
 
 
-def _send(grads: Sequence[Tensor], aggregation: Aggregation, size: int, *, in_windows: bool) -> None:
+def send_updates(grads: Sequence[Tensor], aggregation: Aggregation, size: int, *, in_windows: bool) -> None:
     group = aggregation.group
     sending: deque[Transfer] = deque()
     digests: list[int] = []

@@ -19,8 +19,8 @@ from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
 from fedtorch.compression.payload import PayloadError, Sparse
 from fedtorch.core.errors import RefusedUpdatesError
-from fedtorch.core.kernels import add_scattered
 from fedtorch.core.norms import norm_and_max
+from fedtorch.core.sparse_kernels import add_scattered, sum_scattered
 from fedtorch.core.update import Report
 
 Decoded = Sparse | Tensor
@@ -101,16 +101,18 @@ def sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumScal
     Not whole numbers are added but the multiples of a power of two that they stand for, which is as exact.
     """
     size, back = out.numel(), np.float64(math.ldexp(1.0, -scale.exponent))
+    factors = [np.float64(scale.scaled(weight)) for weight in weights]
+    pairs = [(_readable(term.values), term.indices.numpy()) for term in terms]
+    if sum_scattered(pairs, factors, back, out.numpy(), CHUNK):
+        return out
     may_vanish = back < torch.finfo(out.dtype).smallest_normal  # can a sum be too small for `out`?
     starts = torch.tensor([*range(0, size, CHUNK), size])
     borders = [torch.searchsorted(term.indices, starts.to(term.indices.dtype)).tolist() for term in terms]
-    indices, values = [term.indices.numpy() for term in terms], [term.values for term in terms]
-    factors = [np.float64(scale.scaled(weight)) for weight in weights]
     total = torch.zeros(min(size, CHUNK), dtype=SUM_DTYPE)
     for chunk, start in enumerate(range(0, size, CHUNK)):
-        for own, numbers, factor, border in zip(indices, values, factors, borders, strict=True):
+        for (numbers, own), factor, border in zip(pairs, factors, borders, strict=True):
             part = slice(border[chunk], border[chunk + 1])
-            add_scattered(_readable(numbers[part]), own[part], total.numpy(), factor=factor, back=back, start=start)
+            add_scattered(numbers[part], own[part], total.numpy(), factor=factor, back=back, start=start)
         target = out[start : start + CHUNK]
         target.copy_(total[: target.numel()])
         if may_vanish:
@@ -120,7 +122,7 @@ def sum_sparse(terms: Sequence[Sparse], weights: Sequence[float], scale: SumScal
 
 
 def _readable(values: Tensor) -> npt.NDArray[Any]:
-    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bf16
+    return widened(values).numpy()  # numpy has no bf16, and sums have no loop in C for fp16
 
 
 def widened(values: Tensor) -> Tensor:

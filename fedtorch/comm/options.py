@@ -10,7 +10,7 @@ import torch
 
 from fedtorch.comm.backend import Choice
 from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.server_updates import Exchange
+from fedtorch.comm.sum_ways import Exchange
 
 
 @dataclass(frozen=True)

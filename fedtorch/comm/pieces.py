@@ -19,7 +19,7 @@ class InPieces(Transport):
         self._inner, self._beat = inner, beat
 
     def broadcast(self, tensor: Tensor) -> Work:
-        return _Works([self._inner.broadcast(piece) for piece in _cut(tensor)], self._beat)
+        return _Works([self._inner.broadcast(piece) for piece in cut(tensor)], self._beat)
 
     def reduce(self, tensor: Tensor) -> Work:
         return self._inner.reduce(tensor)
@@ -31,7 +31,7 @@ class InPieces(Transport):
         return self._inner.receive(tensor, rank)
 
     def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
-        pieces = zip(_cut(mine), *map(_cut, everyone), strict=True)
+        pieces = zip(cut(mine), *map(cut, everyone), strict=True)
         return _Works([self._inner.all_gather(others, own) for own, *others in pieces], self._beat)
 
     def all_to_all(self, into: Tensor, came: Sequence[int], sent: Tensor, sizes: Sequence[int], longest: int) -> Work:
@@ -56,5 +56,6 @@ class _Works:
             self._works.clear()
 
 
-def _cut(tensor: Tensor) -> Sequence[Tensor]:
+def cut(tensor: Tensor) -> Sequence[Tensor]:
+    """A payload in pieces."""
     return tensor.split(max(1, PIECE_BYTES // tensor.itemsize))

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -73,19 +74,13 @@ def kernels(vector: torch.Tensor) -> dict[str, float]:
     accumulator, out, other = Accumulator(_WINDOW), torch.empty_like(vector), torch.rand_like(vector)
     sums = torch.zeros(size, dtype=torch.float64)
 
-    def add() -> None:
+    def whole(updates: Sequence[torch.Tensor] = (), sums: torch.Tensor | None = None) -> None:
         for start in range(0, size, _WINDOW):
+            part, came = slice(start, start + _WINDOW), Passing(_WINDOW, torch.float64)
             accumulator.reset(scale)
-            accumulator.add(vector[start : start + _WINDOW], 0.5)
-
-    def add_sum() -> None:
-        for start in range(0, size, _WINDOW):
-            accumulator.reset(scale)
-            accumulator.add_sum(sums[start : start + _WINDOW], Passing(_WINDOW, torch.float64))
-
-    def result() -> None:
-        for start in range(0, size, _WINDOW):
-            accumulator.result(out[start : start + _WINDOW])
+            for update in updates:
+                accumulator.add(update[part], 0.5)
+            accumulator.result(out[part], *(() if sums is None else (sums[part], came)))
 
     def client() -> None:
         torch.sub(vector, other, out=out)
@@ -95,8 +90,11 @@ def kernels(vector: torch.Tensor) -> dict[str, float]:
         for start in range(0, size, _WINDOW):
             window_digest(vector[start : start + _WINDOW])
 
-    calls = {"add": add, "add_sum": add_sum, "result": result, "client": client, "step": lambda: out.sub_(other)}
-    return {name: timed(call)[1] / size for name, call in calls.items()} | {"digest": timed(digest)[1] / vector.nbytes}
+    calls = {"client": client, "step": lambda: out.sub_(other)}
+    found = {name: timed(call)[1] / size for name, call in calls.items()} | {"digest": timed(digest)[1] / vector.nbytes}
+    sums_of = [partial(whole), partial(whole, [vector, other]), partial(whole, (), sums)]
+    result, two, more = (timed(call)[1] / size for call in sums_of)
+    return found | {"result": result, "add": max(0.0, two - result) / 2, "add_sum": max(0.0, more - result)}
 
 
 def _hops(group: Group, ranks: int) -> float:

@@ -23,13 +23,16 @@ from torch import Tensor
 
 from fedtorch.comm.digests import Passing
 from fedtorch.core.kept_vectors import KeptVectors, Lender
-from fedtorch.core.kernels import add_rounded, add_sum, write_scaled
+from fedtorch.core.kernels import Fold
 
 # Vectors are summed window by window, so that the sum stays in the cache and no rank ever holds one of full length:
 # 4 MB of fp32 to send, 8 MB of float64 to reduce. Smaller windows cost more in messages than they save.
 WINDOW = 1 << 20
 SUM_DTYPE = torch.float64
-CHUNK = 1 << 17  # elements of scratch; 2^15 was 20 % slower
+CHUNK = 1 << 17  # elements of a sparse sum that are added to together
+PIECE = 1 << 16  # elements of a window that are looked at and added together
+HEADROOM = 8.0  # of a scale that is fixed before the updates are known: three bits of the 53
+COARSEST = 16  # bits by which such a scale may be coarser than it need be; fp32 has 24, a sum 53
 
 
 def windows(size: int) -> Iterator[tuple[int, int]]:
@@ -44,6 +47,8 @@ class SumScale:
 
     exponent: int
     """A product p_i Δ_i enters the sum as round(p_i Δ_i · 2^exponent)."""
+    divisor: float = 1.0
+    """Of the whole sum, at the end, on the server alone: where p_i are numbers whose sum is not 1."""
 
     @classmethod
     def of(cls, weights: Sequence[float], max_abs: Sequence[float]) -> SumScale:
@@ -71,9 +76,39 @@ class SumScale:
         largest_weight = math.frexp(max(map(abs, weights)))[1]
         return cls(min(52 - power, 1000 - max(0, largest_weight)))
 
+    @classmethod
+    def ahead(cls, weights: Sequence[float], max_abs: Sequence[float]) -> SumScale | None:
+        """A scale for a later sum, of updates up to `HEADROOM` times as large; None if nothing is known of them."""
+        try:
+            return (
+                cls.of(weights, [HEADROOM * largest for largest in max_abs])
+                if _has_products(weights, max_abs)
+                else None
+            )
+        except ValueError:
+            return None
+
+    def suits(self, weights: Sequence[float], max_abs: Sequence[float]) -> bool:
+        """Is the sum of these below 2^53 for sure, and is the scale fine enough for them? So it is for zeros alone."""
+        if not _has_products(weights, max_abs):
+            return True
+        try:
+            return 0 <= SumScale.of(weights, max_abs).exponent - self.exponent <= COARSEST
+        except ValueError:
+            return False
+
     def scaled(self, weight: float) -> float:
         """weight · 2^exponent, exact (unless subnormal)."""
         return math.ldexp(weight, self.exponent)
+
+    def back(self) -> float:
+        """What a sum of whole numbers is multiplied by at the end."""
+        return math.ldexp(1.0 / self.divisor, -self.exponent)
+
+
+def _has_products(weights: Sequence[float], max_abs: Sequence[float]) -> bool:
+    """Is there a product that is not 0?"""
+    return any(weight and largest for weight, largest in zip(weights, max_abs, strict=True))
 
 
 class Accumulator:
@@ -97,7 +132,7 @@ class Accumulator:
         """kept: lends the memory of `total`, None: it is new."""
         self.size, self.dtype = size, dtype
         self.total = (kept or KeptVectors()).lend(size, SUM_DTYPE)  # a fresh sum writes it before it is read
-        self._whole = np.empty(max(1, min(size, CHUNK)))
+        self._waiting: list[tuple[npt.NDArray[Any], float]] = []
         self._scale = SumScale(0)
         self._is_fresh = True
         self.squares = 0.0
@@ -106,68 +141,116 @@ class Accumulator:
         """Start a new sum at `scale`."""
         self._scale = scale
         self._is_fresh = True
+        self._waiting.clear()
 
-    @torch.no_grad()
-    def add(self, grad: Tensor, weight: float, *, came: Passing | None = None, goes: Passing | None = None) -> None:
+    def add(self, grad: Tensor, weight: float, *, came: Passing | None = None) -> None:
         """Add weight · grad; grad has at most `size` elements, the same number in every call of one sum.
 
-        came: is shown `grad`, and the whole numbers that are added. goes: is shown the sum as it then is.
+        It is read when the sum is next asked for and must not change until then: several are added in one pass.
+        came: is shown `grad`, and the whole numbers that are added, at once.
         """
         if grad.dtype != self.dtype or grad.dim() != 1 or grad.numel() > self.size:
             raise ValueError(
                 f"an accumulator of {self.size} {self.dtype} was given {tuple(grad.shape)} {grad.dtype}; "
                 f"expected a vector of its own dtype that is no longer"
             )
-        factor = np.float64(self._scale.scaled(weight))
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
-            for part, total in self._pieces(grad):
-                if came is not None:
-                    came.read(part)
-                fresh, measure = self._is_fresh, came is not None
-                squares = add_rounded(part, total, factor, self._whole, fresh=fresh, measure=measure)
-                if came is not None:
-                    came.squares += squares
-                if goes is not None:
-                    goes.read(total)
-        self._is_fresh = False
+        self._waiting.append((grad.detach().numpy(), self._scale.scaled(weight)))
+        if came is not None:
+            self._fold(grad.numel(), came=came)
 
     def add_sum(self, sums: Tensor, came: Passing | None = None) -> None:
         """Add the beginning of another accumulator's `total`, of the same scale. came: is shown it."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            for part, total in self._pieces(sums):
-                if came is not None:
-                    came.read(part)
-                squares = add_sum(part, total, fresh=self._is_fresh, measure=came is not None)
-                if came is not None:
-                    came.squares += squares
-        self._is_fresh = False
+        self._fold(sums.numel(), sums.numpy(), came)
 
-    def _pieces(self, vector: Tensor) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float64]]]:
-        """The vector in pieces that stay in the cache, each with its place in `total`."""
-        values, total = vector.numpy(), self.total.numpy()
-        for start in range(0, len(values), CHUNK):
-            part = values[start : start + CHUNK]
-            yield part, total[start : start + len(part)]
-
-    def partial(self, length: int) -> Tensor:
+    def partial(self, length: int, goes: Passing | None = None) -> Tensor:
         """The first `length` elements of `total`, zero if nothing was added; shares memory with `total`.
 
-        What a collective then writes there is part of the sum.
+        What a collective then writes there is part of the sum. goes: is shown it.
         """
-        total = self.total[:length]
-        if self._is_fresh:
-            total.zero_()
-            self._is_fresh = False
-        return total
+        if self._is_fresh or self._waiting:
+            self._fold(length, goes=goes)
+        elif goes is not None:
+            goes.read(self.total[:length].numpy())
+        return self.total[:length]
 
-    @torch.no_grad()
-    def result(self, out: Tensor) -> Tensor:
-        """Write the sum into `out`, rounded once to its dtype; `out` is at most `size` long. Zero is never −0.0."""
-        self.partial(out.numel())
-        factor = np.float64(math.ldexp(1.0, -self._scale.exponent))
-        with np.errstate(over="ignore", invalid="ignore"):  # beyond the range of `out` is infinity, as in torch
-            for part, total in self._pieces(out):
-                # Whether whole numbers add up to 0.0 or −0.0 depends on who began with 0.0; what is written is 0.0 for
-                # both.
-                self.squares += write_scaled(total, part, factor)
+    def result(self, out: Tensor, sums: Tensor | None = None, came: Passing | None = None) -> Tensor:
+        """Write the sum into `out`, rounded once to its dtype; `out` is at most `size` long. Zero is never −0.0.
+
+        sums, came: see `add_sum`; in the same pass. This ends the sum: what is added next begins another at its scale.
+        """
+        self._fold(out.numel(), None if sums is None else sums.numpy(), came, out=out.numpy())
+        self._is_fresh = True
         return out
+
+    def _fold(
+        self,
+        length: int,
+        sums: npt.NDArray[Any] | None = None,
+        came: Passing | None = None,
+        goes: Passing | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Add what waits and `sums`, a piece at a time that stays in the cache while it is looked at."""
+        total, seen = self.total.numpy(), sums
+        if came is not None and sums is None:
+            seen = self._waiting[-1][0]
+        fold = Fold(
+            [values[:length] for values, _ in self._waiting],
+            [factor for _, factor in self._waiting],
+            total[:length],
+            fresh=self._is_fresh,
+            sums=sums,
+            out=out,
+            back=self._scale.back(),
+        )
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
+            for start in range(0, length, PIECE):
+                stop = min(start + PIECE, length)
+                if came is not None and seen is not None:
+                    came.read(seen[start:stop])
+                fold.add(start, stop)
+                if goes is not None:
+                    goes.read(total[start:stop])
+        if came is not None:
+            came.squares += fold.last_squares
+        self.squares += fold.squares
+        self._is_fresh = False
+        self._waiting.clear()
+
+
+class RunningSum:
+    """A sum of full length, to which windows of weighted vectors are added as they come, in any order."""
+
+    def __init__(self, size: int, scale: SumScale, kept: Lender) -> None:
+        """kept: lends the memory of the sum, float64, shape (size,)."""
+        self._total, self._scale = kept.lend(size, SUM_DTYPE).zero_(), scale
+
+    def add(self, start: int, window: Tensor, weight: float | None, came: Passing | None = None) -> None:
+        """Add weight · window, which begins at `start`; weight: None: it is a sum of whole numbers already.
+
+        came: is shown the window, and the whole numbers that are added.
+        """
+        seen, total = window.detach().numpy(), self._total[start : start + len(window)].numpy()
+        if weight is None:
+            fold = Fold([], [], total, fresh=False, sums=seen)
+        else:
+            fold = Fold([seen], [self._scale.scaled(weight)], total, fresh=False)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
+            for at in range(0, len(seen), PIECE):
+                stop = min(at + PIECE, len(seen))
+                if came is not None:
+                    came.read(seen[at:stop])
+                fold.add(at, stop)
+        if came is not None:
+            came.squares += fold.last_squares
+
+    def write(self, out: Tensor, scale: SumScale) -> float:
+        """Write the sum into `out`, shape (size,), rounded once; Σ of the squares of its whole numbers.
+
+        scale: the sum's own, with the divisor. May be called again.
+        """
+        fold = Fold([], [], self._total.numpy(), fresh=False, out=out.numpy(), back=scale.back())
+        with np.errstate(over="ignore", invalid="ignore"):
+            for at in range(0, len(out), PIECE):
+                fold.add(at, min(at + PIECE, len(out)))
+        return fold.squares

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +18,14 @@ from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation, Request, Term
 from fedtorch.comm.checks import DAMAGED, TOLERANCE, SumCheck
 from fedtorch.comm.digests import Passing, window_digest
+from fedtorch.comm.early import Early
 from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
+from fedtorch.comm.incoming import Incoming, by_rank, distinct
 from fedtorch.comm.local_updates import reduce_sum
 from fedtorch.comm.masked import Damaged, collect
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.sum_ways import Exchange, choose
 from fedtorch.comm.window_memory import give_back, start_take
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.update import Report
@@ -31,8 +33,6 @@ from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.secure_sum.terms import LEAST_PARTIES, TooFewPartiesError
 
 log = logging.getLogger(__name__)
-
-Exchange = Literal["auto", "reduce", "send"]
 
 
 class DistributedUpdates(AcceptedUpdates):
@@ -50,6 +50,7 @@ class DistributedUpdates(AcceptedUpdates):
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange = places, exchange
         self._receiving: tuple[Transfer, Tensor, int] | None = None
+        self.early: Early | None = None  # of this round
 
     def finish(self, op: Op) -> None:
         """Tell the other ranks that the server is done, or has given up."""
@@ -133,6 +134,9 @@ class DistributedUpdates(AcceptedUpdates):
         self, scale: SumScale, weighted: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
     ) -> Tensor:
         self._finish_receiving()
+        early = None if singly or self.early is None else self.early.sum_of(scale, weighted, check, self.sum_dtype)
+        if early is not None:
+            return early
         terms = [self._term(report, weight) for report, weight in weighted]
         op = Op.SEND_UPDATES if singly else self._transport(terms)
         self._aggregation.broadcast_request(Request(op, terms, scale))
@@ -146,7 +150,7 @@ class DistributedUpdates(AcceptedUpdates):
             for term, (report, _) in zip(terms, weighted, strict=True)
             if term.rank != 0
         ]
-        self._receive(_by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
+        self._receive(by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
         return out
 
     def masked_sum(self, exponent: int, limit: float, masking: Masking, before_opening: Callable[[], None]) -> Tensor:
@@ -179,21 +183,15 @@ class DistributedUpdates(AcceptedUpdates):
         return whole if places is None else places.spread(whole)
 
     def _transport(self, terms: Sequence[Term]) -> Op:
-        """The one in which the busiest rank moves the fewest bytes per element.
-
-        SEND_UPDATES: the server receives every remote client's update. SEND_SUMS: the server receives one sum, of 8
-        bytes, from every other rank that has clients. REDUCE: gloo's ring, in which every rank moves some two sums,
-        however many ranks there are. At a tie the earliest of SEND_SUMS, REDUCE, SEND_UPDATES: in the first two all
-        ranks add at the same time.
-        """
-        remote = [term.rank for term in terms if term.rank != 0]
-        sums = (8 * len(set(remote)), 0, Op.SEND_SUMS)
-        reduce = (8 * 2, 1, Op.REDUCE)
-        updates = (self.dtype.itemsize * len(remote), 2, Op.SEND_UPDATES)
-        allowed = {"auto": (sums, reduce, updates), "reduce": (sums, reduce), "send": (updates,)}
-        if self._aggregation.is_secret:  # in a ring, ranks see sums of others
-            return min(sums, updates)[2]
-        return min(allowed[self._exchange])[2]
+        """See `sum_ways`."""
+        held = Counter(term.rank for term in terms)
+        return choose(
+            [held[rank] for rank in self._group.members],
+            self.dtype.itemsize,
+            self._exchange,
+            machines=self._group.machines,
+            is_secret=self._aggregation.is_secret,
+        )
 
     def _receive(
         self,
@@ -216,13 +214,16 @@ class DistributedUpdates(AcceptedUpdates):
             for place, each in enumerate(remote):
                 part = next(arriving)
                 came = Passing(len(part), part.dtype)
-                if each.weight is None:
+                if each.weight is not None:
+                    accumulator.add(part, each.weight, came=came)
+                elif place + 1 < len(remote):
                     accumulator.add_sum(part, came)
                 else:
-                    accumulator.add(part, each.weight, came=came)
+                    accumulator.result(out[start:stop], part, came)
                 digests.append(came.digest)
                 squares[place] += came.squares
-            accumulator.result(out[start:stop])
+            if not remote or remote[-1].weight is not None:
+                accumulator.result(out[start:stop])
         give_back(self._group)
         self._compare(remote, digests, squares, check)
         check.see_sum(accumulator.squares, out)
@@ -232,7 +233,7 @@ class DistributedUpdates(AcceptedUpdates):
         """What the others send, window by window and in this order within it; valid until the next one is asked for."""
         width = min(size, WINDOW)
         kept = self._aggregation.local.sums
-        idle = [kept.lend(width, dtype) for _ in range(IN_FLIGHT * len(_distinct(remote)))]
+        idle = [kept.lend(width, dtype) for _ in range(IN_FLIGHT * len(distinct(remote)))]
         expected = [(each.rank, stop - start) for start, stop in windows(size) for each in remote]
         following = iter(expected)
         receiving: deque[tuple[Transfer, Tensor]] = deque()
@@ -262,34 +263,10 @@ class DistributedUpdates(AcceptedUpdates):
         """The places in `remote` of which a window is not what was sent."""
         senders = [each.rank for each in remote] * (len(digests) // max(1, len(remote)))
         sent = {
-            rank: iter(self._group.receive_numbers(senders.count(rank), rank)) for rank in _distinct(remote) if digests
+            rank: iter(self._group.receive_numbers(senders.count(rank), rank)) for rank in distinct(remote) if digests
         }
         return {
             place % len(remote)
             for place, (rank, digest) in enumerate(zip(senders, digests, strict=True))
             if next(sent[rank]) != digest
         }
-
-
-class Incoming(NamedTuple):
-    """What the server receives from another rank."""
-
-    rank: int
-    """Who sends it."""
-    clients: tuple[str, ...]
-    """Whose updates it is made of."""
-    weight: float | None
-    """Of the update; None: it is a sum of the clients' weighted updates already."""
-
-
-def _by_rank(remote: Sequence[Incoming]) -> list[Incoming]:
-    """The sums that ranks send in place of these updates."""
-    return [
-        Incoming(rank, tuple(each.clients[0] for each in remote if each.rank == rank), None)
-        for rank in _distinct(remote)
-    ]
-
-
-def _distinct(remote: Sequence[Incoming]) -> list[int]:
-    """The ranks, each once, in order."""
-    return list(dict.fromkeys(each.rank for each in remote))

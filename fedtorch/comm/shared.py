@@ -12,14 +12,13 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from fedtorch.comm.direct import Direct, Work
 from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.segment import Segment, machine, path_of
+from fedtorch.comm.segment import Segment, path_of
 
 log = logging.getLogger(__name__)
 
@@ -29,38 +28,8 @@ SLOTS = 4
 _SLOT, _READ = 1, 2  # tags: which slot is filled, which one was read; payloads and numbers have 0
 
 
-def connect(sockets: Direct, place: int, size: int, *, wanted: bool) -> Direct:
-    """A transport through shared memory where all ranks are on one machine and want it, else the one over sockets.
-
-    All ranks call it alike; `size` is their number and `place` this one's among them, the server's is 0.
-    """
-    segment: Segment | None = None
-    where = [0, 0, 0]
-    if wanted and size > 1:
-        with suppress(OSError):  # there may be no /proc
-            here = machine()
-            segment = Segment(SLOTS * SLOT_BYTES)
-            where = [os.getpid(), segment.file, here]
-    try:
-        places = _all_gather(sockets, where, size)
-        peers: dict[int, Segment] = {}
-        can = segment is not None and len({there for *_, there in places}) == 1
-        if can:
-            try:
-                for other in range(1, size) if place == 0 else [0]:
-                    peers[other] = Segment(SLOTS * SLOT_BYTES, path_of(*places[other][:2]))
-                    peers[other].close_file()
-            except OSError as error:
-                log.info("ranks exchange over sockets, for memory cannot be shared: %s", error.strerror or error)
-                can = False
-        all_can = all(found for (found,) in _all_gather(sockets, [int(can)], size))
-    finally:
-        if segment is not None:
-            segment.close_file()
-    return Shared(sockets, segment, peers) if all_can and segment is not None else sockets
-
-
-def _all_gather(sockets: Direct, numbers: Sequence[int], size: int) -> list[list[int]]:
+def all_gather(sockets: Direct, numbers: Sequence[int], size: int) -> list[list[int]]:
+    """The numbers of every rank, as many on each; `size` is how many ranks there are."""
     mine = torch.tensor(numbers, dtype=torch.int64)
     everyone = [torch.zeros_like(mine) for _ in range(size)]
     sockets.all_gather(everyone, mine).wait()
@@ -139,10 +108,10 @@ class Shared(Direct):
     def map(self, vector: Tensor, segment: Segment | None, place: int, size: int) -> Tensor | None:
         """The server's vector as it is in its segment, on other ranks to be read only; None if one of them cannot.
 
-        segment: on the server, the one that its `vector` is in; None: in none. place, size: see `connect`.
+        segment: on the server, the one that its `vector` is in; None: in none. place, size: see `machines.connect`.
         """
         mine = [os.getpid(), segment.file, vector.nbytes] if segment is not None else [0, 0, vector.nbytes]
-        servers, *others = _all_gather(self, mine, size)
+        servers, *others = all_gather(self, mine, size)
         found, can = vector, servers[0] > 0 and all(other[2] == servers[2] for other in others)
         if can and place:
             try:
@@ -152,7 +121,7 @@ class Shared(Direct):
             except OSError as error:
                 log.info("the server's vector is sent, for it cannot be read where it is: %s", error.strerror or error)
                 can = False
-        all_can = all(each for (each,) in _all_gather(self, [int(can)], size))
+        all_can = all(each for (each,) in all_gather(self, [int(can)], size))
         return found if all_can else None
 
     def drop(self) -> None:
@@ -170,6 +139,10 @@ class Shared(Direct):
         window = self.look(tensor, rank, number)
         tensor.add_(window) if adds else tensor.copy_(window)
         self._tell_read(rank, number)
+
+    def read_next(self, tensor: Tensor) -> None:
+        """Elsewhere than on the server: copy the next piece of its broadcast, once it is there."""
+        self.read(tensor, 0, self.hear(0, _SLOT).wait())
 
     def look(self, like: Tensor, rank: int, number: int, *, is_taken: bool = False) -> Tensor:
         """What another rank has in a slot. is_taken: until `give_back`.
@@ -294,4 +267,4 @@ class _Incoming:
     def wait(self) -> None:
         """All of it is here."""
         for piece in self._pieces:
-            self._shared.read(piece, 0, self._shared.hear(0, _SLOT).wait())
+            self._shared.read_next(piece)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtorch.comm.direct import Work
 from fedtorch.comm.group import Group, Transfer
+from fedtorch.comm.node_sums import NodeSums, Received
 from fedtorch.comm.shared import Shared
 from fedtorch.core.kept_vectors import Lender
 
@@ -37,7 +38,11 @@ def start_take(group: Group, buffer: Tensor, rank: int) -> Transfer:
     place = group.members.index(rank)
 
     def begin(payloads: Any) -> Work:
-        return payloads.take(buffer, place) if isinstance(payloads, Shared) else _Received(payloads, buffer, place)
+        return (
+            payloads.take(buffer, place)
+            if isinstance(payloads, Shared | NodeSums)
+            else Received(payloads, buffer, place)
+        )
 
     return group.begin(begin)
 
@@ -48,11 +53,11 @@ def give_back(group: Group) -> None:
 
 
 def _slots(payloads: Any) -> Work:
-    return _Done(payloads.slots() if isinstance(payloads, Shared) else [])
+    return _Done(payloads.slots() if isinstance(payloads, Shared | NodeSums) else [])
 
 
 def _give_back(payloads: Any) -> Work:
-    if isinstance(payloads, Shared):
+    if isinstance(payloads, Shared | NodeSums):
         payloads.give_back()
     return _Done(None)
 
@@ -65,14 +70,3 @@ class _Done:
 
     def wait(self) -> Any:
         return self.found
-
-
-class _Received:
-    """A window that is copied into a buffer of this rank."""
-
-    def __init__(self, payloads: Any, buffer: Tensor, place: int) -> None:
-        self._work, self._buffer = payloads.receive(buffer, place), buffer
-
-    def wait(self) -> Tensor:
-        self._work.wait()
-        return self._buffer

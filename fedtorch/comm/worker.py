@@ -110,6 +110,19 @@ class WorkerGroup:
             lambda: dist.init_process_group(backend, store=inner, rank=self.rank, world_size=self.size, timeout=limit)
         )
 
+    def check(self, ranks: Sequence[int]) -> WorkerGroup:
+        """This group, if it is of these ranks.
+
+        Raises:
+            PreflightError: it is not.
+        """
+        if self.ranks == tuple(ranks):
+            return self
+        raise PreflightError(
+            f"rank {self.ranks[self.rank]} is in a worker of ranks {self.ranks} and cannot join {tuple(ranks)}; "
+            "set system.ranks_per_worker to the same in all runs of a process"
+        )
+
     @property
     def leads(self) -> bool:
         """Is this the worker's first rank, which speaks for it to the federation?"""

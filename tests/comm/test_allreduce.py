@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedtorch.comm.allreduce import LeftOut, SparseSum, all_reduce, move
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.messages import sum_of_messages
-from fedtorch.compression import slices
+from fedtorch.compression import eight_bits, slices
 from fedtorch.compression.compressors import TopK, with_feedback
 from fedtorch.compression.payload import HEADER_BYTES, decode
 from fedtorch.core.errors import PreflightError, RefusedUpdatesError
@@ -36,6 +37,7 @@ SIZE = LAYOUT.size
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "BLOCK", 3)
+    monkeypatch.setattr(eight_bits, "STRETCH", 7)  # blocks of several owners, and several of an owner
 
 
 def rule_of(top: TopK, layout: Layout, *, selects: bool = True, keeps: bool = True) -> SparseSum:
@@ -56,12 +58,12 @@ VECTORS = st.lists(
 
 
 @settings(max_examples=20, deadline=None)
-@given(VECTORS, st.integers(1, 5), st.sampled_from(["fp32", "bf16"]), st.sampled_from([0.1, 0.5, 1.0]))
+@given(VECTORS, st.integers(1, 5), st.sampled_from(["fp32", "bf16", "int8"]), st.sampled_from([0.1, 0.5, 1.0]))
 def test_a_sum_in_slices_is_the_sum_of_the_messages(
     vectors: list[Tensor], count: int, values: Any, ratio: float
 ) -> None:
     top = TopK(ratio=ratio, values=values)
-    messages = [top.compress(vector, LAYOUT) for vector in vectors]
+    messages = [top.compress(vector, LAYOUT, seed=place) for place, vector in enumerate(vectors)]
     weights = [0.3 - 0.2 * place for place in range(len(messages))]
     expected = sum_of_messages(messages, weights, lambda m: decode(m, SIZE), torch.empty(SIZE))
     hosted = {rank: messages[rank::count] for rank in range(count)}
@@ -77,22 +79,24 @@ def test_a_sum_in_slices_is_the_sum_of_the_messages(
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.integers(0, 99), st.lists(st.integers(1, 5), min_size=3, max_size=3), st.sampled_from(["fp32", "fp16"]))
+@given(
+    st.integers(0, 99), st.lists(st.integers(1, 5), min_size=3, max_size=3), st.sampled_from(["fp32", "fp16", "int8"])
+)
 def test_with_a_second_selection_the_step_is_the_servers_and_nothing_is_lost(
     seed: int, counts: list[int], values: Any
 ) -> None:
     """Over three rounds on any numbers of ranks; the residual moves to the owners that there are then."""
     generator = torch.Generator().manual_seed(seed)
     top = TopK(ratio=0.15, values=values)
-    rule = rule_of(top, LAYOUT)
+    rule = replace(rule_of(top, LAYOUT), seed=seed)
     weights = [0.25] * 4
     residual: Tensor | None = None
     left = {0: LeftOut()}
     for count in counts:
-        messages = [top.compress(torch.randn(SIZE, generator=generator), LAYOUT) for _ in range(4)]
+        messages = [top.compress(torch.randn(SIZE, generator=generator), LAYOUT, seed=seed) for _ in range(4)]
         mean = sum_of_messages(messages, weights, lambda m: decode(m, SIZE), torch.empty(SIZE))
         total = mean if residual is None else residual + mean
-        message, residual = with_feedback(top, mean, residual, True, LAYOUT)
+        message, residual = with_feedback(top, mean, residual, True, LAYOUT, seed=seed)
         assert residual is not None
         members = tuple(range(count))
         dealt = left[0].members
@@ -115,7 +119,7 @@ def test_with_a_second_selection_the_step_is_the_servers_and_nothing_is_lost(
         home = run_threads(members, {}, lambda each, left=left: move(each, left[each.rank], SIZE, (0,)))
         assert home[0].values is not None and torch.equal(home[0].values, residual)
         assert all(each.values is None for each in home[1:])
-        if values == "fp32":
+        if values in ("fp32", "int8"):  # of numbers that are rounded to a step as large, see tests/compression
             assert torch.equal(found[0].step + home[0].values, total)
 
 
@@ -153,6 +157,11 @@ def test_a_message_that_is_none_or_not_what_was_reported_is_refused_by_all(spoil
 
 # --- on ranks
 
+
+def top_of(encoding: Any, values: Any) -> TopK:
+    return TopK(ratio=0.02, encoding=encoding, values=values)
+
+
 NUMBERS = 60_000
 NAMES = tuple(f"c{i}" for i in range(5))
 
@@ -186,22 +195,26 @@ def reduce_on(comm: Any, top: TopK, folder: str, *, selects: bool = True, cluste
     return found, moved
 
 
-def step_of(folder: str, case: tuple[str, bool, bool]) -> Any:
-    encoding, staged, selects = case
+def step_of(folder: str, case: tuple[str, str, bool, bool]) -> Any:
+    encoding, values, staged, selects = case
+    slices.BLOCK, eight_bits.STRETCH = 3, 7
     if staged:
         transport.WINDOW_BYTES = 1000  # pieces go in many windows
     with DistributedCommunicator.join(NAMES, timeout_s=30, grace_s=0.5) as comm:
         comm.preflight({"config": "same"})
         if staged:
             comm.stage(ON_CPU)
-        found, _ = reduce_on(comm, TopK(ratio=0.02, encoding=encoding), folder, selects=selects)  # type: ignore[arg-type]
+        found, _ = reduce_on(comm, top_of(encoding, values), folder, selects=selects)
         return digest_of({"step": found.step}), found.count
 
 
-@pytest.mark.parametrize("case", [("auto", False, True), ("auto", True, False)], ids=["direct", "staged"])
+CASES = [("auto", "fp32", False, True), ("auto", "fp32", True, False), ("bitmap", "int8", False, True)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=["direct", "staged", "int8"])
 def test_ranks_move_pieces_whole_over_either_transport(case: Any, tmp_path: Path) -> None:
     ranks = run_ranks(step_of, 5, str(tmp_path), case)
-    alone, _ = reduce_on(LocalCommunicator(NAMES), TopK(ratio=0.02), str(tmp_path), selects=case[2])
+    alone, _ = reduce_on(LocalCommunicator(NAMES), top_of("auto", case[1]), str(tmp_path), selects=case[3])
     assert ranks == [(digest_of({"step": alone.step}), alone.count)] * 5
 
 

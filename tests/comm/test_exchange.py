@@ -21,7 +21,8 @@ from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.server_updates import DistributedUpdates, Exchange
+from fedtorch.comm.server_updates import DistributedUpdates
+from fedtorch.comm.sum_ways import Exchange
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
@@ -200,7 +201,8 @@ def test_where_clients_are_hidden_only_the_server_receives(
 
 
 def transport(homes: list[int], exchange: Exchange, dtype: torch.dtype, folder: Path, *, is_secret: bool) -> Op:
-    stub = SimpleNamespace(local=UpdateBuffer(3, dtype, folder, 1 << 20), group=None, round=0, is_secret=is_secret)
+    group, local = SimpleNamespace(members=(0, 1, 2, 3), machines=None), UpdateBuffer(3, dtype, folder, 1 << 20)
+    stub = SimpleNamespace(local=local, group=group, round=0, is_secret=is_secret)
     updates = DistributedUpdates(stub, [], {}, exchange)  # type: ignore[arg-type]
     return updates._transport([Term(place, rank, 1.0) for place, rank in enumerate(homes)])
 

@@ -221,7 +221,7 @@ def too_long(where: str, folder: str) -> None:
     """Rank 2 is about to send more than was agreed, in one window or altogether, or says so beforehand."""
     partial, start_send, agree = reproducible.Accumulator.partial, Group.start_send, Group.agree
     if os.environ["RANK"] == "2" and where == "window":
-        reproducible.Accumulator.partial = lambda self, n: torch.cat([partial(self, n)] * 2)  # type: ignore
+        reproducible.Accumulator.partial = lambda self, n, goes: torch.cat([partial(self, n, goes)] * 2)  # type: ignore
     elif os.environ["RANK"] == "2" and where == "all":
         Group.start_send = lambda self, tensor: [start_send(self, tensor) for _ in range(2)][1]  # type: ignore
     elif os.environ["RANK"] == "2":

@@ -13,7 +13,7 @@ from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.server_updates import Exchange
+from fedtorch.comm.sum_ways import Exchange
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
 from fedtorch.core.seeds import generator_for

@@ -15,7 +15,7 @@ from ranks import run_ranks, start_ranks
 from toy import Quadratic
 
 from fedtorch.algorithms.fedassistant import FedAssistant
-from fedtorch.comm import shared
+from fedtorch.comm import machines, shared
 from fedtorch.comm.direct import Direct
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
@@ -52,7 +52,7 @@ def trained(
     strange: a rank that seems to be elsewhere, or (is_known False) cannot find out where it is.
     """
     if strange == int(os.environ["RANK"]):
-        shared.machine = elsewhere if is_known else unknown
+        machines.machine = elsewhere if is_known else unknown
     network = Network(shares_memory=shares)
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, exchange=exchange, network=network) as comm:
         task = Quadratic(clients=CLIENTS, start=(0.1,), width=WIDTH, double=False)
@@ -70,7 +70,7 @@ def test_the_bits_are_those_of_sockets(size: int, exchange: str, tmp_path: Path)
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_ranks_that_are_not_on_one_machine_use_sockets(is_known: bool, tmp_path: Path) -> None:
-    ranks = run_ranks(trained, 3, str(tmp_path), True, "auto", 2, is_known)
+    ranks = run_ranks(trained, 2, str(tmp_path), True, "auto", 1, is_known)
     assert {way for _, way in ranks} == {"Direct"}
 
 

@@ -17,7 +17,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.server_updates import Exchange
+from fedtorch.comm.sum_ways import Exchange
 from fedtorch.comm.transport import Staged, Staging
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.update import Report, UpdateBuffer

@@ -56,4 +56,4 @@ def test_combining_in_silence_is_a_hang_of_the_server(tmp_path: Path) -> None:
     outcomes = expect_exit(as_rank, 3, str(tmp_path), Median(last_s=9.0))
     for outcome in outcomes[1:]:
         assert outcome.exit_code == 7 and "rank 0 (the server) gave no sign of life" in outcome.error, outcome.error
-        assert "round 0, phase one" in outcome.error
+        assert "round 0, phase send_one" in outcome.error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import make_config, make_runner
+from harness import make_config, make_runner, pinned
 from losses import lose_at
 from ranks import expect_exit, start_ranks
 from toy import Quadratic
@@ -18,6 +18,7 @@ from toy import Quadratic
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm import early_sides
 from fedtorch.comm.aggregation import Aggregation
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
@@ -149,6 +150,13 @@ def arm(phase: str) -> None:
     elif phase == "scores":
         before(comm, "gather", lambda self, messages, round: round == ROUND + 1 and messages[0].kind == "score")
 
+    elif phase == "announced":  # and nothing of it sent
+        before(early_sides, "send_updates", lambda grads, aggregation, *args, **how: aggregation.round == ROUND)
+    elif phase == "sent early":
+        after(early_sides, "send_updates", lambda grads, aggregation, *args, **how: aggregation.round == ROUND)
+    elif phase == "sums":
+        before(comm, "barrier", lambda self, phase, round, **how: (phase, round) == ("sums", ROUND))
+
 
 def as_rank(folder: str, phase: str, changes: dict[str, Any]) -> tuple[Result, frozenset[int]]:
     rank = int(os.environ["RANK"])
@@ -156,7 +164,7 @@ def as_rank(folder: str, phase: str, changes: dict[str, Any]) -> tuple[Result, f
         arm(phase)
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, recovers=True) as comm:
         comm.preflight({})
-        return make_runner(config(folder, **changes), comm).run(), comm.lost
+        return pinned(make_runner(config(folder, **changes), comm)).run(), comm.lost
 
 
 def alone(folder: Path, at: tuple[str, int, bool], size: int = SIZE, **changes: Any) -> Result:
@@ -206,6 +214,17 @@ def test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process(
     assert found is not None and found.round == 4
     resumed = make_runner(config(tmp_path / "run", rounds=5)).run(4)
     assert resumed.rounds == 5 and not resumed.lost and set(resumed.scores) == set(CLIENTS)
+
+
+@pytest.mark.parametrize("phase", ["train", "announced", "sent early", "sums", "report"])
+def test_where_updates_travel_early_the_rest_goes_on_as_in_one_process(phase: str, tmp_path: Path) -> None:
+    changes = {"system": SystemConfig(sum_scale="previous")}
+    expected = alone(tmp_path / "alone", FAILS, **changes)
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, changes).join(timeout=90)
+    assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0], [o.error for o in outcomes]
+    result = outcomes[0].result[0]
+    assert result.lost == expected.lost and set(result.lost.values()) == {ROUND + 1}
+    assert result.digest == expected.digest and result.scores == expected.scores
 
 
 COMPRESSED = FedAssistant(payload="delta", compression="topk", topk=TopK(ratio=0.2), exchange="replicated")

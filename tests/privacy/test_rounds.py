@@ -135,7 +135,7 @@ def test_the_run_ends_before_the_round_that_would_pass_the_budget_and_goes_on_wi
         BudgetError, match="round 3 would be release 3 and come to epsilon .*larger privacy.max_epsilon"
     ):
         runner.run()
-    assert runner.context.round == runner.saved == 2 and len(ledger_of(tmp_path / "run").releases) == 2
+    assert runner.context.round == runner.saving.saved == 2 and len(ledger_of(tmp_path / "run").releases) == 2
     again = make_runner(replace(config, privacy=replace(config.privacy, max_epsilon=100.0)))
     assert again.run(resume=2).rounds == 4
     assert len(ledger_of(tmp_path / "run").releases) == 4
