@@ -65,6 +65,8 @@ class Updates(Protocol):
 
 OLD_NAMES = {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"}
 """Members that algorithms of version 0.1 may define -> what they are called now."""
+OF_CLIENTS = {"client_update", "correction", "report"}
+"""Members that get a ClientJob while a client trains."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,17 @@ class Algorithm:
     """do clients train on the task's own loss?"""
     trains_server: ClassVar[bool] = False
     """does the server train on data of its own? True for every class that defines `server_train`"""
+    reads_initial: ClassVar[bool] = True
+    """may clients ask for w^0 (`ClientJob.initial`)? Where not, no rank keeps it. True for every class that defines
+    what clients do and does not say otherwise"""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         accept_old_names(cls, OLD_NAMES)
         if "server_train" in vars(cls):
             cls.trains_server = True
+        if "reads_initial" not in vars(cls) and not vars(cls).keys().isdisjoint(OF_CLIENTS):
+            cls.reads_initial = True
 
     def check(self, hp: ClientConfig) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
@@ -124,14 +131,10 @@ class Algorithm:
         step looks at nothing else that depends on clients. A class that has functions of its own for that, and keeps to
         it, says so by returning nothing here.
         """
-        return self._against_privacy(sums=type(self).aggregate is Algorithm.aggregate)
-
-    def _against_privacy(self, *, sums: bool) -> str:
-        """`why_not_private` of a class of which it is known whether its `aggregate` is the weighted sum."""
         cls, own = type(self), "of its own, in which it may look at more than the sum"
         if not self.exchanged_vectors:
             return "exchanges nothing, so nothing is released"
-        if not sums:
+        if not self.is_sum:
             return f"combines updates in a way {own}"
         if _definer(cls, "weigh") is not _definer(cls, "weighting"):
             return "weighs clients in a way of its own, by numbers that depend on their data"
@@ -139,6 +142,26 @@ class Algorithm:
             return f"takes the server's step in a way {own}"
         if self.weighting != "equal":
             return f"weighs clients by {self.weighting}, which depends on their data; set algorithm.weights to equal"
+        return ""
+
+    @property
+    def is_sum(self) -> bool:
+        """Is `aggregate` the weighted sum of the updates, and nothing else?"""
+        return type(self).aggregate is Algorithm.aggregate
+
+    @property
+    def why_not_ahead(self) -> str:
+        """Why the scale of its sum cannot be fixed before a round, as a clause after its name; empty: it can.
+
+        For that a round must be one sum, and a client's weight known when the client is done: see `own_weight`.
+        """
+        if not self.exchanged_vectors:
+            return "exchanges nothing, so nothing is summed"
+        if not self.is_sum:
+            return "combines updates in a way of its own, which is no single sum"
+        cls = type(self)
+        if _definer(cls, "weigh") is not _definer(cls, "own_weight") or self.own_weight(_ANY) is None:
+            return "has weights that are known only when all clients are done"
         return ""
 
     @property
@@ -182,6 +205,14 @@ class Algorithm:
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """One weight per accepted report, in the same order."""
         raise NotImplementedError
+
+    def own_weight(self, report: Report) -> float | None:
+        """The number a_i of which `weigh` makes a_i / Σ a_j, from what is known when this client is done.
+
+        0 where the client cannot count. None: there is no such number, in no round. Where a class defines it, it must
+        fit the `weigh` of that same class. See `why_not_ahead`.
+        """
+        return None
 
     def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
         """Combine the updates into one flat vector; by default their weighted sum."""
@@ -229,6 +260,9 @@ class Algorithm:
     def stateful(self, private: Layout) -> bool:
         """Does a client keep anything that a later round needs? Then it trains at its home worker only."""
         return self.is_personal or private.size > 0
+
+
+_ANY = Report("any", examples=1)
 
 
 def _definer(cls: type, name: str) -> type:

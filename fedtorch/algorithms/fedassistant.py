@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fedtorch.compression.payload import Sparse, decode, encode
 from fedtorch.compression.slices import Selection, nonzero
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.norms import norm_and_max
+from fedtorch.core.seeds import seed_for
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import LEFT_OUT, SERVER_STEPS
 from fedtorch.core.update import Report
@@ -39,6 +40,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
     weights and optimiser and takes the same step, so weights never travel after the first broadcast.
     """
 
+    reads_initial: ClassVar[bool] = False
     weights: Literal["equal"] = "equal"
     """every client counts the same"""
     payload: Literal["gradient", "delta"] = "gradient"
@@ -91,6 +93,12 @@ class FedAssistant(FedAvg, MessageAlgorithm):
             raise ConfigError(
                 "algorithm.server_residual is returned, which needs error_feedback: true and an exchange in which "
                 f"clients see the step; algorithm.exchange is {self.exchange}, set it to star, replicated or allreduce"
+            )
+        if self.server_residual == "returned" and self.compression == "topk" and self.topk.values == "int8":
+            raise ConfigError(
+                "algorithm.server_residual is returned but algorithm.topk.values is int8; a number that the step's "
+                "rounding makes 0 by chance would be put back as if it had been left out, so that the mean of many "
+                "steps were too large; set algorithm.server_residual to server, or algorithm.topk.values to fp16"
             )
         if self.check_every < 1:
             raise ConfigError(f"algorithm.check_every is {self.check_every}; set it to at least 1")
@@ -199,6 +207,11 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         """As many numbers as a client sends, unless `second_selection` is false."""
         return self.topk.kept(layout) if self.second_selection else None
 
+    def choice_seed(self, server: ServerState) -> int:
+        """Of this step of the server; every rank has the count of steps."""
+        taken = int(server.numbers.get(SERVER_STEPS, 0))
+        return taken if self.compression == "quantise" else seed_for(server.run_seed, "choice", taken)
+
     @property
     def keeps_left_out(self) -> bool:
         """`server_residual: server`."""
@@ -235,9 +248,8 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         if not self.second_selection:
             return encode(nonzero(mean))
         rule: Feedback = True if self.server_residual == "server" else "none"
-        taken = int(server.numbers.get(SERVER_STEPS, 0))
         message, residual = with_feedback(
-            self.compressor, mean, server.tensors.get(LEFT_OUT), rule, server.layout, seed=taken
+            self.compressor, mean, server.tensors.get(LEFT_OUT), rule, server.layout, seed=self.choice_seed(server)
         )
         if residual is not None:
             server.tensors[LEFT_OUT] = residual

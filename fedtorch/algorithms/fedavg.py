@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from fedtorch.algorithms.adapters.error import figures
 from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.robust.base import kept_counts, rule_of
-from fedtorch.algorithms.weighting import normalised
+from fedtorch.algorithms.weighting import alone, normalised
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
@@ -32,6 +32,7 @@ class FedAvg(Algorithm):
     the FedOpt family of Reddi et al. 2020.
     """
 
+    reads_initial: ClassVar[bool] = False
     weights: Literal["size", "equal", "loss_reduction", "lorar"] = "size"
     """what a client's weight in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
     loss_reduction: LossReduction = field(default_factory=LossReduction)
@@ -59,10 +60,14 @@ class FedAvg(Algorithm):
         """See `weighting.normalised`."""
         return normalised(self.weights, reports, self.loss_reduction.cap)
 
+    def own_weight(self, report: Report) -> float | None:
+        """Of `size` and `equal`; what was learned is known at the end."""
+        return alone(self.weights, report)
+
     @property
-    def why_not_private(self) -> str:
-        """See Algorithm.why_not_private."""
-        return self._against_privacy(sums=self.robust is None and type(self).aggregate is FedAvg.aggregate)
+    def is_sum(self) -> bool:
+        """Without a rule in place of it."""
+        return self.robust is None and type(self).aggregate is FedAvg.aggregate
 
     @property
     def why_not_robust(self) -> str:

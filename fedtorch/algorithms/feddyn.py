@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class FedDyn(FedAvg):
     all clients' losses, each counted alike, also where clients differ.
     """
 
+    reads_initial: ClassVar[bool] = False
     weights: Literal["equal"] = "equal"
     """the paper's mean is unweighted, also over clients that were drawn more than once"""
     alpha: Positive = 0.01
@@ -69,6 +70,10 @@ class FedDyn(FedAvg):
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """1/|P|, however often a client was drawn: else h would not be the mean of the g_i."""
         return [1 / len(reports)] * len(reports)
+
+    def own_weight(self, report: Report) -> float | None:
+        """Every client counts the same."""
+        return 1.0
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """h ← h − (α/m) Σ_P (θ_i − θ) over the cohort P of m clients; θ ← mean of the θ_i − h/α.

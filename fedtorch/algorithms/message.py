@@ -53,6 +53,10 @@ class MessageAlgorithm(Algorithm):
         """Where sums are in slices: what is kept of a sum; None: all of it."""
         return None
 
+    def choice_seed(self, server: ServerState) -> int:
+        """Where sums are in slices: what the roundings of the selection depend on beside the places, before a step."""
+        return 0
+
     @property
     def keeps_left_out(self) -> bool:
         """Is what the second selection leaves out added to the next sum? As LEFT_OUT, which is in `kept_by_server`."""

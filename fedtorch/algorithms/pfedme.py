@@ -28,6 +28,7 @@ class PFedMe(FedAvg):
     sgd` with lr beta (or `none` for beta 1).
     """
 
+    reads_initial: ClassVar[bool] = False
     is_personal: ClassVar[bool] = True
     lam: float = 15.0
     """lambda, the pull of theta towards w"""

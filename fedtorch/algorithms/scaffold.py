@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.algorithms.weighting import normalised
+from fedtorch.algorithms.weighting import alone, normalised
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
@@ -30,6 +30,7 @@ class Scaffold(FedAvg):
     `server.optimizer: sgd`, or 1 with `none`.
     """
 
+    reads_initial: ClassVar[bool] = False
     exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
     weights: Literal["equal"] = "equal"
     """the paper's means are unweighted"""
@@ -94,6 +95,10 @@ class Scaffold(FedAvg):
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """Unweighted mean (under size-proportional sampling, over the draws)."""
         return normalised("equal", reports)
+
+    def own_weight(self, report: Report) -> float | None:
+        """Every draw counts the same."""
+        return alone("equal", report)
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """x by the server optimiser; c by |C|/N of the mean change of the clients' c_i."""

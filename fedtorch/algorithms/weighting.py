@@ -35,6 +35,10 @@ WEIGHTINGS: dict[str, Callable[[Report, float], float]] = {
 }
 
 
+KNOWN_ALONE = ("size", "equal")
+"""the weightings of which a_i does not depend on what the client has learned, nor on other clients"""
+
+
 class NothingToWeighError(ValueError):
     """No report has examples and finite numbers, so none of the updates can count."""
 
@@ -63,6 +67,13 @@ def normalised(name: str, reports: Sequence[Report], cap: float | None = None) -
     if total == 0.0:
         raise NothingToWeighError("no client with training examples and finite numbers to weigh")
     return [value / total for value in raw]
+
+
+def alone(name: str, report: Report) -> float | None:
+    """a_i of one client, where it is known of the client alone (`KNOWN_ALONE`); 0 where the client cannot count."""
+    if name not in KNOWN_ALONE:
+        return None
+    return WEIGHTINGS[name](report, math.inf) if _counts(report) else 0.0
 
 
 def _counts(report: Report) -> bool:

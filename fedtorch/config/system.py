@@ -46,6 +46,9 @@ class CheckpointConfig:
 
     every: Count = 1
     """Rounds between checkpoints; one is also written at the end and on a signal."""
+    overlap: bool = False
+    """Let the server write its part while the clients of the next round train, so that they need not wait; a run that
+    is killed meanwhile goes on from the checkpoint before. Same files. The last checkpoint is waited for."""
     keep: Count = 2
     """Checkpoints kept, the newest ones; the best model is kept apart."""
     save_retries: Whole = 3
@@ -105,9 +108,11 @@ class SystemConfig:
     the clients' order."""
     pinned_to: Literal["rank", "node"] = "rank"
     """What the numbers in `pinned` are; a node's clients are shared out among its ranks."""
-    sum_scale: Literal["reports", "public"] = "reports"
-    """What fixes the scale of the exact sum of updates: reports: the largest elements that clients report; public:
-    `privacy.clip` and the number of clients, as a secure sum needs it, with the bits of that one."""
+    sum_scale: Literal["reports", "previous", "public"] = "reports"
+    """What fixes the scale of the exact sum of updates: reports: the largest elements that clients report; previous:
+    eight times those of the round before, so that it is known before anybody has trained (a round that does not fit is
+    summed as with `reports`), for algorithms whose weights are known of each client alone; public: `privacy.clip` and
+    the number of clients, as a secure sum needs it, with the bits of that one."""
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: when it is the only rank, or when all ranks are on one machine without GPUs
     that has no more cores than ranks; not with `privacy.kind: client`, `privacy.secure_sum`, `placement: pinned`,
@@ -117,10 +122,13 @@ class SystemConfig:
     train. A list, such as [2, 1]: of each worker. Alone in one process a rank does the work of all of them, whatever
     stands here."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
-    """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes."""
+    """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes.
+    With `sum_scale: previous` updates travel while other clients train: with auto where at most four ranks beside the
+    server have clients, with send always, with reduce never."""
     shared_memory: Literal["auto", "never"] = "auto"
-    """auto: where all ranks are on one machine (Linux, over gloo), weights and updates go through memory that they
-    share, and what the server sends is read where it is; never: over sockets, as between machines. Same result."""
+    """auto: ranks of one machine (Linux, over gloo) exchange weights and updates through memory that they share, and
+    between machines one rank of each talks: a broadcast reaches a machine once, one sum leaves it. Where all ranks are
+    on one machine, what the server sends is read where it is. never: every rank over sockets. Same result."""
     oom_retry: bool = True
     """A client that runs out of memory is tried once more, by all ranks of its worker, with micro-batches in halves:
     the same mean gradient, but for dropout; false: it counts as failed at once. Not inside DeepSpeed's own exchanges

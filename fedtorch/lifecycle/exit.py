@@ -51,7 +51,7 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
 
     folders: whose status.json is to say so, the server's job.
     """
-    saved = None if runner is None else runner.saved
+    saved = None if runner is None else runner.saving.saved
     lost = "no round had begun" if saved is None else f"{saved} rounds are saved, and what came after will be repeated"
     reason = (
         f"stopped by a signal, and rank {rank} was still at work after system.shutdown_grace = "

@@ -144,19 +144,20 @@ class Session:
         if comm.is_server:
             forget_secret(runs[0].config.folder)  # every rank has it
         first, *others = runs
-        tracker, result = self._run(first, comm, first, resume)
-        for built in others:
+        tracker, result = self._run(runs, 0, comm, resume)
+        for at, built in enumerate(others, start=1):
             # a checkpoint given by path is the first run's
             mode = resume if resume in RESUME_MODES else "auto"
-            if (beside := self._run(built, comm, first, mode))[0] is not None:
+            if (beside := self._run(runs, at, comm, mode))[0] is not None:
                 self._say_done(built, beside[1])
         if tracker is not None:
             show_beside(first.config)
             self._say_done(first, result)  # not before: a job that dies at a companion is to be started again
             tracker.show()
 
-    def _run(self, built: BuiltRun, comm: Communicator, first: BuiltRun, resume: str) -> tuple[Tracker | None, Result]:
-        """Train one run; its tracker, closed, on the server, and what it came to."""
+    def _run(self, runs: Sequence[BuiltRun], at: int, comm: Communicator, resume: str) -> tuple[Tracker | None, Result]:
+        """Train the run at a place; its tracker, closed, on the server, and what it came to."""
+        built = runs[at]
         config = built.config
         checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
         disks = find_disks(comm, config.folder)
@@ -170,10 +171,16 @@ class Session:
         tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None
         facts = lasting_facts(built)
         components = built.components(
-            comm, checkpoints, stop=self.stop, tracker=tracker, facts=facts, mechanism=mechanism
+            comm,
+            checkpoints,
+            stop=self.stop,
+            tracker=tracker,
+            facts=facts,
+            mechanism=mechanism,
+            is_engine_shared=any(later.engine is built.engine for later in runs[at + 1 :]),
         )
         runner = Runner(components)
-        folders = [first.config.folder, config.folder]
+        folders = [runs[0].config.folder, config.folder]
         self.stop.last_words = partial(last_words, config, folders, comm.rank, self.command, runner)
         try:
             result = runner.run(start)

@@ -31,6 +31,18 @@ def fit(turns: list[Turn], limit: int) -> list[Turn]:
     return [(side, ids[:each]) for side, ids in chosen]
 
 
+def lengths(dialogs: Sequence[Sequence[Turn]], *, each: bool) -> list[tuple[int, ...]]:
+    """Tokens of each dialog with its separators, as they are padded; all have equally many numbers.
+
+    each: as `collate_turns` pads them, turn by turn, 0 where a dialog has none; else as one sequence.
+    """
+    turns = [[len(ids) + 1 for _, ids in dialog] for dialog in dialogs]
+    if not each:
+        return [(sum(sizes),) for sizes in turns]
+    most = max(map(len, turns), default=0)
+    return [(*sizes, *[0] * (most - len(sizes))) for sizes in turns]
+
+
 def collate_turns(dialogs: Sequence[Sequence[Turn]], separator: int, *, predict_first: bool = True) -> dict[str, Any]:
     """The batch for `TwoSide`: groups of dialogs in which the same side speaks at every turn, longest first.
 

@@ -146,13 +146,14 @@ def _combine(context: RoundContext, decision: Decision) -> None:
     if context.has_messages:
         decision.messages = replicas.collect(context, decision.accepted)
         return
-    mechanism, combine = context.mechanism, Combination(context.algorithm, context.server)
+    combine = Combination(context.algorithm, context.server)
+    scaled = combine if context.scale is None else context.scale.combination(combine)
     decision.combined = context.comm.aggregate(
         context.updates,
         decision.accepted,
-        mechanism.combination(combine),
+        context.mechanism.combination(scaled),
         round=context.round,
-        secret=mechanism.hides_clients,
+        secret=context.mechanism.hides_clients,
     )
     decision.weights, decision.figures, decision.kept = combine.weights, combine.figures, combine.kept
 

@@ -58,3 +58,5 @@ class RunComponents:
     """writes the records; on the server only"""
     worker: WorkerGroup | None = None
     """the ranks that train this rank's clients together with it; None: it is alone"""
+    is_engine_shared: bool = False
+    """does a later run of this process begin with the initial weights of the same engine?"""

@@ -22,6 +22,7 @@ from fedtorch.core.update import UpdateBuffer
 from fedtorch.core.weights import Layout
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership, Progress
+from fedtorch.rounds.previous_scale import PreviousScale
 from fedtorch.rounds.rank_role import RankRole
 from fedtorch.rounds.varying import VaryingVectors
 from fedtorch.tasks.base import SERVER
@@ -58,8 +59,7 @@ class RoundContext:
         layout, spill = components.engine.shared, self.spill
         self.store = ClientStore(spill / "states", self.config.system.state_memory_mb << 20)
         """the states of this rank's own clients"""
-        num_bytes = message_bytes(self.algorithm, layout)
-        self.has_messages = num_bytes > 0
+        self.has_messages = (num_bytes := message_bytes(self.algorithm, layout)) > 0
         """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
         make = partial(torch.zeros, dtype=layout.dtype) if self.has_messages else self.comm.vector.make
         self.received = make(layout.size * len(self.algorithm.exchanged_vectors), dtype=layout.dtype)
@@ -72,10 +72,16 @@ class RoundContext:
             num_clients=len(components.clients),
             optimizer=ServerOptimizer(self.config.server),
             num_rounds=self.config.rounds,
+            run_seed=self.config.run.seed,
             layout=layout,
             private=components.engine.private,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
+
+    @cached_property
+    def scale(self) -> PreviousScale | None:
+        """What fixes the scale of a round's sum before it; None: something else does."""
+        return PreviousScale(self.algorithm, self.server) if self.config.system.sum_scale == "previous" else None
 
     @property
     def spill(self) -> Path:
@@ -168,11 +174,11 @@ class RoundContext:
         if not self.algorithm.exchanged_vectors:
             return
         if self.comm.is_server:
-            self.shared.copy_(self.components.engine.initial_shared)
+            self.shared.copy_(self.components.engine.initial()[0])
         if not self.has_messages:
             self.received = self.comm.vector.share(self.received)
         if not self.comm.is_server and not self.comm.vector.is_shared(self.received):
-            self.shared.copy_(self.components.engine.initial_shared)
+            self.shared.copy_(self.components.engine.initial()[0])
         self.is_fresh = True
 
     def _send_vectors(self) -> None:

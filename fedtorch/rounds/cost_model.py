@@ -2,7 +2,7 @@
 
 Nothing is measured here. `Constants` come from `fedtorch bench`; what a round does is a `RoundWork`; where its ranks
 are is a `Site`. Seconds of a phase are the longest of three, as windows overlap: the wire, the busiest rank, and all
-ranks of a node on its cores. A faster way between ranks of one node belongs into `Site.carried` and `_processor`.
+ranks of a node on its cores. What goes through memory is taken to cost a processor as much as through sockets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Constants:
     cores: int
     """That the machine has."""
     add_s: float
-    """Scale, round and add one number of an update to a sum."""
+    """Scale, round and add one number of an update to a sum, beside others."""
     add_sum_s: float
     """Add one number of another rank's sum, its digest included."""
     result_s: float
-    """Round one number of a sum to the weights' dtype."""
+    """Write one number of a sum, on the server rounded to the weights' dtype."""
     client_s: float
     """Per shared number and client: take the difference, and its norm."""
     server_step_s: float
@@ -156,7 +156,7 @@ def _up(work: RoundWork, site: Site, constants: Constants) -> float:
     busiest = max(*moving, *adding, max(nodes) / site.cores, alone)
     waits = 0.0
     if work.way == "reduce" and work.ranks > 1:
-        waits = -(-work.numbers // WINDOW) * (work.ranks - 1) * constants.hop_s / _REDUCING
+        waits = -(-work.numbers // WINDOW) * (len(work.leaders) - 1) * constants.hop_s / _REDUCING
     return max(site.carried(work.up) / site.bytes_per_s, busiest, waits)
 
 
@@ -176,10 +176,13 @@ def _adding(work: RoundWork, constants: Constants) -> list[float]:
                 spent += counted.up / 8 * constants.add_sum_s
             elif work.way == "updates":
                 spent += counted.up / work.item_bytes * constants.add_s + counted.up * constants.digest_s
+        elif work.way == "sums" and hosts:
+            spent += size * constants.result_s + counted.up * constants.digest_s
         elif work.way != "reduce":
             spent += counted.up * constants.digest_s
-        if work.way == "reduce":  # the ring's additions, and a projection before and, on the server, after it
-            spent += size * constants.add_sum_s * (2 if rank else 3)
+        if work.way == "reduce":  # a projection before and, on the server, after it; the additions of ring and leaders
+            led = sum(1 for flow in work.up if flow.target == rank and work.is_within(flow))
+            spent += size * constants.add_sum_s * (led + (1 if work.is_led(rank) else 2 if rank else 3))
         found.append(spent)
     return found
 
@@ -206,13 +209,16 @@ class ModelSize:
     """Vectors that the server's optimiser keeps."""
     update_bytes: int
     """`system.update_memory_mb`, in bytes: more updates than that wait in files."""
+    keeps_initial: bool = True
+    """Are the initial weights kept, `Algorithm.reads_initial`?"""
 
 
 def memory(work: RoundWork, model: ModelSize, constants: Constants, rank: int) -> int:
     """Bytes of a rank at its fullest, without activations."""
     total, width = model.shared + model.private, model.item_bytes
     hosts, vector = work.hosted[rank], work.numbers * width
-    held = constants.process_bytes + 2 * total * width + vector  # the module, the initial weights, what was received
+    initial = total if model.keeps_initial else model.private
+    held = constants.process_bytes + (total + initial) * width + vector  # the module, both; what was received
     if hosts:
         held += int(total * width * (1 + model.state))  # gradients, optimiser
         each = work.message_bytes or vector

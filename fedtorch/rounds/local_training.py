@@ -24,6 +24,7 @@ from fedtorch.core.update import Report
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
 from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.early_sum import EarlySum
 from fedtorch.rounds.lateness import Late, Lateness
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.pace import Pace
@@ -53,6 +54,7 @@ class ClientTrainer:
         self.costs: dict[str, float] = {}
         """client of this round -> relative cost, before anything was measured"""
         self.pace = Pace()
+        self.early = EarlySum(context)
         self.lateness = Lateness(context.config.clients, context.comm.arrivals)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
@@ -85,10 +87,12 @@ class ClientTrainer:
         else:
             self.placed = self.pace.assign(components.topology, self.costs)
         reports = []
+        self.early.begin(self.drawn, self.placed)
         try:
-            for client, _ in self.drawn:
+            for client, draws in self.drawn:
                 if context.role.hosts(self.placed[client.name]):
                     reports.append(self._train_or_retry(client))
+                    self.early.put(reports[-1], draws)
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
@@ -263,8 +267,9 @@ class ClientTrainer:
         self.context.comm.faults("update", round=round, client=name, update=update)
         if self.context.has_messages:
             return report
+        is_changed = name in self.attackers or self.context.mechanism.changes_updates
         report = self.context.mechanism.outgoing(update, report)
-        norm, max_abs = norm_and_max(update)
+        norm, max_abs = (None if is_changed else job.outgoing.measured) or norm_and_max(update)
         return replace(report, norm=norm, max_abs=max_abs)
 
     def _learned(self, attacker: ClientJob, client: Client) -> Tensor:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from fedtorch.comm.header import Op
+from fedtorch.comm.sum_ways import choose, first_of_each
+
 Way = Literal["sums", "reduce", "updates", "star", "replicated", "allreduce"]
+_WAYS: dict[Op, Way] = {Op.SEND_SUMS: "sums", Op.REDUCE: "reduce", Op.SEND_UPDATES: "updates"}
 
 
 class Flow(NamedTuple):
@@ -36,6 +40,9 @@ class RoundWork:
     """How compressed messages travel; None: vectors do."""
     message_bytes: int = 0
     """Of one of them."""
+    machines: tuple[int, ...] | None = None
+    """The machine of each rank, numbered as they first occur, where one rank of each exchanges with the others; None:
+    every rank does."""
 
     @cached_property
     def ranks(self) -> int:
@@ -49,17 +56,15 @@ class RoundWork:
 
     @cached_property
     def way(self) -> Way:
-        """How updates go up; for vectors the rule of `comm.server_updates`."""
+        """How updates go up; for vectors the rule of `comm.sum_ways`."""
         if self.message is not None:
             return self.message
-        senders = sum(1 for clients in self.hosted[1:] if clients)
-        choice: list[tuple[int, int, Way]] = [
-            (8 * senders, 0, "sums"),
-            (16, 1, "reduce"),
-            (self.item_bytes * sum(self.hosted[1:]), 2, "updates"),
-        ]
-        allowed = {"auto": choice, "reduce": choice[:2], "send": choice[2:]}[self.exchange]
-        return min(allowed)[2]
+        return _WAYS[choose(self.hosted, self.item_bytes, self.exchange, machines=self.machines)]
+
+    @cached_property
+    def leaders(self) -> list[int]:
+        """The ranks that exchange between machines, the server first; all where each does."""
+        return list(range(self.ranks)) if self.machines is None else first_of_each(self.machines)
 
     @property
     def down_bytes(self) -> int:
@@ -120,12 +125,31 @@ class RoundWork:
 
     @cached_property
     def down(self) -> list[Flow]:
-        """gloo's broadcast: in step i the ranks below 2^i, which have it, send to those 2^i above."""
-        found, reach = [], 1
-        while reach < self.ranks and self.down_bytes:
-            found += [Flow(rank, rank + reach, self.down_bytes) for rank in range(min(reach, self.ranks - reach))]
+        """gloo's broadcast: in step i the places below 2^i, which have it, send to those 2^i above.
+
+        A place is a rank, or a machine, whose leader passes it on.
+        """
+        found, reach, size = [], 1, len(self.leaders)
+        while reach < size and self.down_bytes:
+            pairs = zip(self.leaders, self.leaders[reach : 2 * reach], strict=False)
+            found += [Flow(rank, other, self.down_bytes) for rank, other in pairs]
             reach *= 2
-        return found
+        return found + [Flow(leader, rank, self.down_bytes) for leader, rank in self._led if self.down_bytes]
+
+    def is_led(self, rank: int) -> bool:
+        """Does another rank of its machine exchange for it?"""
+        return rank not in self.leaders
+
+    def is_within(self, flow: Flow) -> bool:
+        """Does it stay on a machine whose ranks share memory?"""
+        return self.machines is not None and self.machines[flow.source] == self.machines[flow.target]
+
+    @cached_property
+    def _led(self) -> list[tuple[int, int]]:
+        """The leader and each rank that is led."""
+        if self.machines is None:
+            return []
+        return [(self.leaders[n], rank) for rank, n in enumerate(self.machines) if rank != self.leaders[n]]
 
     @cached_property
     def up(self) -> list[Flow]:
@@ -137,11 +161,19 @@ class RoundWork:
             return [Flow(r, (r + 1) % size, max(self.hosted) * self.message_bytes * last) for r in range(size)]
         if self.way == "allreduce":
             return [Flow(r, o, self._slices / last) for r in range(size) for o in range(size) if o != r]
-        if self.way == "reduce":  # a ring scatters the sum, then everybody's share goes to the server
-            share = 8 * self.numbers / size
-            ring = [Flow(rank, (rank + 1) % size, share * last) for rank in range(size)]
-            return ring + [Flow(rank, 0, share) for rank in range(1, size)]
+        if self.way == "reduce":
+            return [Flow(rank, leader, 8 * self.numbers) for leader, rank in self._led] + self._between_leaders
         return [Flow(rank, 0, self.counted(rank).up) for rank in range(1, size) if self.hosted[rank]]
+
+    @property
+    def _between_leaders(self) -> list[Flow]:
+        """One machine's sum goes to the server's; of more places a ring scatters the sum, and all send their share."""
+        size, (first, *others) = len(self.leaders), self.leaders
+        if self.machines is not None and size == 2:
+            return [Flow(others[0], first, 8 * self.numbers)]
+        share = 8 * self.numbers / size
+        ring = [Flow(self.leaders[n], self.leaders[(n + 1) % size], share * (size - 1)) for n in range(size)]
+        return ring + [Flow(rank, first, share) for rank in others]
 
 
 class Counted(NamedTuple):

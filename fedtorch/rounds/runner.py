@@ -19,7 +19,7 @@ from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log, steps
-from fedtorch.rounds.checkpointing import digest, restore, save
+from fedtorch.rounds.checkpointing import Saving, digest, restore
 from fedtorch.rounds.cohort import release
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
@@ -72,8 +72,7 @@ class Runner:
         """of the round's clients in the combination"""
         self.figures: dict[str, float] = {}
         """what the algorithm measured of it"""
-        self.saved = 0
-        """rounds in the last checkpoint"""
+        self.saving = Saving(self.context)
 
     def run(self, resume: int | None = None) -> Result:
         """Train from the start, or from the checkpoint after `resume` rounds; all ranks call it alike.
@@ -85,7 +84,7 @@ class Runner:
             FedtorchError: see `errors`.
         """
         context, config = self.context, self.components.config
-        self.saved = context.progress.round = resume or 0
+        self.saving.saved = context.progress.round = resume or 0
         self._share_initial_weights()
         if resume is not None:
             restore(context, resume)
@@ -100,9 +99,9 @@ class Runner:
                 self._one_round()
             return self._finish()
         except (Stopped, Returned, BudgetError) as cut:
-            if context.round > self.saved:
-                save(context, is_last=True)
-                self.saved = context.round
+            self.saving.finish()
+            if context.round > self.saving.saved:
+                self.saving.save(is_last=True)
             if not isinstance(cut, Stopped):
                 raise
             raise Interrupted(
@@ -144,16 +143,21 @@ class Runner:
             self._track_round(reports)
         context.seconds = {}  # the next round's record shows the checkpoint's seconds
         is_last = context.round == config.rounds or self.evaluation.best.has_stopped
-        if context.round % config.checkpoint.every == 0 or is_last:
-            if save(context):
-                self.saved = context.round
+        if is_last or context.round % config.checkpoint.every == 0:
+            self.saving.begin()
+            if is_last or not (config.checkpoint.overlap and context.algorithm.trains_clients):
+                self.saving.finish()
 
     def _clients_round(self) -> list[Report]:
         """The cohort trains and the server takes its step; the reports, complete on the server."""
         context, members = self.context, self.context.members
         context.broadcast()
+        self.saving.write()  # what the clients need is on its way
         with context.timed("train"):
             own = self.trainer.train_cohort()
+            self.trainer.early.finish()
+        self.saving.finish()
+        with context.timed("train"):
             self._finish_evaluation()
             members.barrier("gather")
         with context.timed("aggregate"):
@@ -216,6 +220,10 @@ class Runner:
                 context.comm.broadcast(part.view(-1))
         context.begin()
         engine.adopt_initial(context.spill)
+        if not context.algorithm.exchanged_vectors or context.algorithm.reads_initial:
+            return
+        if not self.components.is_engine_shared:
+            engine.forget_initial()
 
     def _step(self, decision: Decision) -> None:
         """The server's step along what was combined."""
@@ -228,6 +236,8 @@ class Runner:
             grad = release(context, decision.combined, decision.accepted)
             if grad is not None:
                 context.algorithm.server_update(context.server, grad)
+            if context.scale is not None and context.comm.is_server:
+                context.scale.learn(decision.accepted)
         context.only_stepped = context.is_fresh
         context.is_fresh = context.has_messages  # every rank has taken the step itself
         self.weights, self.figures = decision.weights, decision.figures
@@ -238,10 +248,9 @@ class Runner:
         context, result = self.context, self.result
         result.rounds, result.digest = context.round, digest(context)
         result.lost = {} if context.mechanism.hides_clients else context.members.lost
-        if context.round > self.saved:
+        if context.round > self.saving.saved:
             # once more, if the disk refused: the best weights are about to take the place of the last ones
-            save(context, is_last=True)
-            self.saved = context.round
+            self.saving.save(is_last=True)
         result.privacy = context.mechanism.summary() if context.comm.is_server else {}
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if context.comm.is_server else {}

@@ -29,6 +29,7 @@ def reduce(context: RoundContext, accepted: Sequence[Report]) -> Reduced:
         algorithm.selection(layout),
         message_bytes=context.updates.size,
         keeps=algorithm.keeps_left_out,
+        seed=algorithm.choice_seed(context.server),
     )
     weights = algorithm.weigh(accepted) if context.comm.is_server else []
     peers = context.comm.peers(context.updates, round=context.round)

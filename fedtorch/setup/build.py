@@ -31,6 +31,7 @@ from fedtorch.setup.engine import device, divide, make_engine
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.private import check_private, make_mechanism
 from fedtorch.setup.remarks import about_data, about_decay, about_metrics
+from fedtorch.setup.sum_scale import check_previous_scale
 from fedtorch.setup.vector_checks import check_vectors
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.engine import Engine
@@ -63,10 +64,12 @@ class BuiltRun(Plan):
         tracker: Tracker | None = None,
         facts: Mapping[str, str] | None = None,
         mechanism: Mechanism | None = None,
+        is_engine_shared: bool = False,
     ) -> RunComponents:
         """What the runner is made of on this rank. facts: what a checkpoint must agree with, beside the config.
 
-        mechanism: None: that of a run that begins, or goes on in its own folder.
+        mechanism: None: that of a run that begins, or goes on in its own folder. is_engine_shared: will a later run
+        begin with the same engine's initial weights?
 
         Called by all ranks of a worker alike: the first call makes their group.
         """
@@ -94,6 +97,7 @@ class BuiltRun(Plan):
             stop=stop,
             tracker=tracker,
             mechanism=mechanism or make_mechanism(self, is_server=comm.is_server),
+            is_engine_shared=is_engine_shared,
         )
 
     def show_remarks(self) -> None:
@@ -142,6 +146,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         _name_idle_clients(plan)
     check(plan)
     check_private(plan)
+    check_previous_scale(plan)
     check_attack(plan)
     placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
     remarks = [*about_metrics(plan), *about_data(plan, placement, rank)]

@@ -91,6 +91,7 @@ def model_size(built: BuiltRun) -> ModelSize:
         state=max(optimizer_numbers(hp) for hp in {config.client, *built.settings}),
         server_state=_SERVER_STATE.get(config.server.optimizer, 2),
         update_bytes=config.system.update_memory_mb << 20,
+        keeps_initial=built.algorithm.reads_initial or not built.algorithm.exchanged_vectors,
     )
 
 
@@ -110,6 +111,9 @@ def describe_scale(built: BuiltRun, cluster: Cluster) -> str:
     constants = measured.constants
     work = round_work(built, cluster.ranks, measured.steps[key])
     site = Site(cluster.ranks, cluster.ranks_per_node, cluster.gbit * 1e9 / 8, cluster.cores or constants.cores)
+    system = built.config.system
+    if min(cluster.nodes, cluster.ranks_per_node) > 1 and system.shared_memory == "auto" and system.backend != "nccl":
+        work = replace(work, machines=tuple(site.node(rank) for rank in range(site.ranks)))
     threads = max(1, built.config.system.threads)
     work = replace(work, train_s=tuple(s * threads for s in work.train_s)) if threads > 1 else work
     return "\n".join(_lines(built, cluster, work, site, {"constants": constants, "path": path}))
@@ -141,6 +145,10 @@ def _lines(built: BuiltRun, cluster: Cluster, work: RoundWork, site: Site, measu
         ("headers", spent.headers),
     )
     rows.append(f"  {spent.total:.3g} s a round: " + ", ".join(f"{name} {value:.3g} s" for name, value in parts))
-    down, up = site.carried(work.down), site.carried(work.up)
-    rows.append(f"  busiest wire: {down / 2**20:,.1f} MiB in the broadcast, {up / 2**20:,.1f} MiB in the sum")
+    ways = [("busiest wire", work)]
+    if work.machines is not None:
+        ways = [("busiest wire, one rank of a node talks", work), ("if every rank did", replace(work, machines=None))]
+    for name, way in ways:
+        down, up = site.carried(way.down) / 2**20, site.carried(way.up) / 2**20
+        rows.append(f"  {name}: {down:,.1f} MiB in the broadcast, {up:,.1f} MiB in the sum")
     return rows

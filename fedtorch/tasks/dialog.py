@@ -23,7 +23,7 @@ from fedtorch.models.gpt2 import RANDOM, GPT2Model
 from fedtorch.models.link import Peer
 from fedtorch.models.side import KvDtype, KvGrad, KvTransfer, Passing
 from fedtorch.models.t5 import save_pretrained
-from fedtorch.models.turns import Turn, collate_turns, collate_whole, fit
+from fedtorch.models.turns import Turn, collate_turns, collate_whole, fit, lengths
 from fedtorch.models.two_side import Losses, OneModel, TwoSide
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
@@ -179,6 +179,10 @@ class Dialog(Prepared):
         collate = collate_turns if self.sides == "two" else collate_whole
         return collate([example.turns for example in examples], self.separator, predict_first=self.predict_first)
 
+    def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Of each turn, or with one model of each dialog."""
+        return lengths([example.turns for example in examples], each=self.sides == "two")
+
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, int]:
         """(sum, number) over all tokens of both sides.
 
@@ -255,10 +259,7 @@ class Dialog(Prepared):
         return bases_elsewhere(model)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """`save_pretrained` of each model with the tokenizer, in the folders `user` and `assistant`, or the folder.
-
-        Where the sides are on two ranks, each writes its own.
-        """
+        """`save_pretrained` of each model with the tokenizer: `user` and `assistant`, each from its rank; or one."""
         if isinstance(model, TwoSide):
             for name, side in SIDES.items():
                 if side in model.here:

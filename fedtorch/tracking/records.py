@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.files import replace_file
+from fedtorch.core.names import Names
 from fedtorch.core.scores import means
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ def counted(record: Mapping[str, Any]) -> dict[str, int]:
     return {name: record[name] for name in names}
 
 
+_AT_ONCE = 10_000
+"""so many names at a time"""
+
+
 class Log:
     """Appends records to a file. A disk that refuses costs records and one warning, never the run."""
 
@@ -48,26 +53,52 @@ class Log:
 
     def append(self, record: Record) -> None:
         """Write one line; when this returns, a killed process no longer loses it."""
-        line = json.dumps(plain(record), separators=(",", ":")) + "\n"
-        data = (b"\n" if self._is_torn else b"") + line.encode()
+        pieces = _pieces(plain(record))
         try:
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("ab", buffering=0)
-            self._is_torn = True
-            while data:
-                data = data[self._file.write(data) :]
+            self._write(b"\n" * self._is_torn + next(pieces))
+            for piece in pieces:
+                self._write(piece)
             self._is_torn = False
         except OSError as error:
             if not self._is_warned:
                 logger.warning("records are lost: could not write %s: %s", self.path, error)
             self._is_warned = True
 
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        self._is_torn = True
+        while data:
+            data = data[self._file.write(data) :]
+
     def close(self) -> None:
         """Close the file; a later `append` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _pieces(record: Record) -> Iterator[bytes]:
+    """A record's line. Names, of which there may be a million, are not made all at once."""
+    text, divider = "{", ""
+    for key, value in record.items():
+        text += f"{divider}{_json(key)}:"
+        divider = ","
+        if not isinstance(value, Names):
+            text += _json(value)
+            continue
+        text += "["
+        for start in range(0, len(value), _AT_ONCE):
+            yield (text + _json(value[start : start + _AT_ONCE])[1:-1]).encode()
+            text = ","
+        text = "]" if value else f"{text}]"
+    yield f"{text}}}\n".encode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -94,7 +125,7 @@ def trim(path: Path, last_round: int) -> list[Record]:
         for r in read(path)
         if r["kind"] not in ("end", "result") and r.get("round", 0) + int(r.get("late", False)) <= last_round
     ]
-    replace_file(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in kept))
+    replace_file(path, "".join(f"{_json(record)}\n" for record in kept))
     return kept
 
 
@@ -109,13 +140,15 @@ def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: numpy's and torch's numbers as plain ones, non-finite numbers as None."""
+    """The value as JSON can hold it: numpy's and torch's numbers as plain ones, not finite ones as None; Names stay."""
     if value is None or isinstance(value, (str, int)):  # first: there may be 100 000 clients' names
         return value
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Names):
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

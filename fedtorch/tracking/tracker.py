@@ -12,6 +12,7 @@ from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
+from fedtorch.core.names import Names
 from fedtorch.core.scores import COUNT
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
@@ -76,15 +77,14 @@ class Tracker:
             elif record["kind"] == "round":
                 self._total.update(records.counted(record))
         self._console: Console | None = Console(progress, rounds, resume_round or 0)
-        self._shown_round, self._score = resume_round or 0, ("", 0)
-        self._is_done = False
+        self._shown_round, self._score, self._is_done = resume_round or 0, ("", 0), False
         keys = {key: value for key, value in flat(config or {}).items() if not key.startswith(OF_CLIENTS)}
         start = RunStart(run_dir, clients, rounds, keys, resume_round, self._past, client_limit)
         self._trackers: list[RunTracker] = [*([TensorBoard()] if tensorboard else []), *trackers]
         self._tell("is off", lambda tracker: tracker.start(start))
         self._past = []
         if resume_round is None:
-            self._record({"kind": "run", "clients": list(clients), "rounds": rounds})
+            self._record({"kind": "run", "clients": list(clients) if trackers else Names.of(clients), "rounds": rounds})
         else:
             self._record({"kind": "resume", "round": resume_round, "rounds": rounds})
 

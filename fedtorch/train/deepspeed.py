@@ -279,6 +279,9 @@ class DeepSpeedEngine(ZeroWeights):
             self._tensors = tensors_of(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())
         self._scale = ZeroScale(self._zero.optimizer.loss_scaler if self.settings.precision == "fp16" else None)
 
+    def forget_initial(self) -> None:
+        """See Engine. They are kept: the engine may have to be built anew."""
+
     def _rebuild(self) -> None:
         """Start again with a new module; DeepSpeed cannot drop a step that failed half-way."""
         log.warning("a client failed inside a step; the DeepSpeed engine is built anew")

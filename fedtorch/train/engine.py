@@ -15,6 +15,7 @@ from fedtorch.core.seeds import seed_torch
 from fedtorch.core.weights import Layout, Partition, bind
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.buffers import InitialBuffers
+from fedtorch.train.initial import InitialVectors
 from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
 from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
 from fedtorch.train.pinned_copy import PinnedCopier, to_device
@@ -25,7 +26,7 @@ from fedtorch.train.whole_passes import Connect, LossFunction
 GradientHook = Callable[["Engine"], "Tensor | None"]
 
 
-class Engine:
+class Engine(InitialVectors):
     """Trains and evaluates one module for any client of this worker.
 
     Parameters that are not `fixed` are views of three flat vectors on `device`. Nothing is built or copied per client.
@@ -47,8 +48,6 @@ class Engine:
     """The trained parameters, shared before private ones."""
     trained: list[nn.Parameter]
     """The same, as the optimiser has them."""
-    initial_shared: Tensor
-    """Of w^0, flat, on the CPU; `initial_private` and `initial_frozen` likewise."""
     worker: WorkerGroup | None
     """The ranks that train the same clients together, after `join`; None: this one is alone."""
     owners: ParameterOwners | None
@@ -84,7 +83,8 @@ class Engine:
         self.trained_names = [*shared, *private]
         self.trained = [parameters[name] for name in self.trained_names]
         flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]
-        self.initial_shared, self.initial_private, self.initial_frozen = flats if moves else [f.clone() for f in flats]
+        self.initial_shared, *others = flats
+        self.initial_private, self.initial_frozen = others if moves else [f.clone() for f in others]
         self._buffers = InitialBuffers(module)
         self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -118,9 +118,12 @@ class Engine:
     @torch.no_grad()
     def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
         """`start` − the present shared weights, flat, on the CPU as `start` is; in `out` if it is given."""
+        return torch.sub(start, self.on_cpu(out), out=out)
+
+    def on_cpu(self, out: Tensor | None = None) -> Tensor:
+        """The present shared weights, flat: the module's own memory if that is the CPU's, else in `out` if given."""
         flat = self.flat.detach()
-        trained = flat if flat.device == start.device else self._copier.download(flat, out)
-        return torch.sub(start, trained, out=out)
+        return flat if flat.device.type == "cpu" else self._copier.download(flat, out)
 
     def placed(self, flat: Tensor) -> Tensor:
         """The flat CPU vector on this engine's device; itself if that is the CPU."""
@@ -132,6 +135,8 @@ class Engine:
     @torch.no_grad()
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
         """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
+        if shared is not self._shared:
+            self._part()
         self._copier.upload(shared, self.flat)
         self._copier.upload(self.initial_private if private is None else private, self.flat_private)
         self._buffers.put_back()
@@ -148,14 +153,10 @@ class Engine:
         """
         return self._precision.autocast()
 
-    def initial(self) -> list[Tensor]:
-        """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers."""
-        return [self.initial_shared, self.initial_private, self.initial_frozen, *self._buffers.values.values()]
-
     def adopt_initial(self, spill: Path | None = None) -> None:
         """Take what was received into `initial()` as this engine's start. spill: a folder for what is seldom read."""
         self._copier.upload(self.initial_frozen, self.flat_frozen)
-        self.load(self.initial_shared)
+        self.load(self.initial()[0])
 
     def start(
         self,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor, nn
 
 from fedtorch.core import state_keys as keys
@@ -202,8 +201,7 @@ class ClientJob:
         Raises:
             UpdateError: as `send`.
         """
-        place = self.outgoing.claim(name, received)
-        return self.engine.difference(received, place) if trained is None else torch.sub(received, trained, out=place)
+        return self.outgoing.subtract(name, received, self.engine.on_cpu if trained is None else lambda _: trained)
 
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""

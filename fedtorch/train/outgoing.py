@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from fedtorch.core.errors import UpdateError
+from fedtorch.core.norms import difference
 from fedtorch.core.update import Report, Update
 
 MESSAGE = "message"
@@ -30,6 +32,8 @@ class Outgoing(Mapping[str, Tensor]):
         self._places = {name: part.data for name, part in zip(names, flat.chunk(max(1, len(names))), strict=False)}
         self._versions = {name: place._version for name, place in self._places.items()}
         self._sent: set[str] = set()
+        self._measured: tuple[float, float] | None = None
+        self._at: tuple[int, ...] = ()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._places[name]
@@ -69,6 +73,32 @@ class Outgoing(Mapping[str, Tensor]):
             raise UpdateError(f"{self.algorithm} sent `{name}` twice; send it once, when it is complete")
         self._sent.add(name)
         return place
+
+    def subtract(self, name: str, received: Tensor, trained: Callable[[Tensor], Tensor]) -> Tensor:
+        """Fill the place of `name` with received − trained(place), where `trained` may have used it; raises as `claim`.
+
+        The difference is measured in the same pass, see `measured`.
+        """
+        place = self.claim(name, received)
+        taken = trained(place)
+        if taken.shape != place.shape or taken.dtype != place.dtype:
+            torch.sub(received, taken, out=place)  # which says what is wrong, or widens
+        else:
+            self._measured = difference(received, taken, place)
+            self._at = self._written
+        return place
+
+    @property
+    def measured(self) -> tuple[float, float] | None:
+        """`norm_and_max` of the update, if that is one difference and nobody has written to it since; else None.
+
+        Writes through numpy are not noticed.
+        """
+        return self._measured if len(self._places) == 1 and self._at == self._written else None
+
+    @property
+    def _written(self) -> tuple[int, ...]:
+        return (self.flat._version, *(place._version for place in self._places.values()))
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Copy `tensor` to the place of `name`; raises as `claim`."""

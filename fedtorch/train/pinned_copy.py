@@ -29,7 +29,12 @@ class PinnedCopier:
 
     @torch.no_grad()
     def upload(self, host: Tensor, device: Tensor) -> None:
-        """Fill the flat `device` from `host`; later work on the device sees it, and `host` may be changed at once."""
+        """Fill the flat `device` from `host`; later work on the device sees it, and `host` may be changed at once.
+
+        Nothing is done where they are the same memory.
+        """
+        if host.data_ptr() == device.data_ptr() and len(host) == len(device):
+            return
         if not self._is_windowed or host.device.type != "cpu" or host.dtype != device.dtype:
             device.copy_(host)
             return

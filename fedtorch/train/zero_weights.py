@@ -62,6 +62,10 @@ class ZeroWeights(Engine):
         """See Engine.snapshot_private."""
         return super().snapshot_private() if self._tensors is None else self._tensors.take(self.private)
 
+    def on_cpu(self, out: Tensor | None = None) -> Tensor:
+        """See Engine.on_cpu."""
+        return super().on_cpu(out) if self._tensors is None else self._tensors.take(self.shared, out)
+
     def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
         """See Engine.difference."""
         if self._tensors is None:

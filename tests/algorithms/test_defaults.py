@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from fedtorch.algorithms.fedavg import FedAvg, FedOpt
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.config.registry import named_class
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
@@ -53,6 +54,33 @@ def test_an_algorithm_that_says_nothing() -> None:
     assert rule.engines == ("torch", "deepspeed") and rule.precisions == ("fp32", "bf16", "fp16")
     assert rule.weighting == "equal" and rule.why_not_private == ""
     assert rule.sent_places(ONE, "a", 0) is rule.received_places(ONE, "a", 0) is rule.broadcast_places(ONE, 0) is None
+
+
+@dataclass(frozen=True)
+class Corrects(FedAvg):
+    """Has something of its own that is called while a client trains."""
+
+    def correction(self, job: Any) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Knows(Corrects):
+    """The same, and says what it does not need."""
+
+    reads_initial: ClassVar[bool] = False
+
+    def correction(self, job: Any) -> None:
+        """Nothing."""
+
+
+def test_who_may_ask_for_the_initial_weights() -> None:
+    assert Least.reads_initial and not FedAvg.reads_initial and not FedOpt.reads_initial
+    assert Corrects.reads_initial and not Knows.reads_initial
+    for name in ("ditto", "fewfedweight", "silo_augmented", "metaweighting", "local", "fedparsing"):
+        assert named_class("algorithm", name, "").reads_initial, name
+    for name in ("fedprox", "scaffold", "feddyn", "fednova", "pfedme", "fedassistant", "hetlora", "flora", "rolora"):
+        assert not named_class("algorithm", name, "").reads_initial, name
 
 
 def test_a_client_with_private_numbers_or_a_model_of_its_own_keeps_something() -> None:

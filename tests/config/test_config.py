@@ -265,7 +265,10 @@ BAD = [
     ("rounds: 1\nclient:\n  lrr: 1", "unknown key `client.lrr` in x.yaml:3; did you mean `lr`?"),
     ("\nalgoritm: {}", "unknown key `algoritm` in x.yaml:2; did you mean `algorithm`?"),
     ("task: {shape: {wdth: 2}}", "unknown key `task.shape.wdth` in x.yaml:1; did you mean `width`?"),
-    ("checkpoint: {zzz: 1}", "unknown key `checkpoint.zzz` in x.yaml:1; choose one of every, keep, save_retries"),
+    (
+        "checkpoint: {zzz: 1}",
+        "unknown key `checkpoint.zzz` in x.yaml:1; choose one of every, overlap, keep, save_retries",
+    ),
     ("task_name: a", "unknown key `task_name` in x.yaml:1; did you mean `task`?"),
     ("per_client: {atis: {lrr: 1}}", "unknown key `per_client.atis.lrr` in x.yaml:1; did you mean `lr`?"),
     (

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedavg": (FedAvg(weights="lorar"), {}),
     "stepping": (Stepping(), {}),
     "ditto": (Ditto(lam=0.5), {}),
+    "checkpoints beside training": (Ditto(lam=0.5), {"checkpoint": CheckpointConfig(every=1, overlap=True)}),
     "local": (Local(), {"paradigm": "local"}),
     "trained": (
         FedAvg(),

@@ -27,6 +27,7 @@ STACKS = "algorithms/test_adapter_stacks"
 PROTOCOL = "privacy/secure_sum/test_protocol"
 DEFAULTS, FEWFED = "algorithms/test_defaults", "papers/test_fewfedweight"
 SUMS = "privacy/secure_sum/test_sums"
+AHEAD = "setup/test_sum_scale"
 TESTS = {
     "algorithms/adapters/error": [f"tests/{FACTORS}.py", "-k", "by_hand or identity or product_is or one_factor"],
     "algorithms/adapters/factors": [f"tests/{FACTORS}.py", f"tests/{STACKS}.py"],
@@ -39,15 +40,15 @@ TESTS = {
     "algorithms/adapters/ranks": [f"tests/{FACTORS}.py", f"tests/{STACKS}.py"],
     "algorithms/adapters/rolora": [f"tests/{FACTORS}.py", "-k", "rolora or rests"],
     "algorithms/adapters/stacks": [f"tests/{STACKS}.py"],
-    "algorithms/base": [f"tests/{DEFAULTS}.py"],
+    "algorithms/base": [f"tests/{DEFAULTS}.py", f"tests/{AHEAD}.py"],
     "algorithms/ditto": [f"tests/{RULES}.py", f"tests/{FEWFED}.py", "-k", "ditto"],
     "algorithms/fedassistant": [
         f"tests/{MESSAGES}.py",
         "-k",
         "refused or one_step or all_gradients or accumulated or clipping or private_p",
     ],
-    "algorithms/fedavg": [f"tests/{DEFAULTS}.py"],
-    "algorithms/feddyn": ["tests/papers/test_feddyn.py"],
+    "algorithms/fedavg": [f"tests/{DEFAULTS}.py", f"tests/{AHEAD}.py"],
+    "algorithms/feddyn": ["tests/papers/test_feddyn.py", f"tests/{AHEAD}.py"],
     "algorithms/fednova": [f"tests/{RULES}.py", "-k", "fednova"],
     "algorithms/fedparsing": ["tests/papers/test_fedparsing.py"],
     "algorithms/fedprox": [f"tests/{RULES}.py", "-k", "fedprox"],
@@ -72,12 +73,13 @@ TESTS = {
     "algorithms/robust/median": [f"tests/{ROBUST}.py", "-k", "median or attackers or left_out"],
     "algorithms/robust/products": [f"tests/{ROBUST}.py", "-k", "product"],
     "algorithms/robust/trimmed_mean": [f"tests/{ROBUST}.py", "-k", "trimmed or open_limits or attackers or left_out"],
-    "algorithms/scaffold": [f"tests/{RULES}.py", f"tests/{LIMITS}.py", "-k", "scaffold"],
+    "algorithms/scaffold": [f"tests/{RULES}.py", f"tests/{LIMITS}.py", f"tests/{AHEAD}.py", "-k", "scaffold"],
     "algorithms/token_weights": [f"tests/{FEWFED}.py", "-k", "token_weights or tau or clamped or loss_of_a"],
-    "algorithms/weighting": [f"tests/{RULES}.py", "-k", "weights"],
-    "comm/accepted": ["tests/comm/test_accepted.py", "tests/comm/test_local.py"],
-    "comm/reproducible": ["tests/comm/test_reproducible.py"],
+    "algorithms/weighting": [f"tests/{RULES}.py", f"tests/{AHEAD}.py", "-k", "weights"],
+    "comm/accepted": ["tests/comm/test_accepted.py", "tests/comm/test_local.py", "tests/rounds/test_previous_scale.py"],
+    "comm/reproducible": ["tests/comm/test_reproducible.py", "tests/rounds/test_previous_scale.py"],
     "compression/compressors": ["tests/compression/test_topk.py", "tests/compression/test_slices.py"],
+    "compression/eight_bits": ["tests/compression/test_eight_bits.py"],
     "compression/payload": ["tests/compression/test_topk.py"],
     "compression/slices": ["tests/compression/test_slices.py"],
     "compression/topk": ["tests/compression/test_topk.py", "-k", "k_is or ties or none_one or sampled or nan or gpt2"],

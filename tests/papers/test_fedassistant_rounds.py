@@ -20,7 +20,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.comm.messages import sum_of_messages
-from fedtorch.compression import slices
+from fedtorch.compression import eight_bits, slices
 from fedtorch.compression.compressors import Quantise, TopK
 from fedtorch.compression.payload import HEADER_BYTES, Sparse, decode, encode
 from fedtorch.config.schema import (
@@ -57,6 +57,11 @@ ROUNDS = 6
 RULES: dict[str, FedAssistant] = {
     "top": FedAssistant(compression="topk", topk=TOP),
     "top_half": FedAssistant(compression="topk", topk=TopK(ratio=0.1, values="bf16", scope="global")),
+    "top_eight": FedAssistant(compression="topk", topk=TopK(ratio=0.3, values="int8")),
+    "delta_eight": FedAssistant(
+        payload="delta", compression="topk", topk=TopK(ratio=0.3, values="int8", scope="global")
+    ),
+    "all_eight": FedAssistant(compression="topk", topk=TopK(ratio=0.3, values="int8"), second_selection=False),
     "top_literal": FedAssistant(compression="topk", topk=TOP, error_feedback="literal", server_residual="none"),
     "top_forgetful": FedAssistant(compression="topk", topk=TOP, error_feedback="none", server_residual="none"),
     "quantised": FedAssistant(compression="quantise", quantise=Quantise(bucket=16)),
@@ -77,6 +82,7 @@ def exchanges_of(name: str) -> list[str]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of fifty numbers, so that each of five ranks has several of them."""
     monkeypatch.setattr(slices, "BLOCK", 3)
+    monkeypatch.setattr(eight_bits, "STRETCH", 7)
 
 
 def settings_of(rule: FedAssistant) -> dict[str, Any]:
@@ -104,10 +110,11 @@ def test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors(name: s
 def test_at_ratio_one_sparse_equals_the_plain_average(exchange: Any, tmp_path: Path) -> None:
     sparse = runner(tmp_path / "a", FedAssistant(compression="topk", topk=TopK(ratio=1.0), exchange=exchange))
     dense = runner(tmp_path / "b", FedAssistant())
+    start = dense.components.engine.initial_shared
     for each in (sparse, dense):
         each.run()
     assert torch.equal(sparse.context.server.weights, dense.context.server.weights)
-    assert not torch.equal(dense.context.server.weights, dense.components.engine.initial_shared)
+    assert not torch.equal(dense.context.server.weights, start)
 
 
 def run_rule(name: str, exchange: str, folder: str, comm: Communicator | None = None) -> Any:
@@ -121,10 +128,11 @@ def run_rule(name: str, exchange: str, folder: str, comm: Communicator | None = 
 
 
 RANKED = [("top", "dense"), ("top", "star"), ("top", "replicated"), ("quantised", "replicated"), ("delta", "star")]
-RANKED += [("all", "star")]
+RANKED += [("all", "star"), ("top_eight", "star"), ("delta_eight", "replicated")]
 
 
 def run_all(folder: str) -> list[Any]:
+    eight_bits.STRETCH = 7
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
         return [run_rule(name, exchange, f"{folder}/{name}_{exchange}", comm) for name, exchange in RANKED]
 
@@ -136,12 +144,12 @@ def test_one_process_and_many_ranks_give_the_same_bits_and_bytes(size: int, tmp_
 
 
 def run_slices(folder: str) -> list[Any]:
-    slices.BLOCK = 3
+    slices.BLOCK, eight_bits.STRETCH = 3, 7
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
         return [run_rule(name, "allreduce", f"{folder}/{name}", comm)[:2] for name in SLICED]
 
 
-SLICED = ("all", "top_half", "returned")
+SLICED = ("all", "top_half", "returned", "top_eight", "delta_eight", "all_eight")
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -166,9 +174,12 @@ def test_a_replica_that_differs_is_noticed_on_schedule(tmp_path: Path) -> None:
     assert all("differ from rank 0's" in outcome.error for outcome in outcomes)
 
 
+@pytest.mark.parametrize("name", ["top", "top_eight"])
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a_run_goes_on_after_a_stop_with_residuals_and_both_optimisers(exchange: Any, tmp_path: Path) -> None:
-    rule = replace(RULES["top"], exchange=exchange)
+def test_a_run_goes_on_after_a_stop_with_residuals_and_both_optimisers(
+    exchange: Any, name: str, tmp_path: Path
+) -> None:
+    rule = replace(RULES[name], exchange=exchange)
     whole = runner(tmp_path / "whole", rule).run()
     saved = CheckpointConfig(every=2)
     runner(tmp_path / "parts", rule, checkpoint=saved).run()

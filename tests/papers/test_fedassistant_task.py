@@ -20,9 +20,11 @@ from fedtorch.data.dialog_folder import write_dialogs
 from fedtorch.main import main
 from fedtorch.metrics.perplexity import perplexity, table
 from fedtorch.models.gpt2 import GPT2Model
-from fedtorch.models.turns import fit
+from fedtorch.models.turns import collate_turns, collate_whole, fit, lengths
 from fedtorch.models.two_side import TwoSide
 from fedtorch.tasks.dialog import Dialog
+from fedtorch.train.batches import Batching
+from fedtorch.train.lengths import padded
 
 CONFIGS = shipped()
 TINY = GPT2Model(width=8, layers=1, heads=2, positions=64, dropout=0.0)
@@ -144,6 +146,46 @@ def test_evaluating_does_not_count_as_a_rounds_traffic(folder: Path) -> None:
 
 def turns(*lengths: int, start: int = 0) -> list[tuple[int, list[int]]]:
     return [((start + i) % 2, [7] * n) for i, n in enumerate(lengths)]
+
+
+def test_lengths_are_those_that_batches_are_padded_to() -> None:
+    def said(*sizes: int) -> list[Any]:
+        return [(place % 2, [5] * size) for place, size in enumerate(sizes)]
+
+    dialogs = [said(3, 1, 4), said(2, 6, 4), said(1, 1, 1)]
+    each, whole = lengths(dialogs, each=True), lengths([*dialogs, said(2, 2)], each=False)
+    assert each == [(4, 2, 5), (3, 7, 5), (2, 2, 2)]
+    assert whole == [(11,), (15,), (6,), (6,)]
+    (group,) = collate_turns(dialogs, 0)["groups"]
+    assert padded(range(3), each) == sum(part["inputs"].numel() for part in group["segments"]) == 3 * (4 + 7 + 5)
+    (group,) = collate_whole(dialogs, 0)["groups"]
+    assert padded(range(3), whole) == group["inputs"].numel() == 3 * 15
+    # a dialog that ends early is in no later segment: less is padded than is counted
+    short = [*dialogs, said(2, 2)]
+    assert lengths(short, each=True)[3] == (3, 3, 0)
+    (group,) = collate_turns(short, 0)["groups"]
+    assert (
+        sum(part["inputs"].numel() for part in group["segments"])
+        == 4 * (4 + 7) + 3 * 5
+        < padded(range(4), lengths(short, each=True))
+    )
+    assert lengths([], each=True) == []
+
+
+@pytest.mark.parametrize("sides", ["one", "two"])
+def test_a_client_trains_in_batches_within_a_budget(sides: Any, folder: Path) -> None:
+    task = Dialog(data=str(folder), model=TINY, max_length=64, sides=sides)
+    examples = [example for client in task.manifest() for example in task.load(client, "train")]
+    each = task.example_lengths(examples)
+    assert [sum(one) for one in each] == [sum(len(ids) + 1 for _, ids in example.turns) for example in examples]
+    budget = 2 * max(map(sum, each))
+    plans = Batching(8, by_length=True, max_tokens=budget, lengths=each).epochs(
+        len(examples), first=0, count=1, seed=1, client="a"
+    )
+    for (picked,) in (plan.micro_batches for plan in plans):
+        groups = task.collate([examples[i] for i in picked], True)["groups"]
+        parts = groups if sides == "one" else [part for group in groups for part in group["segments"]]
+        assert sum(part["inputs"].numel() for part in parts) <= padded(picked, each) <= budget
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,13 @@ def test_sums_travel_as_the_server_decides(exchange: Literal["auto", "reduce", "
     ops = {Op.SEND_SUMS: "sums", Op.REDUCE: "reduce", Op.SEND_UPDATES: "updates"}
     for hosted in product(range(4), repeat=4):
         terms = [Term(0, rank, 1.0) for rank, clients in enumerate(hosted) for _ in range(clients)]
-        server: Any = SimpleNamespace(
-            dtype=torch.float32, _aggregation=SimpleNamespace(is_secret=False), _exchange=exchange
-        )
-        assert work(*hosted, exchange=exchange).way == ops[DistributedUpdates._transport(server, terms)]
+        for machines in (None, (0, 0, 1, 1), (0, 1, 1, 1), (0, 1, 2, 2)):
+            group = SimpleNamespace(members=range(4), machines=machines)
+            server: Any = SimpleNamespace(
+                dtype=torch.float32, _aggregation=SimpleNamespace(is_secret=False), _exchange=exchange, _group=group
+            )
+            done = work(*hosted, exchange=exchange, machines=machines)
+            assert done.way == ops[DistributedUpdates._transport(server, terms)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 13])
@@ -103,6 +106,32 @@ def test_a_broadcast_reaches_every_rank_once_from_one_that_has_it(ranks: int) ->
         assert source in has and target not in has and amount == 4000
         has.add(target)
     assert has == set(range(ranks))
+
+
+def test_a_leader_of_a_machine_passes_a_broadcast_on() -> None:
+    done = work(0, *[1] * 6, machines=(0, 0, 1, 1, 1, 2, 3))
+    assert done.leaders == [0, 2, 5, 6]
+    assert {(source, target) for source, target, _ in done.down} == {(0, 2), (0, 5), (2, 6), (0, 1), (2, 3), (2, 4)}
+
+
+@pytest.mark.parametrize("per_node", [2, 3, 8])
+def test_one_sum_leaves_a_machine_and_one_broadcast_reaches_it(per_node: int) -> None:
+    """Of two machines; without it every rank's updates and copies are on the wire, or a ring of all ranks."""
+    ranks = 2 * per_node
+    machines = tuple(rank // per_node for rank in range(ranks))
+    done, place = work(0, *[2] * (ranks - 1), machines=machines), site(ranks, per_node)
+    assert done.way == "reduce"
+    assert (place.carried(done.down), place.carried(done.up)) == (4000, 8000)
+    assert [flow for flow in done.up if not done.is_within(flow)] == [(per_node, 0, 8000)]
+    assert place.carried(replace(done, machines=None).down) == 4000 * per_node
+    assert done.counted(0) == Counted(8000 * (ranks - 1), 4000 * (ranks - 1)), "a copy per rank, however it travels"
+
+
+def test_more_machines_add_their_sums_in_a_ring_of_leaders() -> None:
+    done = work(0, *[2] * 5, machines=(0, 0, 1, 1, 2, 2))
+    ring = [flow for flow in done.up if not done.is_within(flow)]
+    assert {(source, target) for source, target, _ in ring} == {(0, 2), (2, 4), (4, 0), (2, 0)}
+    assert sum(flow.bytes for flow in ring if flow.target == 0) == pytest.approx(2 * 8000 * 2 / 3)
 
 
 def test_flows_are_the_bytes_that_are_counted() -> None:

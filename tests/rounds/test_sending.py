@@ -17,9 +17,10 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.core.errors import ConfigError, UpdateError
+from fedtorch.core.errors import ConfigError, FedtorchError, UpdateError
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, Update
+from fedtorch.rounds.runner import Runner
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import Outgoing
 
@@ -224,3 +225,33 @@ def test_a_server_trains_where_the_algorithm_says_how(algorithm: Algorithm, tmp_
 def test_an_algorithm_says_what_it_weighs_by() -> None:
     assert Algorithm().weighting == "equal" and Scaffold().weighting == "equal"
     assert [FedAvg().weighting, FedAvg(weights="lorar").weighting] == ["size", "lorar"]
+
+
+@dataclass(frozen=True)
+class PulledToStart(FedProx):
+    """What a user may write: its correction looks at w^0."""
+
+    def correction(self, job: ClientJob) -> None:
+        assert torch.allclose(job.initial, torch.tensor([0.3, -0.7], dtype=job.initial.dtype))
+
+
+@dataclass(frozen=True)
+class Forgets(PulledToStart):
+    """The same, but says that it does not."""
+
+    reads_initial: ClassVar[bool] = False
+
+
+def test_the_initial_weights_are_kept_for_those_who_may_ask_for_them(tmp_path: Path) -> None:
+    kept = make_runner(make_config(tmp_path / "kept", TASK, PulledToStart()))
+    kept.run()
+    assert len(kept.context.server.accepted) == 2 and kept.components.engine.initial_shared.shape == (2,)
+    runner = make_runner(make_config(tmp_path / "fedavg", TASK, FedAvg()))
+    runner.run()
+    with pytest.raises(FedtorchError, match="`reads_initial` is False; set it to True in the class that asks"):
+        _ = runner.components.engine.initial_shared
+    with pytest.raises(FedtorchError, match="`reads_initial` is False"):
+        make_runner(make_config(tmp_path / "forgets", TASK, Forgets())).run()
+    shared = make_runner(make_config(tmp_path / "shared", TASK, FedAvg()))
+    Runner(replace(shared.components, is_engine_shared=True)).run()
+    assert shared.components.engine.initial_shared.tolist() == kept.components.engine.initial_shared.tolist()

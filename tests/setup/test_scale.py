@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import make_config, make_runner
+from harness import make_config, make_runner, pinned
 from ranks import run_ranks
 from toy import Quadratic
 
 from fedtorch.algorithms.fedassistant import FedAssistant
+from fedtorch.comm import machines
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.probe import run as run_light
 from fedtorch.compression.compressors import TopK
@@ -75,12 +77,14 @@ class Seen:
     def end(self, *rest: Any) -> None: ...
 
 
-def counted(folder: Path, way: str) -> list[tuple[dict[str, int], int, int]]:
-    """What a rank saw."""
+def counted(folder: Path, way: str, where: str = "") -> list[tuple[dict[str, int], int, int]]:
+    """What a rank saw. where: the machine of each rank, a letter each; empty: they are on one."""
     config = config_of(folder, way)
+    if where:
+        machines.machine = lambda: ord(where[int(os.environ["RANK"])])
     with DistributedCommunicator.join(tuple(TASK.clients), 60.0, config.system.exchange) as comm:
         seen: Any = Seen(comm)
-        make_runner(config, comm, tracker=seen).run()
+        pinned(make_runner(config, comm, tracker=seen)).run()
     return seen.rounds
 
 
@@ -103,6 +107,18 @@ def test_predicted_bytes_headers_and_meetings_are_those_of_a_run(way: str, tmp_p
         ]
         assert found == list(work.counted(rank))
         assert (more_headers - headers, more_meetings - meetings) == (work.headers, work.meetings)
+
+
+@pytest.mark.processes
+def test_predicted_bytes_are_those_of_machines_of_several_ranks(tmp_path: Path) -> None:
+    """Two clients are on the other machine: one sum comes from there, where two updates would be as many bytes."""
+    work = round_work(build(config_of(tmp_path, "sums"), num_ranks=4, rank=0), 4, TRAINING)
+    work = replace(work, machines=(0, 0, 1, 1))
+    assert work.way == "reduce"
+    for rank, rounds in enumerate(run_ranks(counted, 4, tmp_path, "sums", "aabb")):
+        traffic = rounds[1][0]
+        assert traffic["aggregate/physical_up"] == work.counted(rank).up
+        assert traffic["broadcast/physical_down"] == work.counted(rank).down
 
 
 def test_a_clients_steps_are_counted_as_they_are_taken() -> None:
@@ -170,7 +186,8 @@ def test_the_dry_run_says_what_a_round_takes_on_nodes(tmp_path: Path) -> None:
     write(path, Measured(CONSTANTS, {step_key(built): TRAINING}))
     text = describe(built, num_ranks=8, cluster=cluster)
     assert "scale: 4 nodes of 2 ranks and 2 cores, 25 Gbit/s each" in text
-    assert "s a round: broadcast" in text and "local training 1.25 s" in text and "busiest wire" in text
+    assert "s a round: broadcast" in text and "local training 1.25 s" in text
+    assert "busiest wire, one rank of a node talks: " in text and "if every rank did: " in text
 
 
 def test_a_step_of_the_configs_model_is_timed(tmp_path: Path) -> None:

@@ -40,3 +40,9 @@ def make_runner(config: Config, comm: Communicator | None = None, **changes: Any
     checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
     components = built.components(comm or LocalCommunicator(built.names), checkpoints, stop=lambda: False)
     return Runner(replace(components, **changes))
+
+
+def pinned(runner: Runner) -> Runner:
+    """The runner, whose clients stay with their workers however long they take."""
+    runner.trainer.learn = lambda accepted: None  # type: ignore[method-assign]
+    return runner

@@ -119,7 +119,8 @@ def test_a_run_that_packs_is_the_run_that_does_not(tmp_path: Path) -> None:
     for pack in (False, True):
         client = ClientConfig(optimizer="sgd", lr=0.1, batch_size=6, accumulation=2)
         runner = make_runner(make_config(tmp_path / str(pack), completer("rows.jsonl", pack=pack), client=client))
+        start = runner.components.engine.initial_shared
         runner.run()
         weights.append(runner.context.server.weights)
-    moved = (weights[0] - runner.components.engine.initial_shared).norm()
+    moved = (weights[0] - start).norm()
     assert 0 < (weights[0] - weights[1]).norm() < 1e-5 * moved

@@ -62,8 +62,9 @@ def update(task: Any, folder: Path, **client: Any) -> tuple[torch.Tensor, Any]:
     trainer, reports = runner.trainer, list[Any]()
     run = trainer._run
     trainer._run = lambda job: reports.append(run(job)) or reports[-1]  # type: ignore[method-assign, func-returns-value]
+    start = runner.components.engine.initial_shared
     runner.run()
-    return runner.context.server.weights - runner.components.engine.initial_shared, reports[0]
+    return runner.context.server.weights - start, reports[0]
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -96,8 +96,9 @@ def test_a_conversation_is_one_example_however_many_samples_it_is_rendered_as(te
         and examples[0].gold == answers[1][:-4]
     )
     runner = make_runner(make_config(tmp_path, task, client=ClientConfig(lr=0.01), rounds=1))
+    start = runner.components.engine.initial_shared
     result = runner.run()
-    assert not torch.equal(runner.context.server.weights, runner.components.engine.initial_shared)
+    assert not torch.equal(runner.context.server.weights, start)
     total, tokens = result.scores["n"]["log_likelihood"]
     assert tokens == sum(one.learned for one in task.load("n", "test")) and total < 0
 

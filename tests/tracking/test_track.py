@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.names import Names
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.console import Console, duration
@@ -209,6 +211,30 @@ def test_a_line_torn_by_a_full_disk_costs_only_itself(tmp_path: Path, caplog: py
     log.close()
     assert [record["kind"] for record in records.read(log.path)] == ["a", "b"]
     assert len(caplog.records) == 1 and "records are lost" in caplog.text
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 25])
+def test_names_are_written_as_a_list_in_parts(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_AT_ONCE", 10)
+    names = Names(["the last", 'a "quoted" \u00e9'], head="client", numbered=count) if count else Names()
+    log = Log(tmp_path / "metrics.jsonl")
+    log.append({"kind": "run", "clients": names, "rounds": 3})
+    log.append({"kind": "run", "clients": list(names), "rounds": 3})
+    log.close()
+    first, second = log.path.read_bytes().splitlines()
+    assert first == second and json.loads(first)["clients"] == list(names)
+
+
+def test_many_names_are_never_in_memory_at_once(tmp_path: Path) -> None:
+    log = Log(tmp_path / "metrics.jsonl")
+    names = Names(head="client", numbered=200_000)
+    log.append({"kind": "warm"})
+    tracemalloc.start()
+    log.append({"kind": "run", "clients": names})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    log.close()
+    assert log.path.stat().st_size > 3_000_000 > 1.5 * peak
 
 
 def test_neither_a_full_disk_nor_tensorboard_stops_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.optimization import Adafactor
 
 from fedtorch.config.schema import ClientConfig
+from fedtorch.core.errors import FedtorchError
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine
@@ -190,3 +191,30 @@ def test_two_micro_batches_give_the_step_of_their_mean() -> None:
     # other sizes of matrix products, other rounding
     assert torch.allclose(apart, engine.flat, atol=1e-6)
     assert split.losses[0] == pytest.approx(together.losses[0], rel=1e-5)
+
+
+def test_the_initial_weights_are_copied_only_where_others_are_about_to_take_their_place() -> None:
+    engine = Engine(t5(), Partition(private=("encoder.block.0.layer.0.SelfAttention.q*",)), CPU)
+    engine.adopt_initial()
+    assert engine.initial()[0].data_ptr() == engine.flat.data_ptr()
+    first = engine.flat.clone()
+    received = engine.flat + 1.0
+    engine.load(received)
+    assert torch.equal(engine.flat, received) and torch.equal(engine.initial_shared, first)
+    forgetful = Engine(t5(), Partition(), CPU)
+    forgetful.adopt_initial()
+    forgetful.forget_initial()
+    forgetful.load(torch.zeros_like(forgetful.flat))
+    assert not forgetful.flat.any()
+    with pytest.raises(FedtorchError, match="let go of"):
+        forgetful.initial()
+
+
+def test_training_from_the_initial_weights_does_not_change_them() -> None:
+    engine = Engine(t5(), Partition(), CPU)
+    first = engine.flat.clone()
+    start = engine.initial_shared
+    engine.start(start, None, ClientConfig(optimizer="sgd", lr=0.1), steps=1, seed=0)
+    engine.step(loss, [batch(0)], 1)
+    assert torch.equal(start, first) and torch.equal(engine.initial_shared, first)
+    assert not torch.equal(engine.flat, first)

@@ -84,7 +84,7 @@ def test_stage_3_leaves_torchs_product_to_others() -> None:
 def test_weights_are_in_memory_once_before_they_are_split(stage: int) -> None:
     engine = engine_of(stage)
     places = {parameter.untyped_storage().data_ptr() for parameter in engine.module.parameters()}
-    assert places == {engine.initial_shared.untyped_storage().data_ptr()}
+    assert places == {engine.initial()[0].untyped_storage().data_ptr()}
 
 
 @pytest.mark.parametrize("frozen", [(), ("0.*", "1.*")], ids=["all trained", "one parameter trained"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -37,6 +37,7 @@ class HetLoRA(UnlikeRanks):
     never taken up again. What a client has given up travels as zeros: who sends what is computed, never told.
     """
 
+    reads_initial: ClassVar[bool] = False
     rank_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """γ, the part of its rank that a client keeps when it gives up the rest; null: ranks stay as they are"""
     rank_penalty: NotNegative = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class HasScale(Protocol):
 class UnlikeRanks(FedAvg):
     """What HetLoRA and FlexLoRA have in common."""
 
+    reads_initial: ClassVar[bool] = False
     ranks: Mapping[str, Count] = field(default_factory=dict)
     """client -> its rank; the others have that of `task.model.adapter.r`"""
 

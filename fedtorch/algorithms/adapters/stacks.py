@@ -157,6 +157,8 @@ class FLoRA(AddsToBase):
     What is no factor is averaged.
     """
 
+    reads_initial: ClassVar[bool] = False
+
     def received_places(self, layout: Layout, client: str, round: int) -> Places:
         """What is no factor; the stack comes beside."""
         return places_without(layout, A, B)

@@ -1,0 +1,54 @@
+"""The scale of a round's sum by what the round before came to: it is known before anybody trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.comm.reproducible import SumScale
+from fedtorch.core.server import ServerState
+from fedtorch.core.state_keys import SUM_EXPONENT
+from fedtorch.core.update import Report
+
+
+class PreviousScale:
+    """`system.sum_scale: previous`: from the largest elements of the last round in which the server took a step.
+
+    In the first round, and after one whose updates were all zero, the scale is that of the reports. What decides is
+    among the server's numbers, so a run that is resumed goes on with the same bits.
+    """
+
+    def __init__(self, algorithm: Algorithm, server: ServerState) -> None:
+        """algorithm: one without `why_not_ahead`. server: on other ranks nothing is in it."""
+        self._algorithm, self._server = algorithm, server
+
+    @property
+    def exponent(self) -> int | None:
+        """Of the round that comes, on the server; None: it is not known."""
+        number = self._server.numbers.get(SUM_EXPONENT)
+        return None if number is None else int(number)
+
+    def own_weights(self, reports: Sequence[Report]) -> list[float]:
+        """Each client's weight before it is divided by the sum of all."""
+        return [float(self._algorithm.own_weight(report) or 0.0) for report in reports]
+
+    def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        """What makes one vector of the accepted updates at the scale; otherwise: the algorithm's own."""
+
+        def combine(updates: Any) -> Tensor:
+            if self.exponent is not None:
+                updates.fix_scale(self.exponent, self.own_weights(updates.reports))
+            return otherwise(updates)
+
+        return combine
+
+    def learn(self, accepted: Sequence[Report]) -> None:
+        """On the server, once its step is taken: the next round's scale."""
+        scale = SumScale.ahead(self.own_weights(accepted), [report.max_abs for report in accepted])
+        if scale is None:
+            self._server.numbers.pop(SUM_EXPONENT, None)
+        else:
+            self._server.numbers[SUM_EXPONENT] = scale.exponent

@@ -1,0 +1,111 @@
+"""Rounds whose updates travel while others train: when that sum counts, and runs that stop or fail half-way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import make_config, make_runner
+from ranks import run_ranks
+from toy import Quadratic
+
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.early_sides import EarlyReceiver
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, SystemConfig
+from fedtorch.core.errors import Interrupted
+
+pytestmark = pytest.mark.processes
+
+TASK = Quadratic({f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}, noise=0.5)
+ROUNDS = 4
+
+
+def config_of(folder: Path | str, **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "client": ClientConfig(optimizer="sgd", lr=0.05, batch_size=4),
+        "clients": ClientsConfig(per_round=5),
+        "system": SystemConfig(sum_scale="previous"),
+        "checkpoint": CheckpointConfig(every=1),
+        "rounds": ROUNDS,
+        **changes,
+    }
+    return make_config(Path(folder), TASK, **settings)
+
+
+def count_sums() -> list[bool]:
+    """For every sum that was asked for from now on: was it the early one?"""
+    took: list[bool] = []
+    sum_of = EarlyReceiver.sum_of
+
+    def noted(*args: Any) -> Any:
+        found = sum_of(*args)
+        took.append(found is not None)
+        return found
+
+    EarlyReceiver.sum_of = noted  # type: ignore[method-assign]
+    return took
+
+
+def run(folder: str, changes: dict[str, Any], fault: str = "") -> Any:
+    if fault:
+        os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
+    took = count_sums()
+    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=30) as comm:
+        comm.preflight({})
+        result = make_runner(config_of(folder, **changes), comm).run()
+        return result.digest, result.scores, took
+
+
+@pytest.mark.parametrize("evaluation", [{}, {"every": 1, "overlap": True}], ids=str)
+def test_every_round_but_the_first_takes_the_sum_that_came_early(evaluation: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"eval": EvalConfig(**{"every": 0, **evaluation})}
+    alone = make_runner(config_of(tmp_path / "alone", **changes)).run()
+    digest, scores, took = run_ranks(run, 3, str(tmp_path / "ranks"), changes)[0]
+    assert took == [True] * (ROUNDS - 1)
+    assert (digest, scores) == (alone.digest, alone.scores)
+
+
+def test_a_client_that_fails_is_in_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = "raise:client=c5,step=1,round=2;nan:client=c1,round=2"
+    changes = {"clients": ClientsConfig(on_failure="skip")}
+    digest, _, took = run_ranks(run, 3, str(tmp_path / "ranks"), changes, fault)[0]
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", fault)
+    alone = make_runner(config_of(tmp_path / "alone", **changes)).run()
+    assert digest == alone.digest and took == [True] * (ROUNDS - 1)
+
+
+def test_a_client_that_is_refused_makes_the_round_be_summed_anew(tmp_path: Path) -> None:
+    changes = {"clients": ClientsConfig(on_failure="skip", max_norm_to_median=1.5)}
+    digest, _, took = run_ranks(run, 3, str(tmp_path / "ranks"), changes)[0]
+    assert digest == make_runner(config_of(tmp_path / "alone", **changes)).run().digest
+    assert False in took
+
+
+def stopped(folder: str) -> list[bool]:
+    """Rank 1 is asked to stop in the third round, when it has trained a client."""
+    took = count_sums()
+    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=30) as comm:
+        comm.preflight({})
+        asked: list[int] = []
+
+        def stop() -> bool:
+            asked.append(runner.context.round)
+            return comm.rank == 1 and asked.count(2) > 10
+
+        runner = make_runner(config_of(folder), comm, stop=stop)
+        with pytest.raises(Interrupted, match="2 rounds are saved"):
+            runner.run()
+        return took
+
+
+def test_a_run_that_is_stopped_while_updates_travel_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    took = run_ranks(stopped, 3, str(tmp_path / "run"))[0]
+    assert took == [True]  # that of the second round
+    found = Checkpoints(tmp_path / "run" / "checkpoints", keep=2).latest()
+    assert found is not None and found.round == 2
+    alone = make_runner(config_of(tmp_path / "alone")).run()
+    assert make_runner(config_of(tmp_path / "run")).run(2).digest == alone.digest
