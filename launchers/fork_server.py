@@ -173,8 +173,6 @@ def _become_rank(
     rank: Callable[[list[str]], int],
 ) -> NoReturn:
     channel.close()
-    for end in pipe:
-        os.close(end)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -182,7 +180,7 @@ def _become_rank(
         os.dup2(files[1], 1)
         os.dup2(files[1], 2)
         os.close(files[1])
-    be_rank(rank, arguments, environ)
+    be_rank(rank, arguments, environ, files=pipe)
 
 
 def be_rank(
@@ -191,16 +189,21 @@ def be_rank(
     environ: Mapping[str, str],
     *,
     death_signal: signal.Signals | None = None,
+    files: Sequence[int] = (),
 ) -> NoReturn:
     """What a process that was just forked does to be a rank, and nothing after it.
 
-    death_signal: what it gets when the process that forked it dies (Linux).
+    death_signal: what it gets when the process that forked it dies (Linux). files: are closed once a signal would end
+    the rank and no other process, so that who waits for that may send one.
     """
     code = 1
     try:
         os.setsid()  # the terminal's Ctrl-C reaches the other process only
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        for file in files:
+            os.close(file)
         if death_signal is not None and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, death_signal)
         os.environ.update(environ)

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -44,6 +45,7 @@ class Kept:
         self._arguments, self._environ, self._folder, self._say = list(arguments), dict(environ), folder, say
         self._rank = rank
         self._signals: list[int] = []
+        self._passed = 0
         self._pid = 0
 
     def run(self, max_restarts: int) -> int:
@@ -79,21 +81,35 @@ class Kept:
                 signal.signal(number, handler)
 
     def _once(self, arguments: list[str]) -> int:
-        """Fork: all is imported here already, and this process has no threads."""
+        """Fork: all is imported here already.
+
+        A signal that comes before the rank's process id is known waits for it: held back, as far as the kernel does
+        so (another thread, if there is one, still takes it, and the handler runs at once), or else in `_signals`.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-        if not pid:
-            be_rank(self._rank, arguments, self._environ, death_signal=signal.SIGTERM)
-        self._pid = pid
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            self._pid = pid = os.fork()
+            if not pid:
+                be_rank(self._rank, arguments, self._environ, death_signal=signal.SIGTERM)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self._pass_on()
         _, status = os.waitpid(pid, 0)
         self._pid = 0
         return os.waitstatus_to_exitcode(status)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
-        if self._pid:
-            os.kill(self._pid, number if len(self._signals) == 1 else signal.SIGKILL)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """What has come since the last one that the rank was sent. A handler may interrupt it: counted, then sent."""
+        while self._pid and self._passed < len(self._signals):
+            self._passed += 1
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(self._pid, self._signals[0] if self._passed == 1 else signal.SIGKILL)
 
 
 def _resumed(arguments: Sequence[str]) -> list[str]:

@@ -68,6 +68,28 @@ def test_forked_ranks_end_as_processes_of_their_own_do(tmp_path: Path) -> None:
     assert "ValueError: no such thing" in printed
 
 
+def begins_late(folder: Path) -> list[bool | int]:
+    own = os.setsid
+
+    def late() -> None:
+        time.sleep(0.2)
+        own()
+
+    os.setsid = late
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    server = begun(folder)
+    stays = start(server, "stays")
+    is_own = os.getsid(stays.pid) == stays.pid
+    stays.send_signal(signal.SIGTERM)
+    code = stays.wait()
+    server.close()
+    return [is_own, code]
+
+
+def test_a_rank_that_was_started_hears_signals(tmp_path: Path) -> None:
+    assert run_ranks(begins_late, 1, tmp_path)[0] == [True, -signal.SIGTERM]
+
+
 def holds(folder: Path) -> list[bool]:
     server, lock = begun(folder), hold(folder)
     assert lock is not None

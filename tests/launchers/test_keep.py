@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,64 @@ def wait_for_signal(attempt: int) -> int:
     print(os.getpid(), file=Path("ready").open("w"), flush=True)
     while True:
         time.sleep(0.02)
+
+
+def stays(attempt: int) -> int:
+    time.sleep(5)
+    return 0
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "beside-a-thread"])
+def _another_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One that takes the signals which the main thread holds back: its handler then runs at once, held back or not."""
+    over = threading.Event()
+    if request.param:
+        threading.Thread(target=over.wait, daemon=True).start()
+    yield
+    over.set()
+
+
+@pytest.mark.usefixtures("_another_thread")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_signal_while_a_rank_is_being_forked_ends_it(
+    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork = os.fork
+
+    def signalled() -> int:
+        pid = fork() if after else os.getpid()
+        if pid:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)  # the handler runs here, where another thread took the signal
+        return pid if after else fork()
+
+    monkeypatch.setattr(os, "fork", signalled)
+    assert kept(tmp_path, stays).run(3) == 75
+
+
+def test_a_signal_that_comes_before_there_is_a_rank_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = signal.pthread_sigmask
+
+    def signalled(how: int, signals: Iterable[int]) -> None:
+        if how == signal.SIG_BLOCK:
+            os.kill(os.getpid(), signal.SIGTERM)
+        block(how, signals)
+
+    monkeypatch.setattr(signal, "pthread_sigmask", signalled)
+    assert kept(tmp_path, stays).run(3) == 75
+
+
+def test_a_signal_that_finds_its_rank_ended_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = os.waitpid
+
+    def signalled(pid: int, options: int) -> tuple[int, int]:
+        ended = wait(pid, options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ended
+
+    monkeypatch.setattr(os, "waitpid", signalled)
+    assert kept(tmp_path, lambda attempt: 7).run(3) == 75
+    assert (tmp_path / "ran").read_text() == "2\n"
 
 
 def pid_of(folder: Path) -> int:
