@@ -66,8 +66,10 @@ def cases(letter: str) -> list[Case]:
         sockets = {"shared_memory": "never"}
         found.append(Case("the same, over sockets", 3, "runner, server + 2 workers", options=sockets))
         found.append(Case("runner, working server + 1", 2, "plain, 2 processes", aim=1.15, options=working))
-    kept = Case("server + 2 workers, all kept", 3, "runner, server + 2 workers", aim=1.03, options={"kept": True})
-    return [*found, kept]
+    for name, options in (("all kept", {}), ("all kept, overlapping", {"overlap": True})):
+        options = {"kept": True, **options}
+        found.append(Case(f"server + 2 workers, {name}", 3, "runner, server + 2 workers", aim=1.03, options=options))
+    return found
 
 
 @dataclass

@@ -26,7 +26,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.command import console_of, parser_of, write_figures
-from benchmarks.measured import NOT_TIMED
+from benchmarks.measured import BEFORE, NOT_TIMED
 from benchmarks.peers import HERE, PEERS, environment
 from benchmarks.speed_ours import WAYS, plan_of, workload_of
 from benchmarks.speed_plan import ROUND_ENDED
@@ -172,8 +172,7 @@ def measure(command: Sequence[str], log: Path, with_memory: bool) -> Run:
         ended.set()
     if process.returncode or len(ends) <= NOT_TIMED:
         raise RuntimeError(f"{command[0]} ended with {process.returncode} after {len(ends)} rounds; see {log}")
-    # The first round pays for memory that is touched for the first time, fedtorch's last for a checkpoint.
-    steps = list(zip(ends, ends[1:], strict=False))[:-1]
+    steps = list(zip(ends, ends[1:], strict=False))[BEFORE - 1 : -1]
     return Run([b[0] - a[0] for a, b in steps], [b[1] - a[1] for a, b in steps], most)
 
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from fedtorch.config.load import load
 from fedtorch.config.schema import ClientConfig
@@ -80,7 +81,9 @@ class Trainer:
     def __post_init__(self) -> None:
         model = self.task.build_model(0)
         if self.way.attention is not None:
-            model.set_attn_implementation(self.way.attention)  # type: ignore[operator]
+            for part in model.modules():
+                if isinstance(part, PreTrainedModel):
+                    part.set_attn_implementation(self.way.attention)
         self.engine = Engine(model, Partition(), torch.device("cpu"), precision=self.way.precision)
         if self.way.is_compiled:
             for block in blocks(model):
@@ -145,7 +148,9 @@ def mean_loss(task: Task, model: nn.Module, batches: Iterable[Any]) -> float:
 
 def numbers(batch: Any) -> int:
     """Elements of the integer tensors of a batch: tokens, padding included; masks and labels count as often."""
-    return sum(each.numel() for each in batch.values() if isinstance(each, Tensor))
+    if isinstance(batch, dict):
+        batch = [*batch.values()]
+    return batch.numel() if isinstance(batch, Tensor) else sum(map(numbers, batch)) if isinstance(batch, list) else 0
 
 
 def steps(task: Task, examples: Sequence[Any], way: Way, batch: int, epochs: int, client: str) -> list[Step]:

@@ -21,6 +21,7 @@ from benchmarks.clients import main as clients_main
 from benchmarks.exchanges import main as exchanges_main
 from benchmarks.large_adapter import main as large_adapter_main
 from benchmarks.lengths import main as lengths_main
+from benchmarks.machines import main as machines_main
 from benchmarks.many_rows import main as many_rows_main
 from benchmarks.measured import time_plain, time_runner
 from benchmarks.plain import best_half
@@ -31,6 +32,7 @@ from benchmarks.rounds import cases, main
 from benchmarks.scale import built_of, federation, on_paper
 from benchmarks.scale import main as scale_main
 from benchmarks.sparse import main as sparse_main
+from benchmarks.states import main as states_main
 from benchmarks.wires import limited, why_not
 from benchmarks.workloads import WORKLOADS, shrunk
 from fedtorch.rounds.cost_model import Constants
@@ -85,8 +87,12 @@ def test_the_sparse_benchmark_measures_what_the_formula_says(
     target = tmp_path / "figures.json"
     assert sparse_main(["--tiny", "--json", str(target)]) == 0
     written = json.loads(target.read_text())
-    assert [(r["numbers"], r["one_in"], r["ranks"]) for r in written] == [(10_000, 12, 2), (10_000, 50, 2)]
-    assert [r["message_bytes"] for r in written] == [64 + 834 * 4 + 1250, 64 + 200 * 8]  # bitmap, then indices
+    cases = [(one_in, values) for one_in in (12, 50) for values in ("fp32", "int8")]
+    assert [(r["numbers"], r["one_in"], r["values"], r["ranks"]) for r in written] == [
+        (10_000, *case, 2) for case in cases
+    ]
+    bitmaps, indices = [64 + 834 * 4 + 1250, 64 + 834 + 1250 + 3], [64 + 200 * 8, 64 + 200 * 5 + 3]
+    assert [r["message_bytes"] for r in written] == bitmaps + indices
     for record in written:
         assert record["message_bytes"] == record["formula_bytes"]
         assert record["bound_bytes"] <= record["moved_bytes"] < record["dense_moved_bytes"]
@@ -115,7 +121,7 @@ def test_the_sparse_benchmark_compares_wires(tmp_path: Path, capsys: pytest.Capt
     target = tmp_path / "figures.json"
     assert sparse_main(["--tiny", "--gbit", "1", "--json", str(target)]) == 0
     written = json.loads(target.read_text())
-    assert [(r["gbit"], r["one_in"]) for r in written] == [("1", 12), ("1", 50)]
+    assert [(r["gbit"], r["one_in"]) for r in written] == [("1", one_in) for one_in in (12, 12, 50, 50)]
     assert "1 Gbit/s" in capsys.readouterr().out
 
 
@@ -126,6 +132,24 @@ def test_a_wire_that_cannot_be_is_refused(word: str, capsys: pytest.CaptureFixtu
     assert "number of Gbit/s" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.processes
+def test_the_benchmark_of_machines_has_fewer_bytes_with_one_rank_of_each_talking(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    assert machines_main(["--tiny", "--json", str(target)]) == 0
+    one, every = json.loads(target.read_text())
+    assert (one["way"], every["way"]) == ("auto", "never") and len(one["seconds"]) == 2
+    assert 12 * 20_000 < one["bytes"] < 0.7 * every["bytes"]
+
+
+def test_the_benchmark_of_states_writes_one_checkpoint_after_the_other(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    assert states_main(["--tiny", "--rounds", "2", "--changed", "3", "--json", str(target)]) == 0
+    few, many = json.loads(target.read_text())
+    assert (few["clients"], many["clients"], few["ratio"]) == (20, 1500, 1.0)
+    assert len(few["checkpoint_s"]) == len(many["checkpoint_s"]) == 2 and many["ratio"] > 0
+
+
 def test_the_benchmark_of_exchanges_stays_between_bound_and_formula(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     assert exchanges_main(["--tiny", "--json", str(target)]) == 0
@@ -134,6 +158,16 @@ def test_the_benchmark_of_exchanges_stays_between_bound_and_formula(tmp_path: Pa
     assert record["formula"] == 3 * record["bound"] == 6 * 400 * 4 // 2  # 400 numbers of 20,000, two ranks
     assert busiest["star"]["received"] == busiest["replicated"]["received"] == 64 + 400 * 8
     assert record["bound"] < busiest["allreduce"]["received"] <= record["formula"]
+
+
+@pytest.mark.processes
+def test_rounds_that_send_early_take_turns_with_others(tmp_path: Path) -> None:
+    target = tmp_path / "early.json"
+    words = ["--tiny", "--early", "0", "0.01", "--clients", "3", "--repeat", "2", "--json", str(target)]
+    assert exchanges_main(words) == 0
+    first, second = json.loads(target.read_text())
+    assert (first["client_s"], second["client_s"]) == (0, 0.01)
+    assert all(len(record[kind]) == 2 for record in (first, second) for kind in ("reports", "previous"))
 
 
 @pytest.mark.processes
