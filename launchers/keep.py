@@ -21,6 +21,8 @@ from .pool import hold
 MAX_RESTARTS = 10
 PAUSE_S = 1.0
 """Between two attempts, so that one that fails at once does not use up all restarts in a moment."""
+_LOOK_S = 0.05
+"""Between two looks at whether the rank has ended. A signal is passed on that late where another thread took it."""
 
 
 class Kept:
@@ -83,8 +85,9 @@ class Kept:
     def _once(self, arguments: list[str]) -> int:
         """Fork: all is imported here already.
 
-        A signal that comes before the rank's process id is known waits for it: held back, as far as the kernel does
-        so (another thread, if there is one, still takes it, and the handler runs at once), or else in `_signals`.
+        Signals are held back for the rank's sake, which must not run this process's handler. Another thread of this
+        one, if there is any, takes them all the same: the handler then runs before the rank's process id is known, and
+        a system call in which the main thread waits is not interrupted.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,9 +99,10 @@ class Kept:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._pass_on()
-        _, status = os.waitpid(pid, 0)
+        while not (ended_with := os.waitpid(pid, os.WNOHANG))[0]:
+            time.sleep(_LOOK_S)
         self._pid = 0
-        return os.waitstatus_to_exitcode(status)
+        return os.waitstatus_to_exitcode(ended_with[1])
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)

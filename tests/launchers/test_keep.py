@@ -122,7 +122,8 @@ def test_a_signal_that_finds_its_rank_ended_is_no_error(tmp_path: Path, monkeypa
 
     def signalled(pid: int, options: int) -> tuple[int, int]:
         ended = wait(pid, options)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if ended[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
         return ended
 
     monkeypatch.setattr(os, "waitpid", signalled)
@@ -146,6 +147,23 @@ def test_a_signal_is_passed_on_and_ends_it(tmp_path: Path, monkeypatch: pytest.M
     threading.Thread(target=stop).start()
     assert kept(tmp_path, wait_for_signal).run(3) == 75
     assert (tmp_path / "ran").read_text() == "2\n"
+
+
+def test_a_signal_that_another_thread_takes_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It interrupts nothing that the main thread waits in, and yet only the main thread runs handlers."""
+    monkeypatch.chdir(tmp_path)
+
+    def ready_and_stays(attempt: int) -> int:
+        Path("ready").write_text(str(os.getpid()))
+        return stays(attempt)
+
+    def stop() -> None:
+        pid_of(tmp_path)
+        time.sleep(0.2)  # the main thread waits by now
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    assert kept(tmp_path, ready_and_stays).run(3) == 75
 
 
 def test_a_rank_ends_with_the_process_that_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,3 +199,10 @@ def test_memory_of_a_server_and_a_worker() -> None:
     assert memory(done, MODEL, FREE, 1) == 96 + 40 + 48 * 3 + 2 * 40 + 4 * 80  # gradients and moments, updates, windows
     small = replace(MODEL, update_bytes=1)
     assert memory(done, MODEL, FREE, 1) - memory(done, small, FREE, 1) == 40  # one stays in memory, always
+
+
+def test_initial_weights_take_memory_only_where_they_are_kept() -> None:
+    """Private ones are kept always: a client that is trained for the first time begins with them."""
+    done, forgets = work(0, 2, numbers=10), replace(MODEL, keeps_initial=False)
+    for rank in (0, 1):
+        assert memory(done, MODEL, FREE, rank) - memory(done, forgets, FREE, rank) == 4 * MODEL.shared
