@@ -158,7 +158,7 @@ def test_a_patched_bert_learns_the_synthetic_clients(tmp_path: Path) -> None:
         hidden=24, layers=1, heads=2, ffn=48, positions=64, dropout=0.0, head_dropout=0.0,
         patch=Patch("horizontal", "lr", 8),
     )  # fmt: skip
-    task = QA(data=str(tmp_path / "data"), model=model, max_lengths=(12, 20), max_train=40, max_dev=10, max_test=20)
+    task = QA(data=str(tmp_path / "data"), model=model, max_lengths=(12, 20), max_train=80, max_dev=10, max_test=20)
     hp = ClientConfig(lr=1e-2, batch_size=32, epochs=4)
     settings = {"client": hp, "partition": PartitionConfig(private=("patch.*",)), "rounds": 6}
     result = make_runner(make_config(tmp_path, task, eval=EvalConfig(every=0), **settings)).run()
@@ -166,6 +166,7 @@ def test_a_patched_bert_learns_the_synthetic_clients(tmp_path: Path) -> None:
     untrained = make_runner(make_config(tmp_path / "0", task, eval=EvalConfig(every=0), **{**settings, "rounds": 1}))
     before = [scores["mrr"][0] / scores["mrr"][1] for scores in untrained.evaluation.at_the_end().values()]
     after = [total / count for total, count in pairs]
+    # With three seeds 0.31 to 0.39; with 40 rows 0.13 to 0.21, which last digits of a processor decide.
     assert sum(after) / 5 > sum(before) / 5 + 0.15, (before, after)
 
 
