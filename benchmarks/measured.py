@@ -24,6 +24,7 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import CheckpointConfig
+from fedtorch.core.heap import keep_freed
 from fedtorch.core.update import Report
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.runner import Runner
@@ -131,6 +132,7 @@ def time_runner(
     config = workload.config(folder, rounds=rounds, **system)
     if kept:
         config = replace(config, checkpoint=CheckpointConfig(every=1, overlap=overlap))
+    keep_freed(config.system.keep_freed_mb)
     built = build(config, num_ranks=size, rank=rank)
     network = Network(shares_memory=config.system.shared_memory == "auto")
     comm: Communicator = (
@@ -174,8 +176,9 @@ def time_runner(
     return timing
 
 
-def time_plain(workload: Workload, keep: bool = False, watch_of: type[Watch] = Watch) -> Timing:
+def time_plain(workload: Workload, keep: bool = False, watch_of: type[Watch] = Watch, keep_freed_mb: int = 0) -> Timing:
     """Run the plain loop on one rank or two; this rank's timing."""
+    keep_freed(keep_freed_mb)
     share = Share(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     if share.size > 1:
         dist.init_process_group("gloo")

@@ -37,12 +37,15 @@ SAMPLE_S = 0.1
 LIMIT = "plain"
 TITLES = {
     LIMIT: "plain loop, 2 processes that share memory",
+    "plain-keeping": "plain loop, freed memory kept",
     "fedtorch": "fedtorch, server + 2",
+    "fedtorch-keeping": "fedtorch, server + 2, freed memory kept",
     "fedtorch-working": "fedtorch, working server + 1",
+    "fedtorch-working-keeping": "fedtorch, working server + 1, freed memory kept",
     "pfl": "pfl-research, 2 processes",
     "flower": "Flower, Ray, 2 clients at a time",
 }
-RANKS = {LIMIT: 2, "fedtorch": 3, "fedtorch-working": 2, "pfl": 2, "flower": 1}
+RANKS = {way: 3 if way in ("fedtorch", "fedtorch-keeping") else 2 for way in TITLES} | {"flower": 1}
 """Processes that are started."""
 assert set(TITLES) == {*WAYS, *PEERS}
 

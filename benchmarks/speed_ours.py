@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -24,8 +25,16 @@ from fedtorch.core.sampling import Uniform, cohort
 from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching
 
-WAYS: dict[str, dict[str, bool]] = {"plain": {}, "fedtorch": {}, "fedtorch-working": {"server_works": True}}
-"""way -> keys of the runner's `system`"""
+KEEPS = {"keep_freed_mb": 1024}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "plain-keeping": KEEPS,
+    "fedtorch": {},
+    "fedtorch-keeping": KEEPS,
+    "fedtorch-working": {"server_works": True},
+    "fedtorch-working-keeping": {"server_works": True, **KEEPS},
+}
+"""way -> keys of the runner's `system`, of which the plain loop knows `keep_freed_mb`"""
 
 
 def workload_of(letter: str, rounds: int, tiny: bool) -> Workload:
@@ -74,8 +83,8 @@ def main(arguments: Sequence[str]) -> None:
     way, letter, rounds, final, *tiny = arguments
     torch.set_num_threads(1)
     workload = workload_of(letter, int(rounds), bool(tiny))
-    if way == "plain":
-        timing = measured.time_plain(workload, keep=True, watch_of=Telling)
+    if way.startswith("plain"):
+        timing = measured.time_plain(workload, keep=True, watch_of=Telling, **WAYS[way])
     else:
         timing = measured.time_runner(workload, keep=True, watch_of=Telling, **WAYS[way])
     if os.environ["RANK"] == "0":

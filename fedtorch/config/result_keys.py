@@ -30,6 +30,7 @@ NO_EFFECT = (
     "system.exchange",  # on how the sum travels (it is exact),
     "system.update_memory_mb",  # or on what waits in memory or on disk
     "system.state_memory_mb",
+    "system.keep_freed_mb",
     "system.oom_retry",  # a run that has enough memory never needs it,
     "clients.on_loss",  # nor one that loses nobody this
     "privacy.max_epsilon",  # when to stop

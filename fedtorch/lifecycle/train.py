@@ -10,6 +10,7 @@ import torch
 
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import FedtorchError, Interrupted, LostRankError
+from fedtorch.core.heap import keep_freed
 from fedtorch.lifecycle.exit import explained, last_words, note_end, of_last_attempt
 from fedtorch.lifecycle.log_files import start_logging
 from fedtorch.lifecycle.session import Session
@@ -32,6 +33,7 @@ def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: st
     try:
         torch.set_num_threads(config.system.threads)
         stacks = start_logging(config.folder, rank)
+        keep_freed(config.system.keep_freed_mb)
         stop.grace_s = config.system.shutdown_grace
         stop.last_words = partial(last_words, config, [config.folder], rank, command)
         Session(rank, num_ranks, resume, command, stop, stacks).train(config)

@@ -22,6 +22,7 @@ from fedtorch.config import load as yaml_config
 from fedtorch.core.client import Client
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.files import replace_file
+from fedtorch.core.heap import keep_freed
 from fedtorch.rounds.cost_model import Constants
 from fedtorch.setup.build import BuiltRun, build
 
@@ -213,6 +214,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     try:
         config = yaml_config.load(args.config, args.set)
         torch.set_num_threads(config.system.threads)
+        keep_freed(config.system.keep_freed_mb)
         measured = measure(build(config, num_ranks=1, rank=0), lambda text: print(f"measuring {text}", file=sys.stderr))
         write(path, measured)
     except FedtorchError as error:
