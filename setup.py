@@ -1,6 +1,7 @@
 """Packaging of fedtorch. Ranges here; the exact versions it is tested with are in constraints.txt."""
 
 import re
+import zlib
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -26,9 +27,11 @@ MLFLOW = ["mlflow-skinny>=3.17,<4", "importlib_metadata<9"]  # 9.1 lacks a packa
 ALL = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 # Loops that `fedtorch.core.kernels` has in numpy too: without a compiler the package is installed all the same. Called
 # through ctypes, so it needs no Python headers either.
+LOOPS = "fedtorch/core/_kernels.c"
 KERNELS = Extension(
     "fedtorch.core._kernels",
-    ["fedtorch/core/_kernels.c"],
+    [LOOPS],
+    define_macros=[("SOURCE", f"{zlib.crc32((ROOT / LOOPS).read_bytes())}u")],  # of what it was built, see `kernels.py`
     extra_compile_args=["-O3", "-std=c11", "-fno-fast-math", "-ffp-contract=off"],  # the bits of numpy
     libraries=["m"],
     optional=True,

@@ -14,8 +14,35 @@
 #error "these flags or this processor round otherwise than numpy; the numpy loops are used"
 #endif
 
+#ifndef SOURCE
+#define SOURCE 0u
+#endif
+
+/* CRC-32 of the source that this was built from. */
+double fedtorch_source(void) { return (double)SOURCE; }
+
 #define BLOCK 512 /* doubles of scratch: 4 KB, in the first cache */
 #define LEAF 128  /* numbers that numpy adds without splitting them once more */
+
+/* Copy past the caches, for what is written as a whole and read again only after much else: its lines are not fetched
+   from memory before they are written, and push nothing else out. `streamed` comes before another thread may read. */
+#if defined(__SSE2__)
+#include <emmintrin.h>
+static void stream(void *to, const void *from, size_t bytes)
+{
+    size_t at = (size_t)(-(uintptr_t)to & 15);
+    if (at > bytes)
+        at = bytes;
+    memcpy(to, from, at);
+    for (; at + 16 <= bytes; at += 16)
+        _mm_stream_si128((__m128i *)((char *)to + at), _mm_loadu_si128((const __m128i *)((const char *)from + at)));
+    memcpy((char *)to + at, (const char *)from + at, bytes - at);
+}
+static void streamed(void) { _mm_sfence(); }
+#else
+static void stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static void streamed(void) {}
+#endif
 
 /* One binary for all processors: the vector instructions of the one it runs on. AVX2 has no fused multiply-add. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__has_attribute)
@@ -61,12 +88,14 @@ static unsigned lowest(uint64_t word)
 
 /* The numbers [start, stop) of total (+)= sum over k of rint(values[k] * factors[k]), + sums if there are any. With `out`
    the sum goes there, times `back`, rounded to its type, -0 as 0, and `total` stays as it is. squares: of what was added
-   last (`sums`, else the last of `values`), and of the whole sum if it went to `out`. */
+   of each of `values` (with `each`; else of the last alone), then of `sums`, then of the whole sum if it went to `out`. */
 #define DEFINE_FOLD(NAME, TYPE)                                                                                        \
-    CLONES void NAME(const TYPE *const *values, const double *factors, size_t count, const double *sums, double *total, \
-                     int fresh, TYPE *out, double back, size_t start, size_t stop, double *squares)                    \
+    CLONES void NAME(const TYPE *const *values, const double *factors, size_t count, const double *sums, double *total,\
+                     int fresh, TYPE *out, double back, int each, size_t start, size_t stop, double *squares)          \
     {                                                                                                                  \
-        double of_last[8] = {0}, of_all[8] = {0}, block[BLOCK], whole[BLOCK];                                          \
+        double block[BLOCK], whole[BLOCK];                                                                             \
+        for (size_t k = 0; k < count + 2; k++)                                                                         \
+            squares[k] = 0.0;                                                                                          \
         for (; start < stop; start += BLOCK) {                                                                         \
             size_t length = stop - start < BLOCK ? stop - start : BLOCK;                                               \
             if (fresh)                                                                                                 \
@@ -75,30 +104,33 @@ static unsigned lowest(uint64_t word)
                 memcpy(block, total + start, length * sizeof(double));                                                 \
             for (size_t k = 0; k < count; k++) {                                                                       \
                 const TYPE *restrict from = values[k] + start;                                                         \
-                double factor = factors[k];                                                                            \
+                double factor = factors[k], lanes[8] = {0};                                                            \
                 for (size_t i = 0; i < length; i++)                                                                    \
                     whole[i] = rint((double)from[i] * factor);                                                         \
                 for (size_t i = 0; i < length; i++)                                                                    \
                     block[i] += whole[i];                                                                              \
-                if (k + 1 == count && !sums)                                                                           \
-                    SQUARES(of_last, whole, length);                                                                   \
+                if (each || k + 1 == count)                                                                            \
+                    SQUARES(lanes, whole, length);                                                                     \
+                squares[k] += TOTAL(lanes);                                                                            \
             }                                                                                                          \
             if (sums) {                                                                                                \
                 const double *restrict from = sums + start;                                                            \
+                double lanes[8] = {0};                                                                                 \
                 for (size_t i = 0; i < length; i++)                                                                    \
                     block[i] += from[i];                                                                               \
-                SQUARES(of_last, from, length);                                                                        \
+                SQUARES(lanes, from, length);                                                                          \
+                squares[count] += TOTAL(lanes);                                                                        \
             }                                                                                                          \
             if (out) {                                                                                                 \
                 TYPE *restrict into = out + start;                                                                     \
+                double lanes[8] = {0};                                                                                 \
                 for (size_t i = 0; i < length; i++)                                                                    \
                     into[i] = (TYPE)(block[i] * back) + (TYPE)0;                                                       \
-                SQUARES(of_all, block, length);                                                                        \
+                SQUARES(lanes, block, length);                                                                         \
+                squares[count + 1] += TOTAL(lanes);                                                                    \
             } else                                                                                                     \
                 memcpy(total + start, block, length * sizeof(double));                                                 \
         }                                                                                                              \
-        squares[0] = TOTAL(of_last);                                                                                   \
-        squares[1] = TOTAL(of_all);                                                                                    \
     }
 
 DEFINE_FOLD(fedtorch_fold_f32, float)
@@ -133,41 +165,65 @@ DEFINE_FOLD(fedtorch_fold_f64, double)
             sum += squares[at];                                                                                        \
         return sum;                                                                                                    \
     }                                                                                                                  \
-    static double pairwise_##SUFFIX(const TYPE *values, size_t length, BITS *largest)                                  \
+    CLONES static void subtract_##SUFFIX(const TYPE *restrict from, const TYPE *restrict values, TYPE *restrict out,   \
+                                         size_t length)                                                                \
     {                                                                                                                  \
-        if (length <= LEAF)                                                                                            \
-            return leaf_##SUFFIX(values, length, largest);                                                             \
+        for (size_t i = 0; i < length; i++)                                                                            \
+            out[i] = from[i] - values[i];                                                                              \
+    }                                                                                                                  \
+    /* Of `values`; with `from` of the difference from - values, which goes to `out`. */                               \
+    static double pairwise_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, int streams, size_t length,       \
+                                    BITS *largest)                                                                     \
+    {                                                                                                                  \
+        if (length <= LEAF) {                                                                                          \
+            TYPE less[LEAF];                                                                                           \
+            if (!from)                                                                                                 \
+                return leaf_##SUFFIX(values, length, largest);                                                         \
+            subtract_##SUFFIX(from, values, less, length);                                                             \
+            if (streams)                                                                                               \
+                stream(out, less, length * sizeof(TYPE));                                                              \
+            else                                                                                                       \
+                memcpy(out, less, length * sizeof(TYPE));                                                              \
+            return leaf_##SUFFIX(less, length, largest);                                                               \
+        }                                                                                                              \
         size_t half = length / 2;                                                                                      \
         half -= half % 8;                                                                                              \
-        double first = pairwise_##SUFFIX(values, half, largest);                                                       \
-        return first + pairwise_##SUFFIX(values + half, length - half, largest);                                       \
+        double first = pairwise_##SUFFIX(from, values, out, streams, half, largest);                                   \
+        return first + pairwise_##SUFFIX(from ? from + half : from, values + half, out ? out + half : out, streams,    \
+                                         length - half, largest);                                                      \
     }                                                                                                                  \
     void fedtorch_norm_##SUFFIX(const TYPE *values, size_t length, size_t chunk, double *squares, TYPE *largest)       \
     {                                                                                                                  \
         for (size_t start = 0; start < length; start += chunk) {                                                       \
             BITS top = 0;                                                                                              \
-            *squares++ = pairwise_##SUFFIX(values + start, length - start < chunk ? length - start : chunk, &top);     \
+            size_t part = length - start < chunk ? length - start : chunk;                                             \
+            *squares++ = pairwise_##SUFFIX(NULL, values + start, NULL, 0, part, &top);                                 \
             memcpy(largest++, &top, sizeof top);                                                                       \
         }                                                                                                              \
     }                                                                                                                  \
-    CLONES static void subtract_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, size_t length)               \
-    {                                                                                                                  \
-        for (size_t i = 0; i < length; i++)                                                                            \
-            out[i] = from[i] - values[i];                                                                              \
-    }                                                                                                                  \
-    /* The same of out = from - values, which may be `values`; each chunk is measured while it is in the cache. */     \
-    void fedtorch_norm_difference_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, size_t length,             \
+    /* The same of out = from - values, which may be `values`, in the same pass; past the caches with `streams`. */    \
+    void fedtorch_norm_difference_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, int streams, size_t length,\
                                            size_t chunk, double *squares, TYPE *largest)                               \
     {                                                                                                                  \
         for (size_t start = 0; start < length; start += chunk) {                                                       \
+            BITS top = 0;                                                                                              \
             size_t part = length - start < chunk ? length - start : chunk;                                             \
-            subtract_##SUFFIX(from + start, values + start, out + start, part);                                        \
-            fedtorch_norm_##SUFFIX(out + start, part, chunk, squares++, largest++);                                    \
+            *squares++ = pairwise_##SUFFIX(from + start, values + start, out + start, streams, part, &top);            \
+            memcpy(largest++, &top, sizeof top);                                                                       \
         }                                                                                                              \
+        if (streams)                                                                                                   \
+            streamed();                                                                                                \
     }
 
 DEFINE_NORM(f32, float, uint32_t, 0x7fffffffu)
 DEFINE_NORM(f64, double, uint64_t, 0x7fffffffffffffffu)
+
+/* Past the caches. */
+void fedtorch_copy(void *to, const void *from, size_t bytes)
+{
+    stream(to, from, bytes);
+    streamed();
+}
 
 /* The places of the set bits of `bitmap`, lowest bit of a byte first, at most `room` of them; returns how many are set
    among those that were looked at, which is more than `room` where they do not fit. */

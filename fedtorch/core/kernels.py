@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,13 @@ log = logging.getLogger(__name__)
 
 Vector = npt.NDArray[Any]
 _POINTER, _SIZE, _DOUBLE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_int
-_FOLD = (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _DOUBLE, _SIZE, _SIZE, _POINTER)
+STREAM_BYTES = 16 << 20
+"""A vector that is longer is written past the caches: little of it would still be there when it is read."""
+_FOLD = (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _DOUBLE, _INT, _SIZE, _SIZE, _POINTER)
+_DIFFERENCE = (_POINTER, _POINTER, _POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER)
 _ARGUMENTS = {
+    "source": (),
+    "copy": (_POINTER, _POINTER, _SIZE),
     "fold_f32": _FOLD,
     "fold_f64": _FOLD,
     "places_of_bits": (_POINTER, _SIZE, _POINTER, _SIZE),
@@ -38,8 +45,8 @@ _ARGUMENTS = {
     "widen": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, _POINTER),
     "norm_f32": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_f64": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
-    "norm_difference_f32": (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
-    "norm_difference_f64": (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
+    "norm_difference_f32": _DIFFERENCE,
+    "norm_difference_f64": _DIFFERENCE,
 }
 _SUFFIXES = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64"}
 
@@ -72,9 +79,13 @@ class Fold:
     """Whole numbers in float64, added as they are."""
     out: Vector | None = None
     back: float = 1.0
+    measures_each: bool = False
+    """Is what every one of `values` adds measured?"""
     last_squares: float = 0.0
     """Σ of the squares of what was added last: of `sums`, else of the last of `values`. Its last bits differ between C
     and numpy."""
+    each_squares: list[float] = field(default_factory=list)
+    """The same of every one of `values`, with `measures_each`."""
     squares: float = 0.0
     """The same of the whole sum, where it goes to `out`."""
 
@@ -86,42 +97,54 @@ class Fold:
         suffix = _SUFFIXES.get(narrow[0].dtype) if narrow else "f64"
         lib, is_plain = library(), fits(*wide) and all(map(is_readable, narrow))
         self._call: Any = None
+        self.each_squares = [0.0] * len(self.values)
         if lib is not None and suffix and is_plain and len({vector.dtype for vector in narrow}) <= 1:
-            count, self._squares = len(self.values), (_DOUBLE * 2)()
+            count, self._squares = len(self.values), (_DOUBLE * (len(self.values) + 2))()
             self._call = getattr(lib, f"fedtorch_fold_{suffix}")
             places = (_POINTER * count)(*map(_start, self.values))
             of_values = places, (_DOUBLE * count)(*self.factors), count
-            self._given = *of_values, _start(self.sums), _start(self.total), self.fresh, _start(self.out), self.back
+            of_out = _start(self.out), self.back, self.measures_each
+            self._given = *of_values, _start(self.sums), _start(self.total), self.fresh, *of_out
 
     def add(self, start: int, stop: int) -> None:
         """Do it for these elements."""
         if self._call is not None:
             self._call(*self._given, start, stop, self._squares)
-            self.last_squares += self._squares[0]
-            self.squares += self._squares[1]
+            *each, of_sums, of_all = self._squares
+            self._see(each, of_sums, of_all)
         else:
             self._add_in_numpy(slice(start, stop))
 
     def _add_in_numpy(self, part: slice) -> None:
-        last: Vector | None = None
         total = np.zeros(part.stop - part.start) if self.total is None else self.total[part]
         if self.out is not None:
             total = total.copy()
         if self.fresh:
             total[:] = 0.0
-        for vector, factor in zip(self.values, self.factors, strict=True):
-            last = np.multiply(vector[part], np.float64(factor), dtype=np.float64)  # torch widens a copy of it first
-            np.add(total, np.rint(last, out=last), out=total)
+        each, of_sums, of_all = [0.0] * len(self.values), 0.0, 0.0
+        for place, (vector, factor) in enumerate(zip(self.values, self.factors, strict=True)):
+            added = np.multiply(vector[part], np.float64(factor), dtype=np.float64)  # torch widens a copy of it first
+            np.add(total, np.rint(added, out=added), out=total)
+            if self.measures_each or place + 1 == len(self.values):
+                each[place] = float(np.dot(added, added))
         if self.sums is not None:
-            last = self.sums[part]
-            np.add(total, last, out=total)
-        if last is not None:
-            self.last_squares += float(np.dot(last, last))
+            np.add(total, self.sums[part], out=total)
+            of_sums = float(np.dot(self.sums[part], self.sums[part]))
         if self.out is not None:
-            self.squares += float(np.dot(total, total))
+            of_all = float(np.dot(total, total))
             out = self.out[part]
             np.multiply(total, np.float64(self.back), out=out, casting="same_kind")
             np.add(out, 0.0, out=out)
+        self._see(each, of_sums, of_all)
+
+    def _see(self, each: Sequence[float], of_sums: float, of_all: float) -> None:
+        self.squares += of_all
+        if self.sums is not None:
+            self.last_squares += of_sums
+        elif each:
+            self.last_squares += each[-1]
+        if self.measures_each:
+            self.each_squares = [sum(pair) for pair in zip(self.each_squares, each, strict=True)]
 
 
 def _start(vector: Vector | None) -> int | None:
@@ -153,14 +176,25 @@ def difference(start: Vector, values: Vector, out: Vector, chunk: int) -> tuple[
     if call is not None and all(each.dtype == out.dtype and is_readable(each) for each in (start, values)):
         if not len(start) == len(values) == len(out):
             raise ValueError(f"vectors of {len(start)}, {len(values)} and {len(out)} numbers; expected equal lengths")
+        streams = out.nbytes > STREAM_BYTES and _start(out) != _start(values)  # in place its lines are fetched anyway
         ends = squares.ctypes.data, largest.ctypes.data
-        call(start.ctypes.data, values.ctypes.data, out.ctypes.data, len(out), chunk, *ends)
+        call(start.ctypes.data, values.ctypes.data, out.ctypes.data, streams, len(out), chunk, *ends)
         return squares, largest
     for place in range(count):
         part = slice(place * chunk, (place + 1) * chunk)
         np.subtract(start[part], values[part], out=out[part])
         squares[place : place + 1], largest[place : place + 1] = squares_and_max(out[part], chunk)
     return squares, largest
+
+
+def copy(values: Vector, out: Vector) -> None:
+    """out = values, of one dtype; a long vector past the caches."""
+    lib = library()
+    is_plain = values.dtype == out.dtype and values.shape == out.shape and is_readable(values) and is_readable(out)
+    if lib is not None and is_plain and out.nbytes > STREAM_BYTES and out.flags.writeable:
+        lib.fedtorch_copy(out.ctypes.data, values.ctypes.data, out.nbytes)
+    else:
+        np.copyto(out, values, casting="no")
 
 
 def function_for(name: str, values: Vector, *wide: Vector) -> Any:
@@ -193,6 +227,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, "fedtorch/core/_kernels.c was not built when fedtorch was installed, for want of a C compiler"
     try:
         lib = opened(spec.origin)
+        source = Path(__file__).with_name("_kernels.c")
+        if source.exists() and zlib.crc32(source.read_bytes()) != lib.fedtorch_source():
+            return None, f"{source} is not what {spec.origin} was built from; install fedtorch again"
     except (OSError, AttributeError) as error:
         return None, f"{spec.origin} cannot be used: {error}"
     return (lib, "") if _adds_as_numpy(lib) else (None, "this numpy adds in another order")
@@ -207,7 +244,7 @@ def opened(path: str) -> ctypes.CDLL:
     lib = ctypes.CDLL(path)
     for name, arguments in _ARGUMENTS.items():
         function = getattr(lib, f"fedtorch_{name}")
-        function.argtypes, function.restype = arguments, None if name.startswith(("norm", "fold")) else _DOUBLE
+        function.argtypes, function.restype = arguments, None if name.startswith(("norm", "fold", "copy")) else _DOUBLE
     return lib
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtorch.core import kernels
+
 WINDOW_BYTES = 4 << 20  # of page-locked memory, twice per engine
 
 
@@ -36,7 +38,7 @@ class PinnedCopier:
         if host.data_ptr() == device.data_ptr() and len(host) == len(device):
             return
         if not self._is_windowed or host.device.type != "cpu" or host.dtype != device.dtype:
-            device.copy_(host)
+            _copy(host, device)
             return
         for slot, start, stop, window in self._cuts(device):
             self._wait(slot)
@@ -87,6 +89,14 @@ class PinnedCopier:
     def _wait(self, slot: int) -> None:
         if (event := self._moved[slot]) is not None:
             event.synchronize()
+
+
+def _copy(host: Tensor, device: Tensor) -> None:
+    """Fill `device` without a window."""
+    if host.device == device.device == torch.device("cpu") and host.dtype == device.dtype == torch.float32:
+        kernels.copy(host.detach().numpy(), device.detach().numpy())
+    else:
+        device.copy_(host)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -81,13 +81,18 @@ def folded(
     out: npt.NDArray[Any] | None = None,
     back: float = 1.0,
     piece: int = 1000,
+    each: bool = False,
 ) -> list[npt.NDArray[Any]]:
-    """[what is in `total` afterwards, in `out` (nothing without it), the sums of squares]."""
+    """[what is in `total` afterwards, in `out` (nothing without it), the sums of squares].
+
+    each: also those of every one of `values`.
+    """
     after, out = total.copy(), None if out is None else out.copy()
-    fold = kernels.Fold(values, factors, after, fresh, sums, out, back)
+    fold = kernels.Fold(values, factors, after, fresh, sums, out, back, each)
     for start in range(0, len(total), piece):
         fold.add(start, min(start + piece, len(total)))
-    return [after, np.zeros(0) if out is None else out, np.array([fold.last_squares, fold.squares])]
+    measured = [fold.last_squares, fold.squares, *(fold.each_squares if each else ())]
+    return [after, np.zeros(0) if out is None else out, np.array(measured)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -147,6 +152,58 @@ def test_squares_are_of_what_was_added_last(dtype: Any, length: int, seed: int, 
     given_sums = sums if has_sums else None
     for found in both(lambda: folded(values, [1.0, 3.0], np.zeros(length), fresh=True, sums=given_sums)):
         np.testing.assert_allclose(found[2], [np.dot(last, last), 0.0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([1, 513, 4099]), st.integers(0, 1 << 30), st.sampled_from([7, 1000]))
+def test_what_each_vector_adds_is_measured(dtype: Any, length: int, seed: int, piece: int) -> None:
+    values, factors = [numbers(length, dtype, seed + place) for place in range(3)], [1.0, -3.0, 0.0]
+    added = [np.rint(each.astype(np.float64) * factor) for each, factor in zip(values, factors)]
+    nothing = np.zeros(length)
+    for found in both(lambda: folded(values, factors, nothing, fresh=True, piece=piece, each=True)):
+        np.testing.assert_allclose(found[2][2:], [np.dot(one, one) for one in added], rtol=1e-12)
+        assert found[2][0] == found[2][4]  # the last one's
+
+
+def test_a_sum_that_goes_to_its_vector_at_once_needs_no_other() -> None:
+    values, out = numbers(1000, np.float32, 3), np.full(1000, 7.0, np.float32)
+
+    def at_once() -> npt.NDArray[Any]:
+        fold = kernels.Fold([values], [2.0**30], None, True, out=out, back=2.0**-30)
+        fold.add(0, 600)
+        fold.add(600, 1000)
+        return out.copy()
+
+    with np.errstate(all="ignore"):
+        expected = np.rint(values.astype(np.float64) * 2.0**30) * 2.0**-30
+        for found in both(at_once):
+            assert_same_bits(found, expected.astype(np.float32) + np.float32(0))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 16, 17, 1000, 4099])
+@pytest.mark.parametrize("begin", range(5))
+def test_what_is_written_past_the_caches_is_written_all_the_same(
+    dtype: Any, length: int, begin: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "STREAM_BYTES", -1)
+    values, start = numbers(length, dtype, begin, wild=True), numbers(length, dtype, begin + 1)
+    around = np.full(length + 9, 7.0, dtype)
+    out = around[begin : begin + length]
+    kernels.copy(values, out)
+    assert out.tobytes() == values.tobytes()
+    with np.errstate(all="ignore"):
+        kernels.difference(start, values, out, 100)
+        assert_same_bits(out, start - values)
+    assert np.all(around[:begin] == 7.0) and np.all(around[begin + length :] == 7.0)
+
+
+def test_a_copy_is_of_one_dtype_and_as_long() -> None:
+    with pytest.raises(TypeError):
+        kernels.copy(np.zeros(3, np.float32), np.zeros(3))
+    with pytest.raises(ValueError):
+        kernels.copy(np.zeros(3), np.zeros(4))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -241,6 +298,17 @@ def test_a_library_that_cannot_be_used_is_no_error(monkeypatch: pytest.MonkeyPat
     for found, why in ((None, "was not built"), (spec, "cannot be used")):
         monkeypatch.setattr(kernels, "find_spec", lambda name, found=found: found)
         assert kernels._load()[0] is None and why in kernels._load()[1]
+
+
+def test_loops_that_were_built_from_another_source_are_not_used(
+    built: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.delenv("FEDTORCH_KERNELS", raising=False)
+    monkeypatch.setattr(kernels, "find_spec", lambda name: SimpleNamespace(origin=built._name))
+    assert kernels._load()[0] is not None
+    monkeypatch.setattr(kernels.zlib, "crc32", lambda data: 1)
+    assert kernels._load()[0] is None and "install fedtorch again" in kernels._load()[1]
 
 
 def test_another_order_of_addition_is_noticed(built: ctypes.CDLL) -> None:
