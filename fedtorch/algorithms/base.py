@@ -54,6 +54,10 @@ class Updates(Protocol):
         """Each grad by itself, in report order; a tensor is valid until the next one is taken."""
         ...
 
+    def is_finite(self, vector: Tensor) -> bool:
+        """Is every element? A sum that `weighted_sum` gave, and nobody has written to, is not looked at again."""
+        ...
+
     def each_window(self, see: Callable[[Tensor], None]) -> None:
         """`see` gets all grads side by side, window by window: (clients, numbers), valid during the call."""
         ...

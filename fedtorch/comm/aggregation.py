@@ -58,6 +58,7 @@ from fedtorch.comm.header import Op, Problem, problem_of
 from fedtorch.comm.meter import Meter
 from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
 from fedtorch.comm.telling import tell, told
+from fedtorch.comm.update_memory import UpdateMemory
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import UpdateBuffer
 
@@ -101,8 +102,15 @@ class Aggregation:
     """None but in tests."""
     round: int
     """Of the run; a request for another one is an error."""
+    memory: UpdateMemory
+    """Of this rank's updates, and how to read those of others."""
     is_secret: bool = False
     """Does every rank learn of its own terms alone?"""
+
+    @property
+    def reads_in_place(self) -> bool:
+        """May ranks read each other's updates? On the server."""
+        return self.memory.is_open and self.group.shares_memory and not self.is_secret
 
     def broadcast_request(self, request: Request) -> None:
         """On the server: tell the other ranks what comes next."""
@@ -173,23 +181,21 @@ class Aggregation:
             length=length,
             dtype=self.local.dtype,
             problem=problem,
-            num_bytes=self._bytes_of(op, [grad.nbytes for grad, _ in own], length) if not problem else 0,
-            expected=self._expected(op, terms, length) if self.group.rank == 0 else None,
+            num_bytes=0 if problem else self.sent_as(op, terms, length)[self.group.members.index(self.group.rank)],
+            expected=self.sent_as(op, terms, length) if self.group.rank == 0 else None,
         )
         self.faults("payload", round=self.round)
         return own
 
-    def _bytes_of(self, op: Op, updates: Sequence[int], length: int) -> int:
-        """What a rank sends that has these updates, given by their bytes."""
-        if op in (Op.REDUCE, Op.MASKED) or (op is Op.SEND_SUMS and updates):
-            return length * SUM_DTYPE.itemsize
-        return sum(updates) if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0
-
-    def _expected(self, op: Op, terms: Sequence[Term], length: int) -> list[int]:
-        """What every member has to send."""
+    def sent_as(self, op: Op, terms: Sequence[Term], length: int) -> list[int]:
+        """Bytes that every member has to send in an operation; the server's own are among them where ranks add up."""
         each = length * self.local.dtype.itemsize
         held = Counter(term.rank for term in terms)
-        return [self._bytes_of(op, [each] * held[rank], length) for rank in self.group.members]
+        if op in (Op.REDUCE, Op.MASKED):
+            return [length * SUM_DTYPE.itemsize for _ in self.group.members]
+        if op is Op.SEND_SUMS:
+            return [length * SUM_DTYPE.itemsize if held[rank] else 0 for rank in self.group.members]
+        return [each * held[rank] if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0 for rank in self.group.members]
 
     def _find(self, client: int, length: int) -> Tensor | Problem:
         if not 0 <= client < len(self.names) or self.names[client] not in self.local:

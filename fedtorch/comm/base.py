@@ -19,6 +19,7 @@ from fedtorch.comm.meter import Meter
 from fedtorch.comm.peers import Peers
 from fedtorch.comm.server_vector import ServerVector
 from fedtorch.comm.store import JobMember
+from fedtorch.comm.update_memory import UpdateMemory
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError
@@ -60,10 +61,13 @@ class Communicator(ABC):
     """How many clients of a round are done."""
     vector: ServerVector
     """Where the server's vectors are."""
+    memory: UpdateMemory
+    """Where this rank's updates are, so that other ranks of its machine can read them."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = Names.of(names)
         self.meter, self.arrivals, self.vector = Meter(), Arrivals(), ServerVector()
+        self.memory = UpdateMemory(lambda: False)
         self.faults = Faults.from_environ(os.environ)
 
     @property

@@ -15,6 +15,13 @@ class Work(Protocol):
     def wait(self) -> object: ...
 
 
+class Transfer:
+    """Something under way; the group can let go of it, which a list of works in some live frame would prevent."""
+
+    def __init__(self, work: Work) -> None:
+        self.work: Any = work
+
+
 class Transport(Protocol):
     """Moves flat CPU tensors between the ranks of a group, whose rank 0 is the server; all but `drop` begin only."""
 

@@ -39,6 +39,7 @@ from fedtorch.comm.shutdown import Shutdown
 from fedtorch.comm.store import Entry, JobMember
 from fedtorch.comm.sum_ways import Exchange
 from fedtorch.comm.transport import Staging
+from fedtorch.comm.update_memory import UpdateMemory
 from fedtorch.comm.wire import Message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, RefusedUpdatesError
@@ -67,10 +68,11 @@ class DistributedCommunicator(Communicator):
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._member, self.lost = member, member.entry.lost
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
+        self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1)
         self._liveness.forget(self.lost)
         self._rendezvous = Rendezvous(store, self._liveness)
-        meeting = self._liveness, self._rendezvous
-        self._shutdown = Shutdown(store, *meeting, member.hosts_store, options.grace_s, self._drop)
+        hosts = member.hosts_store
+        self._shutdown = Shutdown(store, self._liveness, self._rendezvous, hosts, options.grace_s, self._drop)
         self._group = self._make_group()
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
@@ -98,10 +100,9 @@ class DistributedCommunicator(Communicator):
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
-        stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
+        stacks: an open file for the stacks of this rank's threads, should it be silent or crash. grace_s: see Options.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
-        backend: of payloads. device: this rank's own; None: the CPU. secret: of the job, see `signing.job_secret`.
-        grace_s: see Options. member: how this rank joins again, see `reopen`.
+        backend: of payloads. device: this rank's own; None: the CPU. secret: `signing.job_secret`. member: `reopen`.
 
         Raises:
             PreflightError: incomplete environment, taken port, no store, or hosts that do not reach each other.
@@ -238,8 +239,7 @@ class DistributedCommunicator(Communicator):
             aggregation.broadcast_request(Request(Op.ABORT))
             raise ValueError(f"client `{unknown[0]}` was accepted but was not in the last gather_reports")
         self._count_updates(local, accepted)
-        updates = DistributedUpdates(aggregation, accepted, self._places, self._options.exchange)
-        updates.early = self._early
+        updates = DistributedUpdates(aggregation, accepted, self._places, self._options.exchange, self._early)
         try:
             result = combine(updates)
         except BaseException as error:
@@ -285,7 +285,7 @@ class DistributedCommunicator(Communicator):
         self._shutdown.leave_with_error(kind.__name__)
 
     def _aggregation(self, local: UpdateBuffer, round: int) -> Aggregation:
-        return Aggregation(self._group, local, self.names, self.meter, self.faults, round)
+        return Aggregation(self._group, local, self.names, self.meter, self.faults, round, self.memory)
 
     def _drop(self) -> None:
         """Close all sockets."""

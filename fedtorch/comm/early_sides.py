@@ -17,8 +17,8 @@ from torch import Tensor
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation
 from fedtorch.comm.checks import SumCheck
 from fedtorch.comm.digests import Passing
+from fedtorch.comm.direct import Transfer
 from fedtorch.comm.early import Early, Queued
-from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
 from fedtorch.comm.local_updates import send_sum, send_updates
 from fedtorch.comm.reproducible import SUM_DTYPE, RunningSum, SumScale, windows

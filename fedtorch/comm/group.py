@@ -15,23 +15,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtorch.comm.checks import DAMAGED, window_digests
-from fedtorch.comm.direct import Direct, Transport, Work
+from fedtorch.comm.direct import Direct, Transfer, Transport, Work
 from fedtorch.comm.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.machines import connect
 from fedtorch.comm.node_sums import NodeSums
+from fedtorch.comm.shared import Shared
 from fedtorch.comm.store import Store
 from fedtorch.comm.transport import Backend, Staged, Staging, make_group
 from fedtorch.core.errors import FedtorchError, PreflightError
 
 Result = TypeVar("Result")
-
-
-class Transfer:
-    """Something under way; the group can let go of it, which a list of works in some live frame would prevent."""
-
-    def __init__(self, work: Work) -> None:
-        self.work: Any = work
 
 
 class Group:
@@ -242,6 +236,11 @@ class Group:
     def machines(self) -> tuple[int, ...] | None:
         """Of each member, where one rank of each exchanges with the others; None: every rank does."""
         return self._payload.machines if isinstance(self._payload, NodeSums) else None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Are all members on one machine, and exchange through memory?"""
+        return isinstance(self._payload, Shared)
 
     @property
     def _payloads(self) -> Transport:

@@ -54,6 +54,8 @@ class Op(IntEnum):
     """The server's vectors, to be read by all ranks where they are."""
     EARLY = 17
     """The updates of clients that are done, while others train (`early`)."""
+    SUM_SLICES = 18
+    """The weighted sum, of which every rank adds up a slice, from all updates where they are (`sum_slices`)."""
 
 
 class Problem(IntEnum):

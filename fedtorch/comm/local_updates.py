@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fedtorch.comm import sum_slices
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation
 from fedtorch.comm.checks import SumCheck, as_integers, as_numbers, projection
 from fedtorch.comm.digests import Passing, window_digest
-from fedtorch.comm.group import Transfer
+from fedtorch.comm.direct import Transfer
 from fedtorch.comm.header import Op
 from fedtorch.comm.masked import take_part
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
@@ -38,7 +39,9 @@ def answer_requests(aggregation: Aggregation) -> None:
         if op is Op.ABORT:
             raise FedtorchError(f"combining the updates of round {aggregation.round} failed on the server; see its log")
         own, size = aggregation.agree(op, terms), aggregation.length(terms)
-        if op is Op.REDUCE:
+        if op is Op.SUM_SLICES:
+            sum_slices.take_part(aggregation, terms, scale)
+        elif op is Op.REDUCE:
             reduce_sum(aggregation, own, scale, size)
         elif op is Op.MASKED:
             take_part(aggregation, own, scale, size)

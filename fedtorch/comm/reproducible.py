@@ -41,6 +41,11 @@ def windows(size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + WINDOW, size)
 
 
+def slice_of(size: int, ranks: int, place: int) -> tuple[int, int]:
+    """(start, stop) of the slice of the rank at `place` of `ranks`, which are as equal as can be."""
+    return size * place // ranks, size * (place + 1) // ranks
+
+
 @dataclass(frozen=True)
 class SumScale:
     """The common scale of a sum."""

@@ -14,18 +14,20 @@ from secrets import token_hex
 import torch
 from torch import Tensor
 
+from fedtorch.comm import sum_slices
 from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation, Request, Term
 from fedtorch.comm.checks import DAMAGED, TOLERANCE, SumCheck
 from fedtorch.comm.digests import Passing, window_digest
+from fedtorch.comm.direct import Transfer
 from fedtorch.comm.early import Early
-from fedtorch.comm.group import Transfer
 from fedtorch.comm.header import Op
 from fedtorch.comm.incoming import Incoming, by_rank, distinct
 from fedtorch.comm.local_updates import reduce_sum
 from fedtorch.comm.masked import Damaged, collect
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
 from fedtorch.comm.sum_ways import Exchange, choose
+from fedtorch.comm.update_memory import NOWHERE
 from fedtorch.comm.window_memory import give_back, start_take
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.update import Report
@@ -44,13 +46,13 @@ class DistributedUpdates(AcceptedUpdates):
         reports: Sequence[Report],
         places: Mapping[str, tuple[int, int]],
         exchange: Exchange,
+        early: Early | None = None,
     ) -> None:
-        """places: client -> (index in the manifest, rank that has its update)."""
+        """places: client -> (index in the manifest, rank that has its update). early: of this round."""
         super().__init__(reports, aggregation.local, aggregation.round)
         self._aggregation, self._group = aggregation, aggregation.group
-        self._places, self._exchange = places, exchange
+        self._places, self._exchange, self._early = places, exchange, early
         self._receiving: tuple[Transfer, Tensor, int] | None = None
-        self.early: Early | None = None  # of this round
 
     def finish(self, op: Op) -> None:
         """Tell the other ranks that the server is done, or has given up."""
@@ -134,14 +136,16 @@ class DistributedUpdates(AcceptedUpdates):
         self, scale: SumScale, weighted: list[tuple[Report, float]], check: SumCheck, *, singly: bool = False
     ) -> Tensor:
         self._finish_receiving()
-        early = None if singly or self.early is None else self.early.sum_of(scale, weighted, check, self.sum_dtype)
+        early = None if singly or self._early is None else self._early.sum_of(scale, weighted, check, self.sum_dtype)
         if early is not None:
             return early
         terms = [self._term(report, weight) for report, weight in weighted]
         op = Op.SEND_UPDATES if singly else self._transport(terms)
+        out = self._aggregation.local.sums.lend(self._aggregation.length(terms), self.sum_dtype)
+        if not singly and self._may_slice(terms, scale, (out, check), op):
+            return out
         self._aggregation.broadcast_request(Request(op, terms, scale))
         own = self._aggregation.agree(op, terms)
-        out = self._aggregation.local.sums.lend(self._aggregation.length(terms), self.sum_dtype)
         if op is Op.REDUCE:
             reduce_sum(self._aggregation, own, scale, len(out), (out, check))
             return out
@@ -152,6 +156,19 @@ class DistributedUpdates(AcceptedUpdates):
         ]
         self._receive(by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
         return out
+
+    def _may_slice(self, terms: Sequence[Term], scale: SumScale, into: tuple[Tensor, SumCheck], otherwise: Op) -> bool:
+        """Have all ranks added up a slice each, from updates that they read where they are?
+
+        Not of parts of vectors, nor where a rank may not know of others' clients, nor if a rank cannot read an update.
+        """
+        is_whole = into[0].dtype == self.dtype == torch.float32 and len(into[0]) == self._aggregation.local.size
+        can_be_reached = self._aggregation.reads_in_place and self._aggregation.memory.place(into[0]) != NOWHERE
+        if not (is_whole and can_be_reached and terms and self._exchange == "auto"):
+            return False
+        self._aggregation.broadcast_request(Request(Op.SUM_SLICES, terms, scale))
+        self._aggregation.agree(Op.SUM_SLICES, terms)
+        return sum_slices.collect(self._aggregation, terms, scale, into, otherwise)
 
     def masked_sum(self, exponent: int, limit: float, masking: Masking, before_opening: Callable[[], None]) -> Tensor:
         """See the base class; a part that was damaged on its way is sent once more, under other masks."""

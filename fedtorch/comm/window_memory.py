@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtorch.comm.direct import Work
-from fedtorch.comm.group import Group, Transfer
+from fedtorch.comm.direct import Transfer, Work
+from fedtorch.comm.group import Group
 from fedtorch.comm.node_sums import NodeSums, Received
 from fedtorch.comm.shared import Shared
 from fedtorch.core.kept_vectors import Lender

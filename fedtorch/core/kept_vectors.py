@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -17,6 +18,10 @@ class Lender(Protocol):
         """A CPU vector, shape (size,), that holds what was left in it."""
 
 
+def _in_own_memory(size: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(size, dtype=dtype)
+
+
 class KeptVectors:
     """Lends vectors, and keeps their memory for the next one of the same length and dtype.
 
@@ -24,7 +29,9 @@ class KeptVectors:
     asked for in a whole round is given up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[int, torch.dtype], Tensor] | None = None) -> None:
+        """make: a new vector of some size and dtype; None: in memory of its own."""
+        self._make = make or _in_own_memory
         self._free: defaultdict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._asked: set[tuple[int, torch.dtype]] = set()
 
@@ -37,7 +44,7 @@ class KeptVectors:
         key = size, dtype
         self._asked.add(key)
         free = self._free[key]
-        memory = free.pop() if free else torch.empty(size, dtype=dtype)
+        memory = free.pop() if free else self._make(size, dtype)
         view = memory.numpy()  # the lent tensor's storage holds this array, which holds `memory`
         weakref.finalize(view, free.append, memory).atexit = False
         return torch.from_numpy(view)

@@ -87,6 +87,13 @@ def _everywhere(client: str) -> None:
     return None
 
 
+_SUMS = 4  # vectors beside the updates: the next one's, and sums that an algorithm may have at a time
+
+
+def _nobody(size: int, dtype: torch.dtype, most: int) -> Tensor | None:
+    return None
+
+
 class UpdateBuffer:
     """The updates of this rank's clients, kept until the server has decided on their weights.
 
@@ -104,9 +111,11 @@ class UpdateBuffer:
         """what travels of a client's update in this round, the same on all ranks; None: all of it"""
         self.layout: Layout | None = None
         """of each vector in an update, where they are such; for the algorithm"""
-        self.sums = KeptVectors()
+        self.sums = KeptVectors(self._make)
         """for what updates come to, and for the windows in which they do; their memory is kept for the next round's"""
         self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
+        self.lender: Callable[[int, torch.dtype, int], Tensor | None] = _nobody
+        """lends a vector for an update or a sum: its size, dtype, and how many there are at most; None: make it here"""
         self._free: list[Tensor] = []
         self._blank: Tensor | None = None
         self._held: dict[str, Tensor | Path] = {}
@@ -114,8 +123,14 @@ class UpdateBuffer:
     def blank(self) -> Tensor:
         """A vector of shape (size,) to fill and then `put`; the same one until it is put. Holds what was left in it."""
         if self._blank is None:
-            self._blank = self._free.pop() if self._free else torch.zeros(self.size, dtype=self.dtype)
+            self._blank = self._free.pop() if self._free else self._make(self.size, self.dtype)
         return self._blank
+
+    def _make(self, size: int, dtype: torch.dtype) -> Tensor:
+        """A vector, shape (size,), in which anything may be left."""
+        wanted = size == self.size and dtype == self.dtype
+        lent = self.lender(size, dtype, self.capacity + _SUMS) if wanted else None
+        return torch.empty(size, dtype=dtype) if lent is None else lent
 
     def length(self, client: str) -> int:
         """How many numbers of a client's update travel."""

@@ -17,7 +17,6 @@ from fedtorch.comm.messages import Received
 from fedtorch.comm.wire import Message
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
-from fedtorch.core.norms import is_finite
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import Report
@@ -97,7 +96,7 @@ class Combination:
         if endless := {name: weight for name, weight in self.weights.items() if not math.isfinite(weight)}:
             raise RefusedUpdatesError({name: f"what it reports weighs {weight}" for name, weight in endless.items()})
         combined = self.algorithm.aggregate(updates, weights)
-        if not is_finite(combined):
+        if not updates.is_finite(combined):
             why = "it is one of those that came to NaN or infinity together"
             raise RefusedUpdatesError({report.client: why for report in updates.reports})
         self.figures = dict(self.algorithm.measure(self.server, updates, weights))

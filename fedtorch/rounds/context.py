@@ -123,6 +123,8 @@ class RoundContext:
             return UpdateBuffer(message_bytes, torch.uint8, folder, memory_bytes)
         buffer = UpdateBuffer(len(self.received), layout.dtype, folder, memory_bytes)
         buffer.places, buffer.layout = self.sent_places, layout
+        if not self.mechanism.hides_clients:
+            buffer.lender = self.comm.memory.lend
         return buffer
 
     def sent_places(self, client: str) -> Places | None:
