@@ -36,8 +36,11 @@ ATTACKED, OFTEN = 2, 16
 """Clients whose updates are attacked; how often the secrets stand in a client's rows of which the page tells."""
 ATTACKS = ("rows", "span", "kv", "secrets", "membership")
 TELLING = {"rows": ROWS_TELLING, "span": SPAN_TELLING}
-STYLE = "text{font:12px sans-serif;fill:#7a828c}.error{stroke:#7a828c}"
-"""A grey that can be read on white and on black."""
+STYLE = (
+    "text{font:12px sans-serif;fill:#656d76}.error{stroke:#656d76}"
+    "@media (prefers-color-scheme:dark){text{fill:#8d96a0}.error{stroke:#8d96a0}}"
+)
+"""Dark grey on light pages, light grey on dark ones; as in docs/images/round.svg."""
 
 
 def run_cell(task: str, cell: str, folder: Path, seed: int, data: Mapping[str, Path], rounds: int) -> dict[str, Any]:

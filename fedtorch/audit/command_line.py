@@ -68,7 +68,3 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--show", action="store_true", help="write the recovered tokens, too: they are clients' text")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for page and numbers (RUN/audit, or ./audit)")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

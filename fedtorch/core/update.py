@@ -48,8 +48,8 @@ class Report:
     extra: Mapping[str, float] = field(default_factory=dict)
     """further numbers of the algorithm, e.g. `loss_reduction`, `penalty`, `normaliser`"""
     draws: int = 1
-    """how often the client was drawn for the round; more than once only under size-proportional sampling. Does not
-    travel: the server draws the clients, and fills it in"""
+    """how often the client was drawn for the round; more than once only where the sampler draws with
+    replacement. Does not travel: the server draws the clients, and fills it in"""
 
     @property
     def size(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fedtorch
-import fedtorch.audit.command_line
+import fedtorch.audit.__main__
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
 import fedtorch.data.own.init
@@ -52,7 +52,7 @@ FUNCTIONS = {
     "export": fedtorch.lifecycle.export.main,
     "predict": fedtorch.setup.predict.main,
     "bench": fedtorch.setup.bench.main,
-    "audit": fedtorch.audit.command_line.main,
+    "audit": fedtorch.audit.__main__.main,
     "chat": fedtorch.chat.__main__.main,
 }
 """command -> what `python -m` of the module calls"""

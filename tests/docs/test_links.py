@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from pages import anchors, broken, configs, documented, has_name, links, modules, paths
 
+from fedtorch.cli.__main__ import COMMANDS
 from fedtorch.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +47,20 @@ def test_every_page_can_be_reached_from_the_index() -> None:
                 seen.add(file)
                 ways.append(file)
     assert set(PAGES) - seen == set()
+
+
+def test_every_page_is_in_the_menu_of_the_site() -> None:
+    menu = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
+    shown = re.findall(r"[\w-]+\.md$", yaml.safe_dump(yaml.safe_load(menu)["nav"]), re.MULTILINE)
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - set(shown) == set()
+
+
+def test_the_index_says_which_module_each_command_is() -> None:
+    said = re.findall("`([^`]+)`", (ROOT / "docs" / "index.md").read_text().split("\n\n")[1])
+    assert set(COMMANDS) - set(said) == set()
+    for name in (name for name in said if name.startswith("fedtorch.")):
+        spec = find_spec(name)
+        assert spec is not None and (not spec.submodule_search_locations or find_spec(f"{name}.__main__")), name
 
 
 GOOD = """# One: `two` & three
