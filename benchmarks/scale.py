@@ -5,7 +5,7 @@ python benchmarks/scale.py [--millions 1 8 30] [--ranks 2 3 5 9] [--gbit 1 10 no
 
 Constants are measured first, on this machine. All ranks are on it and share its cores and one wire: loopback in a
 network namespace of its own (Linux, root); `none`: as it is. Rank 0 serves, every other rank trains two clients of one
-row. Measured seconds are those of the fastest round of all repetitions, as what else runs here only adds to them.
+row. Measured seconds are the median of the rounds of all repetitions, as constants are medians.
 With --paper nothing but constants is measured: the exchange of a model of 124 M numbers on so many ranks, 8 on each
 node of 8 cores and a wire of 25 Gbit/s, as it is and with one sum and one copy per node.
 """
@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -40,9 +40,10 @@ from benchmarks.workloads import WORKLOADS, Workload, shrunk
 from fedtorch.comm.probe import run as run_light
 from fedtorch.rounds.cost_model import Constants, Seconds, Site, memory, seconds, small
 from fedtorch.rounds.round_work import RoundWork
-from fedtorch.setup.bench import Measured, measure, read, step_key, training_seconds, write
+from fedtorch.setup.bench import Measured, measure, read, step_key, write
 from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.scale import model_size, round_work
+from fedtorch.setup.step_time import training_seconds
 
 SHAPES = {0.0: (16, 1), 1.0: (64, 2), 8.0: (192, 4), 30.0: (448, 6)}
 """Millions of numbers, about -> width and layers; 0: of a test."""
@@ -66,15 +67,24 @@ def built_of(workload: Workload, ranks: int) -> BuiltRun:
     return build(workload.config(Path("unused"), rounds=3), num_ranks=ranks, rank=0)
 
 
-def measure_constants(millions: Sequence[float], path: Path, console: Console) -> None:
-    """Of this machine, and of a step of each model, into the file."""
-    torch.set_num_threads(1)  # as every rank has
-    first: Measured | None = None
+def measured_of(millions: float, constants: Constants | None = None) -> Measured:
+    """Constants of this machine, unless they are given, and of a step; where this process is a rank like others."""
+    built = built_of(federation(millions, 2), 2)
+    if constants is None:
+        return measure(built, lambda text: print(f"constants: {text}", flush=True))
+    return Measured(constants, {step_key(built): training_seconds(built)})
+
+
+def measure_constants(millions: Sequence[float], path: Path) -> None:
+    """Of this machine, and of a step of each model, into the file.
+
+    Each in a process like a rank's: a step takes longer or less long by how memory comes and what was freed before.
+    """
+    constants = None
     for size in millions:
-        built = built_of(federation(size, 2), 2)
-        if first is None:
-            first = measure(built, lambda text: console.log(f"constants: {text}"))
-        write(path, Measured(first.constants, {step_key(built): training_seconds(built)}))
+        found: Measured = run_ranks(measured_of, 1, size, constants)[0].result
+        constants = found.constants
+        write(path, found)
 
 
 def compare(millions: float, ranks: int, gbit: str, constants: Path, repeat: int) -> dict[str, Any]:
@@ -97,7 +107,7 @@ def compare(millions: float, ranks: int, gbit: str, constants: Path, repeat: int
         "way": work.way,
         "predicted_s": spent.total,
         "parts_s": asdict(spent),
-        "measured_s": min(rounds),
+        "measured_s": median(rounds),
         "rounds_s": rounds,
         "phases_s": ended[0][0].result.phases_s,
         "bytes_equal": counted == [list(work.counted(rank)) for rank in range(ranks)],
@@ -132,7 +142,7 @@ def meetings(counts: Sequence[int], constants: Constants) -> list[dict[str, Any]
         record: dict[str, Any] = {"ranks": ranks}
         for name in ("meeting", "header"):
             predicted = small(ranks, getattr(constants, f"{name}_s"), getattr(constants, f"{name}_rank_s"))
-            record[name] = {"predicted_s": predicted, "measured_s": min(rank[name][0] for rank in found)}
+            record[name] = {"predicted_s": predicted, "measured_s": median(rank[name][0] for rank in found)}
         records.append(record)
     return records
 
@@ -256,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         constants = args.constants or Path(folder) / "constants.json"
         if args.constants is None:
-            measure_constants(args.millions, constants, console)
+            measure_constants(args.millions, constants)
         if args.paper:
             records = [on_paper(ranks, read(constants).constants) for ranks in args.paper]
             show_paper(records, console)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,10 +27,10 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.options import Network
 from fedtorch.comm.reproducible import Accumulator, SumScale
-from fedtorch.core.norms import norm_and_max
+from fedtorch.core.norms import difference, is_finite
 
-REPEAT = 5
-"""Of which the fastest counts."""
+REPEAT = 7
+"""Of which the middle one counts: a round is the sum of many parts, of which hardly ever all are at their fastest."""
 _SMALL = 50  # meetings and headers that are timed together
 _NUMBERS = 1 << 23  # of a vector, 32 MB of fp32: far more than a cache holds
 _WINDOW = 1 << 20
@@ -57,7 +58,7 @@ def probe(*, small: bool) -> dict[str, Any]:
 
 
 def timed(call: Callable[[], object], times: int = 1) -> tuple[float, float]:
-    """(seconds on the clock, processor seconds of this process) of one call, each the least of `REPEAT` tries."""
+    """(seconds on the clock, processor seconds of this process) of one call, each the median of `REPEAT` tries."""
     call()
     tries = []
     for _ in range(REPEAT):
@@ -65,7 +66,7 @@ def timed(call: Callable[[], object], times: int = 1) -> tuple[float, float]:
         for _ in range(times):
             call()
         tries.append(((time.perf_counter() - wall) / times, (time.process_time() - busy) / times))
-    return min(wall for wall, _ in tries), min(busy for _, busy in tries)
+    return median(wall for wall, _ in tries), median(busy for _, busy in tries)
 
 
 def kernels(vector: torch.Tensor) -> dict[str, float]:
@@ -82,15 +83,15 @@ def kernels(vector: torch.Tensor) -> dict[str, float]:
                 accumulator.add(update[part], 0.5)
             accumulator.result(out[part], *(() if sums is None else (sums[part], came)))
 
-    def client() -> None:
-        torch.sub(vector, other, out=out)
-        norm_and_max(out)
-
     def digest() -> None:
         for start in range(0, size, _WINDOW):
             window_digest(vector[start : start + _WINDOW])
 
-    calls = {"client": client, "step": lambda: out.sub_(other)}
+    def step() -> None:
+        is_finite(other)
+        out.sub_(other)
+
+    calls = {"client": lambda: difference(vector, other, out), "step": step}
     found = {name: timed(call)[1] / size for name, call in calls.items()} | {"digest": timed(digest)[1] / vector.nbytes}
     sums_of = [partial(whole), partial(whole, [vector, other]), partial(whole, (), sums)]
     result, two, more = (timed(call)[1] / size for call in sums_of)
@@ -116,7 +117,12 @@ def own_bytes() -> int:
 
 
 def run(ranks: int, *, small: bool) -> list[dict[str, Any]]:
-    """What `probe` says on each rank; they are forked, so that imports are in memory once.
+    """What `probe` says on each rank; raises as `fork_ranks` does."""
+    return fork_ranks(ranks, partial(probe, small=small))
+
+
+def fork_ranks(ranks: int, call: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `call` says on each of so many ranks, which are forked, so that imports are in memory once.
 
     Raises:
         RuntimeError: a rank failed; its traceback is on standard error.
@@ -137,7 +143,7 @@ def run(ranks: int, *, small: bool) -> list[dict[str, Any]]:
             "MASTER_PORT": port,
         }
         environ = {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
-        process = context.Process(target=_rank, args=(environ, small, sender))
+        process = context.Process(target=_rank, args=(environ, call, sender))
         process.start()
         sender.close()
         started.append((process, receiver))
@@ -153,9 +159,9 @@ def run(ranks: int, *, small: bool) -> list[dict[str, Any]]:
     return found
 
 
-def _rank(environ: dict[str, str], small: bool, sender: Connection) -> None:
+def _rank(environ: dict[str, str], call: Callable[[], dict[str, Any]], sender: Connection) -> None:
     os.environ.update(environ)
-    sender.send(probe(small=small))
+    sender.send(call())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedtorch.comm.reproducible import WINDOW
 from fedtorch.rounds.round_work import Flow, RoundWork
@@ -51,6 +52,14 @@ class Constants:
     """An operation's header between two ranks, on the clock."""
     header_rank_s: float
     """What each further rank adds to it."""
+    client_round_s: float
+    """Per client, whatever its size: what its rank does beside its steps and what grows with the model."""
+    report_s: float
+    """Per client, on the clock: its report is sent, read, checked and decided on."""
+    round_s: float
+    """What else a round of two ranks takes on the clock, whatever is sent."""
+    round_rank_s: float
+    """What each further rank adds to it."""
     process_bytes: int
     """A rank's own memory before a model is there: interpreter and libraries."""
 
@@ -90,10 +99,14 @@ class Site:
 
     def on_cores(self, busy: Sequence[float]) -> float:
         """Seconds until ranks that need so much processor time each are done, where they share their node's cores."""
+        return max(*busy, self.shared(busy))
+
+    def shared(self, busy: Sequence[float]) -> float:
+        """The same where a rank's work is that of several threads, so that no rank is a limit by itself."""
         nodes = [0.0] * self.nodes
         for rank, seconds in enumerate(busy):
             nodes[self.node(rank)] += seconds
-        return max(max(busy), max(nodes) / self.cores)
+        return max(nodes) / self.cores
 
 
 @dataclass(frozen=True)
@@ -108,11 +121,13 @@ class Seconds:
     """And other small messages."""
     step: float
     """The server's."""
+    fixed: float
+    """Whatever is sent: reports and their checks, what is kept and noted of a round."""
 
     @property
     def total(self) -> float:
         """Of the round; nothing of evaluation and checkpoints."""
-        return self.train + self.down + self.up + self.meetings + self.headers + self.step
+        return self.train + self.down + self.up + self.meetings + self.headers + self.step + self.fixed
 
 
 def seconds(work: RoundWork, site: Site, constants: Constants) -> Seconds:
@@ -120,7 +135,8 @@ def seconds(work: RoundWork, site: Site, constants: Constants) -> Seconds:
 
     One process exchanges nothing: only its clients' training, the sum and the server's step are left.
     """
-    own = [s + hosts * work.numbers * constants.client_s for s, hosts in zip(work.train_s, work.hosted, strict=True)]
+    each = work.numbers * constants.client_s + constants.client_round_s
+    own = [s + hosts * each for s, hosts in zip(work.train_s, work.hosted, strict=True)]
     return Seconds(
         train=site.on_cores(own),
         down=_down(work, site, constants),
@@ -128,12 +144,17 @@ def seconds(work: RoundWork, site: Site, constants: Constants) -> Seconds:
         meetings=work.meetings * small(site.ranks, constants.meeting_s, constants.meeting_rank_s),
         headers=(work.headers + work.asides / 2) * small(site.ranks, constants.header_s, constants.header_rank_s),
         step=work.numbers * constants.server_step_s,
+        fixed=small(site.ranks, constants.round_s, constants.round_rank_s) + _reports(work, constants),
     )
 
 
 def small(ranks: int, of_two: float, further: float) -> float:
-    """Seconds of a meeting or a header: the server turns to one rank after the other."""
+    """Seconds of a meeting, a header, or a round: the server turns to one rank after the other."""
     return of_two + (ranks - 2) * further if ranks > 1 else 0.0
+
+
+def _reports(work: RoundWork, constants: Constants) -> float:
+    return work.clients * constants.report_s if work.ranks > 1 else 0.0
 
 
 def _down(work: RoundWork, site: Site, constants: Constants) -> float:
@@ -147,44 +168,58 @@ def _down(work: RoundWork, site: Site, constants: Constants) -> float:
 
 
 def _up(work: RoundWork, site: Site, constants: Constants) -> float:
-    moving = _processor(work.up, work.ranks, constants)
-    adding = _adding(work, constants)
-    together = [a + b for a, b in zip(moving, adding, strict=True)]
-    nodes = [sum(together[rank] for rank in range(work.ranks) if site.node(rank) == n) for n in range(site.nodes)]
+    """Window by window: while one is on its way the next one is added up, and the one before is taken in.
+
+    So of all but the longest of these, one window's is seen; a vector of one window has nothing beside it. Messages are
+    taken to be many windows.
+    """
+    adding = [_adding(work, constants, rank) for rank in range(work.ranks)]
+    network = _processor(work.up, work.ranks, constants)
+    moving = [sent + each.between for sent, each in zip(network, adding, strict=True)]
     # a rank's own network threads work beside the thread that adds
-    alone = max((flow.bytes for flow in work.up), default=0.0) * constants.flow_s
-    busiest = max(*moving, *adding, max(nodes) / site.cores, alone)
-    waits = 0.0
+    together = site.shared([sent + sum(each) for sent, each in zip(network, adding, strict=True)])
+    waits = max((flow.bytes for flow in work.up), default=0.0) * constants.flow_s
     if work.way == "reduce" and work.ranks > 1:
-        waits = -(-work.numbers // WINDOW) * (len(work.leaders) - 1) * constants.hop_s / _REDUCING
-    return max(site.carried(work.up) / site.bytes_per_s, busiest, waits)
+        hops = -(-work.numbers // WINDOW) * (len(work.leaders) - 1) / _REDUCING
+        waits = max(waits, hops * constants.hop_s)
+    waits = max(waits, site.carried(work.up) / site.bytes_per_s)
+    longest = max(waits, together, *network, *(sum(each) for each in adding))
+    if work.message is not None:
+        return longest
+    before, after = (site.on_cores(each) for each in ([a.before for a in adding], [a.after for a in adding]))
+    in_turn = before + max(waits, site.on_cores(moving)) + after
+    share = min(1.0, WINDOW / max(1, work.numbers))  # of the vector, in a window
+    return share * in_turn + (1 - share) * longest
 
 
-def _adding(work: RoundWork, constants: Constants) -> list[float]:
-    """Processor seconds of sums on every rank, those of digests included."""
-    size, found = work.numbers, []
-    for rank, hosts in enumerate(work.hosted):
-        counted = work.counted(rank)
-        if work.message is not None:
-            entries = work.message_bytes / 8 * (work.clients if rank == 0 or work.way == "replicated" else 0)
-            found.append(entries * constants.add_s + size * constants.result_s + counted.up * constants.digest_s)
-            continue
-        spent = size * hosts * constants.add_s
-        if rank == 0:
-            spent += size * constants.result_s
-            if work.way == "sums":
-                spent += counted.up / 8 * constants.add_sum_s
-            elif work.way == "updates":
-                spent += counted.up / work.item_bytes * constants.add_s + counted.up * constants.digest_s
-        elif work.way == "sums" and hosts:
-            spent += size * constants.result_s + counted.up * constants.digest_s
-        elif work.way != "reduce":
-            spent += counted.up * constants.digest_s
-        if work.way == "reduce":  # a projection before and, on the server, after it; the additions of ring and leaders
-            led = sum(1 for flow in work.up if flow.target == rank and work.is_within(flow))
-            spent += size * constants.add_sum_s * (led + (1 if work.is_led(rank) else 2 if rank else 3))
-        found.append(spent)
-    return found
+class _Adding(NamedTuple):
+    """Processor seconds of a rank for a sum, those of digests included."""
+
+    before: float
+    """What is sent is made."""
+    between: float
+    """What ring and leaders add."""
+    after: float
+    """What has come is added, and the sum is written."""
+
+
+def _adding(work: RoundWork, constants: Constants, rank: int) -> _Adding:
+    size, hosts, counted = work.numbers, work.hosted[rank], work.counted(rank)
+    own = size * hosts * constants.add_s
+    digests, result = counted.up * constants.digest_s, size * constants.result_s
+    if work.message is not None:
+        entries = work.message_bytes / 8 * (work.clients if rank == 0 or work.way == "replicated" else 0)
+        return _Adding(digests, 0.0, entries * constants.add_s + result)
+    if work.way == "reduce":  # a projection before and, on the server, after it
+        led = sum(1 for flow in work.up if flow.target == rank and work.is_within(flow))
+        more = size * constants.add_sum_s
+        between = more * (led + (0 if work.is_led(rank) else 1))
+        return _Adding(own + more, between, 0.0 if rank else more + result)
+    if rank == 0 and work.way == "sums":
+        return _Adding(own, 0.0, counted.up / 8 * constants.add_sum_s + result)
+    if rank == 0:
+        return _Adding(own, 0.0, counted.up / work.item_bytes * constants.add_s + digests + result)
+    return _Adding(own + result + digests if work.way == "sums" and hosts else digests, 0.0, 0.0)
 
 
 def _processor(flows: Sequence[Flow], ranks: int, constants: Constants) -> list[float]:

@@ -13,31 +13,20 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
 import torch
 
-from fedtorch.comm.probe import own_bytes, timed
+from fedtorch.comm.probe import own_bytes
 from fedtorch.config import load as yaml_config
-from fedtorch.core.client import Client
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.files import replace_file
 from fedtorch.core.heap import keep_freed
 from fedtorch.rounds.cost_model import Constants
 from fedtorch.setup.build import BuiltRun, build
-
-MANY = 16
-"""Light ranks whose meetings show what each further rank adds."""
-_STEPS = 3  # of training, in each try
-
-
-class Training(NamedTuple):
-    """Of a config's model and settings, in seconds."""
-
-    step_s: float
-    """One optimiser step."""
-    start_s: float
-    """Before a client's first step: its weights and its optimiser."""
+from fedtorch.setup.light_rounds import MANY, LightRounds, with_rounds
+from fedtorch.setup.step_time import Training, training_seconds
 
 
 @dataclass(frozen=True)
@@ -67,9 +56,12 @@ def read(path: Path) -> Measured:
         )
     try:
         content = json.loads(path.read_text())
-        names = {each.name for each in fields(Constants)}
-        if content["constants"].keys() != names:
-            raise ValueError(f"it has {sorted(content['constants'])}, expected {sorted(names)}")
+        found, names = set(content["constants"]), {each.name for each in fields(Constants)}
+        if found != names:
+            raise ValueError(
+                f"of another version: it lacks {', '.join(sorted(names - found)) or 'nothing'}, and unknown are "
+                f"{', '.join(sorted(found - names)) or 'none'}"
+            )
         return Measured(
             Constants(**content["constants"]), {key: Training(*both) for key, both in content["steps"].items()}
         )
@@ -96,10 +88,11 @@ def measure(built: BuiltRun, say: Callable[[str], None]) -> Measured:
     say(f"meetings of {MANY} ranks")
     many = _probe(MANY, "--small")
     pair = full if len(full) == 2 else _probe(2)
+    constants = constants_of(pair, full, two, many, process_bytes=process_bytes)
+    say(f"rounds of 2 and {MANY} ranks that send next to nothing")
+    constants = with_rounds(constants, LightRounds(**_said_by("fedtorch.setup.light_rounds")))
     say("training steps of the config's model")
-    return Measured(
-        constants_of(pair, full, two, many, process_bytes=process_bytes), {step_key(built): training_seconds(built)}
-    )
+    return Measured(constants, {step_key(built): training_seconds(built)})
 
 
 def constants_of(
@@ -110,7 +103,10 @@ def constants_of(
     *,
     process_bytes: int,
 ) -> Constants:
-    """From what `comm.probe` says on each rank: of two ranks, of as many as cores, and meetings of two and of many."""
+    """From what `comm.probe` says on each rank: of two ranks, of as many as cores, and meetings of two and of many.
+
+    Those of rounds are 0, see `with_rounds`.
+    """
 
     def mean(name: str) -> float:
         return sum(rank[name] for rank in full) / len(full)
@@ -119,11 +115,8 @@ def constants_of(
     digest = mean("digest")
     wall, sender = pair[0]["broadcast"]
     receiver = pair[1]["broadcast"][1]
-    meeting, header = (min(rank[name][0] for rank in two) for name in ("meeting", "header"))
-    further = {
-        name: max(0.0, min(rank[name][0] for rank in many) - alone) / (len(many) - 2)
-        for name, alone in (("meeting", meeting), ("header", header))
-    }
+    meeting_s, meeting_rank_s = _line("meeting", two, many)
+    header_s, header_rank_s = _line("header", two, many)
     return Constants(
         cores=_cores(),
         add_s=mean("add"),
@@ -136,47 +129,41 @@ def constants_of(
         receive_s=max(0.0, receiver / size - digest),
         flow_s=max(0.0, wall / size - digest),
         hop_s=pair[0]["hop"],
-        meeting_s=meeting,
-        meeting_rank_s=further["meeting"],
-        header_s=header,
-        header_rank_s=further["header"],
+        meeting_s=meeting_s,
+        meeting_rank_s=meeting_rank_s,
+        header_s=header_s,
+        header_rank_s=header_rank_s,
+        client_round_s=0.0,
+        report_s=0.0,
+        round_s=0.0,
+        round_rank_s=0.0,
         process_bytes=process_bytes,
     )
 
 
-def training_seconds(built: BuiltRun) -> Training:
-    """Of the config's model on a batch of its largest client, on this thread and those that torch has."""
-    client, hp, engine = largest_client(built), built.config.client, built.engine
-    examples = built.training.load(client.name, "train")
-    batches = [
-        built.training.collate(examples[start : start + hp.batch_size], True)
-        for start in range(0, min(len(examples), hp.batch_size * hp.accumulation), hp.batch_size)
-    ]
-
-    def start() -> None:
-        engine.start(engine.initial_shared, None, hp, steps=10 * _STEPS, seed=0)
-
-    start_s = timed(start)[0]
-    return Training(timed(lambda: engine.step(built.training.loss, batches, len(batches)), _STEPS)[0], start_s)
-
-
-def largest_client(built: BuiltRun) -> Client:
-    """The one with most training examples, the first of them."""
-    return max(built.clients, key=lambda client: client.sizes["train"])
+def _line(name: str, two: Sequence[Mapping[str, Any]], many: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """(seconds of two ranks on the clock, what each further rank adds)."""
+    of_two, of_many = (median(rank[name][0] for rank in ranks) for ranks in (two, many))
+    return of_two, max(0.0, of_many - of_two) / (len(many) - 2)
 
 
 def _probe(*words: int | str) -> list[dict[str, Any]]:
-    """What light ranks say, which are processes of their own."""
+    """What light ranks say, which meet and send and do nothing else."""
+    found: list[dict[str, Any]] = _said_by("fedtorch.comm.probe", *words)
+    return found
+
+
+def _said_by(module: str, *words: int | str) -> Any:
+    """What a module says that starts light ranks, which are processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC")}
         environ |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        command = [sys.executable, "-m", "fedtorch.comm.probe", *map(str, words)]
+        command = [sys.executable, "-m", module, *map(str, words)]
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise FedtorchError(f"{words[0]} ranks of this machine could not be measured: {last}")
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+        raise FedtorchError(f"ranks of this machine could not be measured ({' '.join(command[2:])}): {last}")
+    return json.loads(done.stdout)
 
 
 def _cores() -> int:

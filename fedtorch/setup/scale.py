@@ -12,8 +12,9 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.rounds.cost_model import ModelSize, Site, memory, seconds
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.round_work import RoundWork, Way
-from fedtorch.setup.bench import Training, default_path, largest_client, read, step_key
+from fedtorch.setup.bench import default_path, read, step_key
 from fedtorch.setup.build import BuiltRun
+from fedtorch.setup.step_time import Training, largest_client
 from fedtorch.train.memory import optimizer_numbers
 from fedtorch.train.settings import ClientConfig
 
@@ -143,6 +144,7 @@ def _lines(built: BuiltRun, cluster: Cluster, work: RoundWork, site: Site, measu
         ("server's step", spent.step),
         ("meetings", spent.meetings),
         ("headers", spent.headers),
+        ("whatever is sent", spent.fixed),
     )
     rows.append(f"  {spent.total:.3g} s a round: " + ", ".join(f"{name} {value:.3g} s" for name, value in parts))
     ways = [("busiest wire", work)]

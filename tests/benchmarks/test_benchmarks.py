@@ -36,7 +36,8 @@ from benchmarks.states import main as states_main
 from benchmarks.wires import limited, why_not
 from benchmarks.workloads import WORKLOADS, shrunk
 from fedtorch.rounds.cost_model import Constants
-from fedtorch.setup.bench import Measured, Training, step_key, write
+from fedtorch.setup.bench import Measured, step_key, write
+from fedtorch.setup.step_time import Training
 
 
 @pytest.mark.parametrize("letter", list(WORKLOADS))
@@ -177,7 +178,10 @@ def test_rounds_move_the_bytes_that_were_predicted(tmp_path: Path, capsys: pytes
     built = built_of(federation(0.0, 2), 2)
     write(
         constants,
-        Measured(Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, 1), {step_key(built): Training(1.0, 0.5)}),
+        Measured(
+            Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, *[1e-4] * 4, 1),
+            {step_key(built): Training(1.0, 0.5)},
+        ),
     )
     assert scale_main(["--tiny", "--constants", str(constants), "--json", str(target)]) == 0
     written = json.loads(target.read_text())
@@ -189,7 +193,7 @@ def test_rounds_move_the_bytes_that_were_predicted(tmp_path: Path, capsys: pytes
 
 
 def test_on_paper_one_sum_per_node_is_an_eighth_on_the_wire() -> None:
-    constants = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, 1)
+    constants = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, *[1e-4] * 4, 1)
     one, many = (on_paper(ranks, constants) for ranks in (8, 512))
     assert one["down_mb"] == one["up_mb"] == 0
     assert many["down_mb"] == pytest.approx(8 * many["per_node_down_mb"]) and many["per_node_s"] < many["exchange_s"]

@@ -34,6 +34,10 @@ FREE = Constants(
     meeting_rank_s=0.0,
     header_s=0.0,
     header_rank_s=0.0,
+    client_round_s=0.0,
+    report_s=0.0,
+    round_s=0.0,
+    round_rank_s=0.0,
     process_bytes=0,
 )
 """A machine on which nothing takes time; a case sets what it is about."""
@@ -166,9 +170,48 @@ def test_ranks_of_a_node_share_its_cores() -> None:
     assert seconds(done, site(5), FREE).train == 2.0
 
 
+def windows_of_sums(number: int) -> float:
+    """Seconds of a sum of two clients: 4 until it is made, 5 on the wire, 3 until it is added."""
+    size = number * WINDOW
+    constants = replace(FREE, add_s=4 / 2 / size, add_sum_s=3 / size)
+    return seconds(work(0, 2, numbers=size), site(2, bytes_per_s=8 * size / 5), constants).up
+
+
+def test_only_windows_are_beside_each_other() -> None:
+    """Of one there is nothing beside it; of more the longest of the three is seen whole, one window of the others."""
+    assert windows_of_sums(1) == pytest.approx(4 + 5 + 3)
+    assert windows_of_sums(2) == pytest.approx((4 + 5 + 3) / 2 + 5 / 2)
+    assert windows_of_sums(100) == pytest.approx((4 + 3) / 100 + 5)
+
+
+def test_a_short_vector_waits_for_every_step_of_its_way() -> None:
+    """A thousand numbers: added and written on the worker, written and added on the server; looked at before a ring."""
+    constants = replace(FREE, add_s=1.0, add_sum_s=2.0, result_s=4.0)
+    assert seconds(work(0, 2), site(2), constants).up == 1000 * (2 * 1 + 4 + 2 + 4)
+    assert seconds(work(0, 1), site(2), constants).up == 1000 * (1 + 4), "an update is sent as it is"
+    ring = work(0, 2, 2, 2)
+    assert seconds(ring, site(4), constants).up == 1000 * (2 * 1 + 2 + 2 + 2 + 4)  # added, looked at, the ring, again
+
+
+def test_messages_are_taken_to_be_many_windows() -> None:
+    """So the server's digests and additions are seen, 10 entries of each; the worker's digests are beside them."""
+    star = work(0, 2, message="star", message_bytes=80)
+    constants = replace(FREE, add_s=1.0, digest_s=0.125)
+    assert seconds(star, site(2), constants).up == 2 * 80 * 0.125 + 2 * 10 * 1
+
+
+def test_what_a_round_costs_whatever_is_sent() -> None:
+    """Six clients on two workers, the fuller of which has four."""
+    constants = replace(FREE, round_s=1.0, round_rank_s=0.5, report_s=0.25, client_round_s=0.125)
+    spent = seconds(work(0, 2, 4), site(3), constants)
+    assert (spent.fixed, spent.train, spent.total) == (1 + 0.5 + 6 * 0.25, 4 * 0.125, 3.5)
+    alone = seconds(work(3), site(1), constants)
+    assert (alone.fixed, alone.train) == (0, 3 * 0.125), "one process reports to nobody"
+
+
 def test_a_ring_waits_for_every_rank_in_every_window() -> None:
     done = work(0, *[2] * 9, numbers=3 * WINDOW)
-    assert seconds(done, site(10), replace(FREE, hop_s=1.0)).up == 3 * 9 / 2
+    assert seconds(done, site(10), replace(FREE, hop_s=1.0)).up == pytest.approx(3 * 9 / 2)
 
 
 def test_meetings_and_headers_grow_by_the_rank() -> None:
@@ -183,7 +226,7 @@ def test_meetings_and_headers_grow_by_the_rank() -> None:
 
 
 def test_more_nodes_never_make_the_exchange_faster() -> None:
-    constants = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, 0)
+    constants = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, *[1e-4] * 4, 0)
     before = 0.0
     for nodes in (1, 2, 4, 8, 16, 32, 64):
         done = work(0, *[1] * (8 * nodes - 1), numbers=1 << 22)

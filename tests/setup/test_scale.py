@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,23 +24,15 @@ from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.main import main
 from fedtorch.rounds.cost_model import Constants
 from fedtorch.rounds.round_work import RoundWork
-from fedtorch.setup.bench import (
-    MANY,
-    Measured,
-    Training,
-    constants_of,
-    default_path,
-    read,
-    step_key,
-    training_seconds,
-    write,
-)
+from fedtorch.setup.bench import Measured, constants_of, default_path, read, step_key, write
 from fedtorch.setup.bench import main as bench
 from fedtorch.setup.build import build
 from fedtorch.setup.dry_run import describe
+from fedtorch.setup.light_rounds import MANY
 from fedtorch.setup.scale import Cluster, round_work, steps_of
+from fedtorch.setup.step_time import Training, training_seconds
 
-CONSTANTS = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, 1 << 20)
+CONSTANTS = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, *[1e-4] * 4, 1 << 20)
 TRAINING = Training(0.5, 0.25)
 TASK = Quadratic(clients={name: (1.0, place, 4) for place, name in enumerate("abcd")}, width=500, double=False)
 WAYS: dict[str, dict[str, Any]] = {
@@ -154,6 +147,15 @@ def test_a_file_that_is_none_of_constants_is_refused_with_what_to_do(tmp_path: P
         write(tmp_path / "folder" / "c.json", Measured(CONSTANTS))
 
 
+def test_constants_of_an_earlier_version_are_refused_with_what_they_lack(tmp_path: Path) -> None:
+    kept = {name: value for name, value in asdict(CONSTANTS).items() if name not in ("round_s", "report_s")}
+    (tmp_path / "c.json").write_text(json.dumps({"constants": kept, "steps": {}}))
+    with pytest.raises(ConfigError, match=r"it lacks report_s, round_s, and unknown are none\); run `fedtorch bench"):
+        read(tmp_path / "c.json")
+    write(tmp_path / "c.json", Measured(CONSTANTS, {"one": TRAINING}))
+    assert read(tmp_path / "c.json") == Measured(CONSTANTS, {"one": TRAINING})
+
+
 def test_constants_lie_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_path() == Path("/somewhere/fedtorch/bench.json")
@@ -190,9 +192,27 @@ def test_the_dry_run_says_what_a_round_takes_on_nodes(tmp_path: Path) -> None:
     assert "busiest wire, one rank of a node talks: " in text and "if every rank did: " in text
 
 
-def test_a_step_of_the_configs_model_is_timed(tmp_path: Path) -> None:
-    found = training_seconds(build(config_of(tmp_path, "sums"), num_ranks=1, rank=0))
-    assert found.step_s > 0 and found.start_s > 0
+def test_what_comes_before_a_step_is_timed_apart_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(config_of(tmp_path, "sums"), num_ranks=1, rank=0)
+    start = built.engine.start
+
+    def slow(*rest: Any, **more: Any) -> None:
+        time.sleep(0.05)
+        start(*rest, **more)
+
+    monkeypatch.setattr(built.engine, "start", slow)
+    found = training_seconds(built)
+    assert found.step_s > 0 and found.start_s > 0.04
+
+
+@pytest.mark.slow
+def test_bench_measures_what_a_dry_run_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, of = tmp_path / "c.json", ["--config", "smoke/fedavg"]
+    assert bench([*of, "--out", str(path)]) == 0
+    written = asdict(read(path).constants)
+    assert all(written[name] > 0 for name in ("add_s", "flow_s", "meeting_s", "client_round_s", "round_s"))
+    assert main([*of, "--dry-run", "--nodes", "2", "--constants", str(path)]) == 0
+    assert "whatever is sent" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
