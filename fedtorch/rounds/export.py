@@ -13,6 +13,7 @@ from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint.files import put_in_place, sync
 from fedtorch.core.client import folder_name
 from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.overrides import overrides
 from fedtorch.rounds.client_scores import ClientScorer
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 def has_own_models(components: RunComponents) -> bool:
     """Are clients judged with models of their own, or all with the server's? The same on every rank."""
     config, algorithm = components.config, components.algorithm
-    is_personal = algorithm.is_personal or type(algorithm).eval_weights is not Algorithm.eval_weights
+    is_personal = algorithm.is_personal or overrides(type(algorithm), "eval_weights", Algorithm)
     return (
         # where clients are merged, those that are evaluated train no model
         (is_personal and config.paradigm != "centralized")
