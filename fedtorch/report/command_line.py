@@ -40,6 +40,7 @@ class Command:
     about: str
     """a line for the help"""
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    """adds the command's own options to its parser"""
     make: Callable[[argparse.Namespace], None]
     """reads the runs, writes files, prints"""
 

@@ -15,8 +15,11 @@ class Conversations:
     `choices` that is one of them, or the number of one."""
 
     required: Sequence[str]
+    """`messages`, `text`, or what the template takes; the completion comes last"""
     template: str | None
+    """a prompt with `{ROLE}` for each column; None: the one column before the answer is read as it is"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """messages; or prompt, completion and choices if there are any; or text."""
@@ -45,7 +48,9 @@ class Unanswered:
     """What a row has to have: `messages`, whose next one is asked for."""
 
     required: Sequence[str] = ("messages",)
+    """roles of the columns that a row has to have"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """conversation: the messages up to where the assistant is to speak; an answer that is there is left out."""
@@ -66,8 +71,11 @@ class Unchosen:
     """What a row has to have: columns that are filled into a prompt, and `choices`, of which one is asked for."""
 
     required: Sequence[str]
+    """what the template takes, or the prompt; `choices` comes last"""
     template: str | None
+    """a prompt with `{ROLE}` for each column; None: the first column is read as it is"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """prompt and choices."""

@@ -23,7 +23,9 @@ class NewTexts:
     """What a row has to have: texts, and nothing of an answer."""
 
     required: Sequence[str] = ("text",)
+    """roles of the columns that a row has to have"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The texts that are there."""
@@ -42,8 +44,11 @@ class NewPrompts:
     """What a row has to have: what is filled into a template, or the one text that is read as it is."""
 
     required: Sequence[str]
+    """roles of the columns that a row has to have; without a template the first one is read"""
     template: str | None
+    """a prompt with `{ROLE}` for each column; None: there is none"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """source."""

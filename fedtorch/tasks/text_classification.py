@@ -34,6 +34,7 @@ class Example:
     """A tokenised text."""
 
     ids: list[int]
+    """tokens; of a long text those of its first window"""
     types: list[int] | None
     """which of two texts a token belongs to, for models that are told"""
     target: Any

@@ -41,6 +41,7 @@ class SourceTarget:
     """A tokenised row: what is read, and what is to come."""
 
     source: list[int]
+    """tokens that are read, cut to `max_length`"""
     target: list[int]
     """with the end token"""
     gold: str
@@ -169,7 +170,9 @@ class Texts:
     required: Sequence[str]
     """roles, the last of which is the answer"""
     template: str | None
+    """an input with `{ROLE}` for each column; None: the first column is read as it is"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """source and target."""

@@ -47,7 +47,9 @@ class Overview:
     """All clients, and what is wrong with them."""
 
     name: str
+    """`task.name`"""
     clients: dict[str, ClientRows]
+    """client -> its rows, in the manifest's order"""
     shared: tuple[str, ...] = ()
     """splits that all clients have alike, because they are files of their own"""
     left_out: int = 0
