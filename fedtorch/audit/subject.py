@@ -84,7 +84,7 @@ class Subject:
     options: Options
     """of this audit"""
     evaluation: Evaluation
-    """the models that clients are judged with"""
+    """the models that clients are evaluated with"""
     failed: dict[str, str] = field(default_factory=dict)
     """client -> status, where its training failed"""
     _examples: dict[str, Sequence[Any]] = field(default_factory=dict)

@@ -86,7 +86,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("file", metavar="FILE", help="JSONL, JSON, CSV, TSV, Parquet, Arrow or text; glob; folder")
-    parser.add_argument("--client", metavar="NAME", help="with the model that this client was judged with")
+    parser.add_argument("--client", metavar="NAME", help="with the model that this client was evaluated with")
     parser.add_argument(
         "--perplexity", action="store_true", help="causal_lm: of each row's answer, or text, in place of a new answer"
     )

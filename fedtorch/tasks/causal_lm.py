@@ -243,7 +243,7 @@ class CausalLM(TextTask):
 
     @property
     def generates(self) -> bool:
-        """Are answers generated to be judged?"""
+        """Are answers generated to be evaluated?"""
         return bool(self.asked) or any(not isinstance(metric, str) for metric in self.chosen.values())
 
     def known_metrics(self) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from fedtorch.tasks.prepared import Prepared
 
 
 @dataclass(frozen=True)
-class Judged(Prepared):
+class Scored(Prepared):
     """How `eval.metrics` is answered: by a task's scores and figures, or by metrics that compare its predictions."""
 
     takes_metrics: ClassVar[bool] = True
