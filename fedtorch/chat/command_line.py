@@ -20,7 +20,7 @@ from pathlib import Path
 from fedtorch.chat.model import computing, load_side, model_folder, open_run, passing_of
 from fedtorch.chat.user import UserSide, Wire, talk
 from fedtorch.compression.payload import PayloadError
-from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.core.version import PACKAGE
 from fedtorch.models.socket_link import LinkClosed, SocketLink
 from fedtorch.text.gpt2_bpe import load_bpe
@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat")
         wire.sum_up()
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     except PayloadError as error:
         print(f"fedtorch: what came from the assistant side is damaged: {error}", file=sys.stderr)
         return 1

@@ -24,7 +24,7 @@ from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, print_error
 from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.start import lasting_facts
@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.lifecy
             write_cards(config, args.run, folder, args.client or "", merged=args.merge)
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
 
 
 def export(

@@ -13,6 +13,7 @@ from fedtorch.data.own.init import check_there
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.rows import Form, check_required, columns_of
 from fedtorch.data.own.source import open_tables, rows_of
+from fedtorch.tasks.templates import check_strings, filled
 
 BLOCK = 1000
 """Rows that are in memory together."""
@@ -52,10 +53,8 @@ class NewPrompts:
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """source."""
-        for name in self.required:
-            if not isinstance(values[name], str):
-                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
-        return {"source": values[self.required[0]] if self.template is None else self.template.format(**values)}
+        check_strings({name: values[name] for name in self.required})
+        return {"source": filled(self.template, values, self.required[0])}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """What is read."""

@@ -20,6 +20,7 @@ from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.chosen_metrics import selectable
 from fedtorch.tasks.own import OwnTask
+from fedtorch.tasks.templates import check_strings, filled
 
 Metric = Literal["exact_match", "rouge_1", "rouge_2", "rouge_l", "bleu", "chrf"]
 IGNORED = -100
@@ -176,12 +177,8 @@ class Texts:
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """source and target."""
-        for name, value in values.items():
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"`{name}` is a {type(value).__name__}, expected a string")
-        answer = self.required[-1]
-        source = values[self.required[0]] if self.template is None else self.template.format(**values)
-        return {"source": source, "target": values[answer]}
+        check_strings({name: value for name, value in values.items() if value is not None})
+        return {"source": filled(self.template, values, self.required[0]), "target": values[self.required[-1]]}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """Both."""

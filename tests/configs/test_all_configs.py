@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from differences import difference
 
 from fedtorch.config.find import shipped
-from fedtorch.config.load import DEFAULT, companions, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.load import DEFAULT, companions, digest, load, to_dict, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.text2sql import CLIENTS
