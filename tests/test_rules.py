@@ -177,6 +177,47 @@ def test_long_files_and_functions_are_exceptions_with_a_reason() -> None:
     assert long_ones() == set(LONG)
 
 
+def fields_without_a_line(source: str) -> Iterator[str]:
+    """`Class.field` of dataclasses, named tuples and typed dicts that have no docstring under the field."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        marks = " ".join(map(ast.unparse, (*node.decorator_list, *node.bases)))
+        if not re.search(r"\b(dataclass|NamedTuple|TypedDict)\b", marks):
+            continue
+        for line, after in zip(node.body, [*node.body[1:], None], strict=True):
+            if isinstance(line, ast.AnnAssign) and not ast.unparse(line.annotation).startswith("ClassVar"):
+                value = after.value if isinstance(after, ast.Expr) else None
+                if not (isinstance(value, ast.Constant) and isinstance(value.value, str)):
+                    yield f"{node.name}.{ast.unparse(line.target)}"
+
+
+@pytest.mark.parametrize("path", [*FILES, *LAUNCHERS], ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
+def test_every_field_of_a_dataclass_or_named_tuple_has_a_line_under_it(path: Path) -> None:
+    assert not list(fields_without_a_line(path.read_text()))
+
+
+def test_fields_without_a_line_are_found() -> None:
+    source = """
+class Point(NamedTuple):
+    x: int
+    y: int
+    'Of the second axis.'
+
+@dataclass(frozen=True)
+class Options:
+    kind: ClassVar[str]
+    size: int = field(default=1)
+
+    def grown(self) -> int:
+        'Later.'
+
+class Plain:
+    note: str
+"""
+    assert list(fields_without_a_line(source)) == ["Point.x", "Options.size"]
+
+
 def test_only_comm_imports_torch_distributed() -> None:
     for path in FILES:
         if path.parent.name != "comm" and path.name != "deepspeed.py":

@@ -71,7 +71,9 @@ class Fold:
     sums: Vector | None = None
     """Whole numbers in float64, added as they are."""
     out: Vector | None = None
+    """Written in place of `total`; None: the sum goes on growing in `total`."""
     back: float = 1.0
+    """What the finished sum is multiplied by."""
     last_squares: float = 0.0
     """Σ of the squares of what was added last: of `sums`, else of the last of `values`. Its last bits differ between C
     and numpy."""
