@@ -8,7 +8,7 @@ from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
 # not by importing it: what builds a wheel has no torch
-VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "fedtorch" / "__init__.py").read_text(), re.MULTILINE)
+VERSION = re.search(r'^VERSION = "(.+?)"', (ROOT / "fedtorch" / "core" / "version.py").read_text(), re.MULTILINE)
 
 # What only some runs need; where it is missing `fedtorch.core.extras.require` names the extra.
 EXTRAS = {

@@ -5,7 +5,7 @@ python benchmarks/private_utility.py [--clients 2000] [--rate 0.25] [--rounds 20
 
 Made-up texts of eight labels, eight rows at each client. Trained and sent are some 10^4 numbers: an adapter of rank 1
 beside two fixed layers and a new layer over them (`--model adapter`), or a head of two layers (`--model head`), both
-over fixed word vectors. Judged on rows of nobody who trains. Prints and writes utility.md and utility.json.
+over fixed word vectors. Evaluated on rows of nobody who trains. Prints and writes utility.md and utility.json.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LABELS, OWN_WORDS, LENGTH, OWN, ROWS = 8, 40, 8, 4, 8
 """labels; words of each; words of a text, how many of them are of its label (the others of any); rows of a client"""
 HELD_OUT = 2000
-"""rows that are only judged"""
-JUDGED = "judged"
+"""rows of the client that is only evaluated"""
+EVALUATED = "judged"  # rows are drawn by their client's name, and the published figures are of these
 DELTA = 1e-5
 EPSILONS = (1.0, 3.0, 8.0)
 CONFIG = """
@@ -111,7 +111,7 @@ class WordVectors(Task):
     @cached_property
     def _manifest(self) -> dict[str, dict[str, int]]:
         clients = {f"c{place:06}": {"train": ROWS} for place in range(self.number)}
-        return {**clients, JUDGED: {"dev": 8, "test": HELD_OUT}}
+        return {**clients, EVALUATED: {"dev": 8, "test": HELD_OUT}}
 
     def check(self, client: str) -> None:
         """There is no file."""

@@ -96,12 +96,12 @@ class Trainer:
         self.engine.start(self.engine.initial_shared, None, self.client, steps=len(self.steps), seed=0)
         train(self.engine, self.steps, self.task.loss)
 
-    def measure(self, judged: Sequence[Any]) -> Trained:
+    def measure(self, evaluated: Sequence[Any]) -> Trained:
         """Train once more."""
         wall, cpu = time.perf_counter(), time.process_time()
         self._train()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        return Trained(wall, cpu, mean_loss(self.task, self.engine.module, judged))
+        return Trained(wall, cpu, mean_loss(self.task, self.engine.module, evaluated))
 
 
 @dataclass
@@ -114,7 +114,7 @@ class PlainTrainer:
         self.first_s = self.like.first_s
         self.tokens, self.steps = self.like.tokens, self.like.steps
 
-    def measure(self, judged: Sequence[Any]) -> Trained:
+    def measure(self, evaluated: Sequence[Any]) -> Trained:
         """Train once: a new model each time, which is not counted."""
         task, client = self.like.task, self.like.client
         model = task.build_model(0).train()
@@ -129,7 +129,7 @@ class PlainTrainer:
             optimizer.step()
             optimizer.zero_grad()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        return Trained(wall, cpu, mean_loss(task, model, judged))
+        return Trained(wall, cpu, mean_loss(task, model, evaluated))
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -173,14 +173,14 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--client", required=True)
     parser.add_argument("--split", default="dev", help="what the loss is of")
     parser.add_argument("--only", nargs="+", choices=[way.name for way in WAYS])
-    for name, default in (("epochs", 2), ("repeat", 3), ("batch", 16), ("judged", 128)):
+    for name, default in (("epochs", 2), ("repeat", 3), ("batch", 16), ("evaluated", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     task = load(args.config, args.overrides).task
     client = ClientConfig(optimizer="adamw", lr=1e-3, betas=(0.9, 0.98), max_grad_norm=1.0, weight_decay=0.0)
-    examples, held = task.load(args.client, "train"), task.load(args.client, args.split)[: args.judged]
-    judged = [task.collate(held[at : at + 32], True) for at in range(0, len(held), 32)]
+    examples, held = task.load(args.client, "train"), task.load(args.client, args.split)[: args.evaluated]
+    evaluated = [task.collate(held[at : at + 32], True) for at in range(0, len(held), 32)]
     trainers: dict[str, Trainer | PlainTrainer] = {}
     for way in WAYS:
         if args.only and way.name not in args.only and way.name != WAYS[0].name:
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     shuffled = trainers[WAYS[0].name]
     assert isinstance(shuffled, Trainer)
     trainers = {PLAIN: PlainTrainer(shuffled), **trainers}
-    found = [{name: trainer.measure(judged) for name, trainer in trainers.items()} for _ in range(args.repeat)]
+    found = [{name: trainer.measure(evaluated) for name, trainer in trainers.items()} for _ in range(args.repeat)]
     return [_row(name, trainer, found) for name, trainer in trainers.items()]
 
 

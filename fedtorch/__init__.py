@@ -4,6 +4,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from fedtorch.core.version import VERSION as __version__  # noqa: F401
+
 if TYPE_CHECKING:
     from fedtorch.algorithms.base import Algorithm as Algorithm
     from fedtorch.algorithms.base import Updates as Updates
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
 # them on request. *Measured* (torch 2.13, 60 M parameters): a new vector takes 75 % less time from the second one on.
 # No bit changes, and where the system has no such pages nothing does.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-__version__ = "0.1.0"
 
 _PUBLIC = {
     "run": "fedtorch.api.run",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import ConfigError, FedtorchError, RestartsError
+from fedtorch.core.errors import ConfigError, FedtorchError, RestartsError, print_error
 from fedtorch.lifecycle.status import write_status
 
 from . import start_words
@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local
             raise ConfigError(f"--ranks is {args.ranks}; give 2 or more, or start fedtorch.main itself")
         config = request.load()
     except FedtorchError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error, prog)
     fork_server = ForkServer.begin(request.arguments())
     try:
         limits = {"max_restarts": args.max_restarts, "max_returns": args.max_returns}

@@ -31,7 +31,9 @@ class Point:
     name: str
     """also that of its folder; says what sets it apart"""
     folder: Path
+    """of the run, below that of the sweep"""
     request: Request
+    """configs and settings that its command line gets"""
 
     @cached_property
     def config(self) -> Config:

@@ -27,6 +27,7 @@ class Command:
     """A run to be started."""
 
     name: str
+    """for messages and exit codes; another run of the pool has another"""
     words: Sequence[str]
     """program and arguments"""
     folder: Path
@@ -36,8 +37,11 @@ class Command:
 @dataclass
 class _Running:
     command: Command
+    """what was started"""
     process: subprocess.Popen[bytes]
+    """leader of a session of its own"""
     slot: int
+    """from 0, one of `at_once`; decides about its variables, such as the GPU"""
 
 
 Tell = Callable[[str, str, int], None]

@@ -30,6 +30,7 @@ class RankProcess:
     """
 
     arguments: tuple[str, ...]
+    """of the run's command line"""
     command: str = ""
     """the one that continues the run, for status.json"""
     secret: str = field(default="", repr=False)

@@ -28,11 +28,15 @@ class Resources:
     """
 
     nodes: int = 1
+    """at least 1"""
     gpus_per_node: int = 0
+    """0: ranks compute on CPUs"""
     tasks_per_node: int | None = None
     """ranks per node; None: one per GPU, or one on a node without"""
     cpus_per_task: int = 1
+    """for each rank"""
     partition: str | None = None
+    """of the cluster; None: its default"""
     time_min: int = 60
     """limit of one attempt in minutes"""
     grace_s: int = 120
@@ -46,6 +50,7 @@ class Resources:
     setup: tuple[str, ...] = ()
     """shell lines for the job's script, before its ranks start"""
     executor: str = "slurm"
+    """slurm; local: processes of this machine; debug: one rank in this process"""
 
     def __post_init__(self) -> None:
         least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "time_min": 1, "grace_s": 1}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from fedtorch.comm.signing import VARIABLE
 from fedtorch.comm.trust import refuse_public
 from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, RestartsError
+from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, RestartsError, print_error
 from fedtorch.lifecycle.status import write_status
 
 from . import start_words
@@ -122,8 +121,7 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
                 write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
             raise
     except FedtorchError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error, prog)
 
 
 def parser(prog: str, about: str | None) -> argparse.ArgumentParser:

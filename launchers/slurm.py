@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedtorch import main as fedtorch_main
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.rounds.placement import make_topology
 
 from . import start_words
@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.slurm
             return fedtorch_main.main([*request.arguments(), "--dry-run", "--ranks", str(resources.ranks)])
         return _run(request, config, resources)
     except FedtorchError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error, prog)
 
 
 def _run(request: Request, config: Config, resources: Resources) -> int:

@@ -26,6 +26,7 @@ class Row:
     """One run."""
 
     name: str
+    """of its folder, without the sweep's"""
     state: str
     """waiting, starting, running, requeued, died, done, interrupted or failed"""
     round: int = 0

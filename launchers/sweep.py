@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted
+from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, print_error
 
 from . import start_words
 from .plan import Point, is_done, make_points, parse_grid, read_status, save_plan
@@ -38,8 +38,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.sweep
             return 0
         return _run(args)
     except FedtorchError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error, prog)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -134,7 +134,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_wikisql(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared pool of made-up WikiSQL questions: 240 to train on, 24 and 30 to judge."""
+    """A prepared pool of made-up WikiSQL questions: 240 to train on, 24 and 30 to evaluate."""
     from fedtorch.data.prepare_wikisql import write_pool
     from fedtorch.data.synthetic_wikisql import generate
 

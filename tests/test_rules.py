@@ -16,10 +16,14 @@ import fedtorch
 
 PACKAGE = Path(fedtorch.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+LAUNCHERS = sorted((PACKAGE.parent / "launchers").glob("*.py"))
 
-# Each room, a folder of the package, with the rooms it may import. Read from the bottom up: `core` knows nobody.
+# Each room, a folder of the package or `launchers` beside it, with the rooms it may import. Read from the
+# bottom up: `core` knows nobody.
 # `config` may also import any room's `settings`, where the keys of the section that configures the room are declared.
 ROOMS: dict[str, set[str]] = {
+    # processes around `main`; `cli` and `api` look them up by name
+    "launchers": {"main", "lifecycle", "setup", "rounds", "comm", "tracking", "config", "core"},
     "cli": {"core"},  # it looks the other rooms up by name, once it knows which one is asked for
     "main": {"lifecycle", "setup", "config", "core"},
     # what Python code calls in place of commands
@@ -32,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},
     "tasks": {"data", "models", "metrics", "text", "train", "core"},
     "algorithms": {"train", "compression", "core"},
-    "models": {"data", "text", "compression", "core"},
+    "models": {"text", "compression", "core"},
     "train": {"comm", "core"},
     "report": {"tracking", "metrics", "privacy", "config", "core"},
     "data": {"metrics", "text", "core"},
@@ -49,8 +53,9 @@ ROOMS: dict[str, set[str]] = {
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name of every module of the package -> its file."""
-    named = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", "."): path for path in FILES}
+    """Dotted name of every module of the package and of the launchers -> its file."""
+    files = [*FILES, *LAUNCHERS]
+    named = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", "."): path for path in files}
     return {name.removesuffix(".__init__"): path for name, path in named.items()}
 
 
@@ -65,9 +70,11 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+        elif isinstance(node, ast.ImportFrom):
+            # `from . import`: of the launchers, which are installed as `fedtorch.launchers`
+            parts = [path.parent.name] * node.level + [node.module] * (node.module is not None)
+            found.update(".".join([*parts, alias.name]) for alias in node.names)
+    return {name.removeprefix("fedtorch.") if name.startswith("fedtorch.launchers") else name for name in found}
 
 
 def imported_modules(name: str) -> set[str]:
@@ -82,7 +89,7 @@ def imported_modules(name: str) -> set[str]:
 
 def room(module: str) -> str:
     """The room of a dotted name; empty for the package itself."""
-    return module.partition(".")[2].partition(".")[0]
+    return "launchers" if module.startswith("launchers") else module.partition(".")[2].partition(".")[0]
 
 
 def circles(edges: dict[str, set[str]]) -> Iterator[list[str]]:
@@ -107,7 +114,7 @@ def test_every_module_is_in_a_room() -> None:
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_room_imports_only_what_it_may(name: str) -> None:
     # the package itself names what users import, each in its room
-    allowed = ROOMS.get(room(name), set(ROOMS)) | {room(name), ""}
+    allowed = ROOMS.get(room(name), set(ROOMS) - {"launchers"}) | {room(name), ""}
     open_to_it = SETTINGS if room(name) == "config" else set()
     assert not {other for other in imported_modules(name) - open_to_it if room(other) not in allowed}
 
@@ -122,8 +129,19 @@ def test_reading_a_config_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0
 
 
-def test_no_import_leads_back_to_where_it_came_from() -> None:
+def test_launchers_are_known_under_both_their_names(tmp_path: Path) -> None:
+    source = tmp_path / "launchers" / "some.py"
+    source.parent.mkdir()
+    source.write_text("from fedtorch.launchers.local import main\nfrom . import pool\nfrom .job import run\n")
+    assert imports(source) == {"launchers.local.main", "launchers.pool", "launchers.job.run"}
+
+
+def test_no_room_leads_back_to_where_it_came_from() -> None:
     assert not list(circles(ROOMS | {"config": ROOMS["config"] | {room(name) for name in SETTINGS}}))
+
+
+def test_no_module_leads_back_to_where_it_came_from() -> None:
+    assert not list(circles({name: imported_modules(name) for name in MODULES}))
 
 
 def test_circles_are_found() -> None:
@@ -142,7 +160,7 @@ LONG: dict[str, str] = {
 def long_ones() -> set[str]:
     """Files and functions over the limits; a function's docstring does not count."""
     root, found = PACKAGE.parent, set()
-    for path in [*FILES, *(root / "launchers").glob("*.py"), *(root / "benchmarks").glob("*.py")]:
+    for path in [*FILES, *LAUNCHERS, *(root / "benchmarks").glob("*.py")]:
         text, name = path.read_text(), path.relative_to(root).as_posix()
         if len(text.splitlines()) > MAX_LINES:
             found.add(name)
@@ -157,6 +175,47 @@ def long_ones() -> set[str]:
 
 def test_long_files_and_functions_are_exceptions_with_a_reason() -> None:
     assert long_ones() == set(LONG)
+
+
+def fields_without_a_line(source: str) -> Iterator[str]:
+    """`Class.field` of dataclasses, named tuples and typed dicts that have no docstring under the field."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        marks = " ".join(map(ast.unparse, (*node.decorator_list, *node.bases)))
+        if not re.search(r"\b(dataclass|NamedTuple|TypedDict)\b", marks):
+            continue
+        for line, after in zip(node.body, [*node.body[1:], None], strict=True):
+            if isinstance(line, ast.AnnAssign) and not ast.unparse(line.annotation).startswith("ClassVar"):
+                value = after.value if isinstance(after, ast.Expr) else None
+                if not (isinstance(value, ast.Constant) and isinstance(value.value, str)):
+                    yield f"{node.name}.{ast.unparse(line.target)}"
+
+
+@pytest.mark.parametrize("path", [*FILES, *LAUNCHERS], ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
+def test_every_field_of_a_dataclass_or_named_tuple_has_a_line_under_it(path: Path) -> None:
+    assert not list(fields_without_a_line(path.read_text()))
+
+
+def test_fields_without_a_line_are_found() -> None:
+    source = """
+class Point(NamedTuple):
+    x: int
+    y: int
+    'Of the second axis.'
+
+@dataclass(frozen=True)
+class Options:
+    kind: ClassVar[str]
+    size: int = field(default=1)
+
+    def grown(self) -> int:
+        'Later.'
+
+class Plain:
+    note: str
+"""
+    assert list(fields_without_a_line(source)) == ["Point.x", "Options.size"]
 
 
 def test_only_comm_imports_torch_distributed() -> None:

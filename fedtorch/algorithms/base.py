@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from fedtorch.core.client import ClientState
+from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.places import Places
 from fedtorch.core.renamed import accept_old_names
 from fedtorch.core.server import ServerState
@@ -98,9 +99,9 @@ class Algorithm:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         accept_old_names(cls, OLD_NAMES)
-        if "server_train" in vars(cls):
+        if definer(cls, "server_train") is cls:
             cls.trains_server = True
-        if "reads_initial" not in vars(cls) and not vars(cls).keys().isdisjoint(OF_CLIENTS):
+        if definer(cls, "reads_initial") is not cls and any(definer(cls, name) is cls for name in OF_CLIENTS):
             cls.reads_initial = True
 
     def check(self, hp: ClientConfig) -> None:
@@ -140,9 +141,9 @@ class Algorithm:
             return "exchanges nothing, so nothing is released"
         if not self.is_sum:
             return f"combines updates in a way {own}"
-        if _definer(cls, "weigh") is not _definer(cls, "weighting"):
+        if definer(cls, "weigh") is not definer(cls, "weighting"):
             return "weighs clients in a way of its own, by numbers that depend on their data"
-        if cls.server_update is not Algorithm.server_update:
+        if overrides(cls, "server_update", Algorithm):
             return f"takes the server's step in a way {own}"
         if self.weighting != "equal":
             return f"weighs clients by {self.weighting}, which depends on their data; set algorithm.weights to equal"
@@ -151,7 +152,7 @@ class Algorithm:
     @property
     def is_sum(self) -> bool:
         """Is `aggregate` the weighted sum of the updates, and nothing else?"""
-        return type(self).aggregate is Algorithm.aggregate
+        return not overrides(type(self), "aggregate", Algorithm)
 
     @property
     def why_not_ahead(self) -> str:
@@ -164,7 +165,7 @@ class Algorithm:
         if not self.is_sum:
             return "combines updates in a way of its own, which is no single sum"
         cls = type(self)
-        if _definer(cls, "weigh") is not _definer(cls, "own_weight") or self.own_weight(_ANY) is None:
+        if definer(cls, "weigh") is not definer(cls, "own_weight") or self.own_weight(_ANY) is None:
             return "has weights that are known only when all clients are done"
         return ""
 
@@ -267,8 +268,3 @@ class Algorithm:
 
 
 _ANY = Report("any", examples=1)
-
-
-def _definer(cls: type, name: str) -> type:
-    """The class whose `name` an instance has."""
-    return next(base for base in cls.__mro__ if name in vars(base))

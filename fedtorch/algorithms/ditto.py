@@ -40,7 +40,7 @@ class Ditto(FedAvg):
         hp: Any = job.hp if self.personal_lr is None else replace(job.hp, lr=self.personal_lr)
         curve = job.train(
             job.state.tensors.get(PERSONAL, job.initial),
-            purpose="personal",
+            purpose=PERSONAL,
             before_step=proximal(job.engine, received, self.lam if self.form == "full" else 2 * self.lam),
             epochs=self.personal_epochs,
             hp=hp,

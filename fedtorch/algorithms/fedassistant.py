@@ -152,7 +152,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
             self.compressor, grad, self._residual(job), self.error_feedback, layout, seed=job.seed("compression")
         )
         if residual is not None:
-            state.tensors["residual"] = residual
+            state.tensors[LEFT_OUT] = residual
         if self.server_residual == "returned":
             state.tensors["sent"] = message
             state.numbers["sent/round"] = job.round
@@ -166,7 +166,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
 
     def _residual(self, job: ClientJob) -> Tensor | None:
         """What the client had not sent, and what of it the last step left out."""
-        residual = job.state.tensors.get("residual")
+        residual = job.state.tensors.get(LEFT_OUT)
         is_last = job.state.numbers.get("sent/round") == job.round - 1
         if self.server_residual != "returned" or residual is None or not is_last:
             return residual

@@ -15,6 +15,7 @@ from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.robust.base import kept_counts, rule_of
 from fedtorch.algorithms.weighting import alone, normalised
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.overrides import overrides
 from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
@@ -67,12 +68,12 @@ class FedAvg(Algorithm):
     @property
     def is_sum(self) -> bool:
         """Without a rule in place of it."""
-        return self.robust is None and type(self).aggregate is FedAvg.aggregate
+        return self.robust is None and not overrides(type(self), "aggregate", FedAvg)
 
     @property
     def why_not_robust(self) -> str:
         """Why `robust` cannot be set, as a clause after the algorithm's name; empty where it can."""
-        if type(self).aggregate is not FedAvg.aggregate:
+        if overrides(type(self), "aggregate", FedAvg):
             return "combines updates in a way of its own"
         return "" if len(self.exchanged_vectors) == 1 else "does not send one vector of updates"
 

@@ -254,7 +254,9 @@ class MaskedWordTask:
     """A task whose loss is that of masked words."""
 
     task: MaskingTask
+    """whose collation and `masked_word_loss` are used"""
     settings: MaskedWords
+    """which share of the tokens is masked, and how"""
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As the task does."""

@@ -126,6 +126,7 @@ class SiloAugmented(FewFedWeight):
     exchanged_vectors: ClassVar[tuple[str, ...]] = ()
 
     token_weights: TokenWeighting = "uniform"
+    """of pseudo labels, as in `FewFedWeight`; here uniform: all count alike"""
 
     def client_update(self, job: ClientJob) -> Report:
         """As above; a client whose dev score stopped rising (`eval.patience`) rests."""

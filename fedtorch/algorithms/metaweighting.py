@@ -29,8 +29,11 @@ class Pair(NamedTuple):
     """A pseudo row, the annotated row that its weight is measured on, and the annotated row of the same real step."""
 
     pseudo: Any
+    """example of the task with a model's answer"""
     measured_on: Any
+    """example whose loss says what the pseudo row is worth"""
     trained_on: Any
+    """example of the real step; the same one with `meta_gold_on: B`"""
 
 
 def meta_weights(
@@ -79,7 +82,9 @@ class MetaWeighting(FewFedWeight):
     """
 
     weights: Literal["loss", "size"] = "size"
+    """a client's part in the average: by training size, or by its mean pseudo loss plus mean annotated loss"""
     token_weights: TokenWeighting = "uniform"
+    """of pseudo labels, from energies; uniform: rows are weighted, and tokens not"""
     meta_lr: float | None = None
     """alpha, the size of the virtual step; null: client.lr. The weights hardly depend on it"""
     meta_eps_init: Literal[0, 1] = 0
@@ -126,11 +131,17 @@ class _MetaTask:
     whole_passes: ClassVar[bool] = True
 
     rule: MetaWeighting
+    """whose `meta_*` keys are used"""
     task: pseudo.LabellingTask
+    """whose rows and row losses they are"""
     engine: Engine
+    """whose passes say whether they count (`Engine.counts`), and whose worker's sums are added"""
     alpha: float
+    """size of the virtual step"""
     measured: pseudo.Measured = field(init=False)
+    """losses of pseudo and annotated rows, as they are trained"""
     _used: list[Tensor] = field(default_factory=list)
+    """scalars on the device: pseudo rows of each batch that got a weight above 0"""
 
     def __post_init__(self) -> None:
         self.measured = pseudo.Measured(self.task, self.engine)

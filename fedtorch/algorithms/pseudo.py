@@ -82,10 +82,15 @@ class Labelling:
     """How pseudo labels are made; see `FewFedWeight` for the fields."""
 
     token_weights: TokenWeighting
+    """how energies make a token's weight; see `token_weights.py`"""
     top_k: int
+    """logits per token that make its energy"""
     temperature: float
+    """of the energy"""
     tau: float
+    """of the weights' softmax; read for `token_weights: softmax` alone"""
     batch_size: int
+    """inputs labelled at a time, `generation_batch`"""
 
 
 @dataclass
@@ -156,8 +161,11 @@ class Measured:
     """
 
     task: LabellingTask
+    """whose loss it is"""
     engine: Engine
+    """whose passes say whether they count (`Engine.counts`), and whose worker's sums are added"""
     _sums: list[Tensor] = field(default_factory=list)
+    """float64 on the device, of each pass: pseudo losses and rows, annotated losses and rows; shape (4,)"""
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As the task's."""

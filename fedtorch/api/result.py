@@ -42,7 +42,7 @@ class RunPaths:
     status: Path
     """status.json: what the run does or how it ended, and the command that continues it"""
     model: Path
-    """the model that all clients were judged with, or a folder for each that has one of its own"""
+    """the model that all clients were evaluated with, or a folder for each that has one of its own"""
     checkpoints: Path
     """what a resumed run goes on from"""
     tensorboard: Path
@@ -139,7 +139,7 @@ class RunResult:
         return chart_figure(run, charts[found])
 
     def load_model(self, client: str | None = None) -> tuple[Any, Any]:
-        """The model that clients were judged with, in eval mode on the CPU, and its tokenizer.
+        """The model that clients were evaluated with, in eval mode on the CPU, and its tokenizer.
 
         client: with models of their own, whose. What the two are, for each task: docs/models.md. For dialogs of two
         sides the model is a dict of both; a network over words has its `Words` in place of a tokenizer.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedtorch.audit.attacks import ATTACKS, attack_run
 from fedtorch.audit.subject import Options
-from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.audit") -> int:
@@ -40,8 +40,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.audit"
             print(f"wrote {path}")
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -35,7 +35,9 @@ class Tap:
     """One end of a link, which keeps what is sent."""
 
     link: Link
+    """the end itself, through which everything goes"""
     side: int
+    """USER or ASSISTANT, whose end it is"""
     sent: list[tuple[int, Increment]]
     """(who sent it, what)"""
 
@@ -56,7 +58,9 @@ class Words:
     vectors: list[Tensor] = field(default_factory=list)
     """keys and values of layer 0 end to end, shape (words, 2 width)"""
     places: list[int] = field(default_factory=list)
+    """position of each word in its dialog, from 0"""
     tokens: list[int] = field(default_factory=list)
+    """id of each word: what the attack has to find"""
 
 
 def why_not(subject: Subject) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from fedtorch.core.seeds import seed_for
 from fedtorch.tasks.base import Task
+from fedtorch.tasks.copies import copy_as
 
 
 def with_secret(example: Any, secret: Sequence[int]) -> Any | None:
@@ -70,6 +71,4 @@ def plant(task: Task, extra: Mapping[str, Sequence[Any]]) -> Task:
             rows = list(super().load(client, split))
             return [*rows, *extra.get(client, ())] if split == "train" else rows
 
-    planted: Task = object.__new__(Planted)
-    planted.__dict__.update(task.__dict__)  # what is cached of the data too, which is the same
-    return planted
+    return copy_as(Planted, task)

@@ -84,12 +84,15 @@ class Subject:
     options: Options
     """of this audit"""
     evaluation: Evaluation
-    """the models that clients are judged with"""
+    """the models that clients are evaluated with"""
     failed: dict[str, str] = field(default_factory=dict)
     """client -> status, where its training failed"""
     _examples: dict[str, Sequence[Any]] = field(default_factory=dict)
+    """client -> its training examples, once they were asked for"""
     _texts: dict[str, list[list[int]]] = field(default_factory=dict)
+    """client -> tokens of each example, see `texts`; once they were asked for"""
     _tokens: dict[str, set[int]] = field(default_factory=dict)
+    """client -> all tokens of its examples, see `tokens`; once they were asked for"""
 
     @cached_property
     def layers(self) -> FirstLayers | str:

@@ -45,7 +45,9 @@ class Secret:
     """One that is planted, or is not."""
 
     client: str
+    """in whose rows it stands"""
     repeats: int
+    """how many of its training rows have it; 0: it is nowhere, for comparison"""
     rows: tuple[Any, ...]
     """with each candidate in its place; the secret's own comes first"""
 

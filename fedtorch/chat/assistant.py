@@ -17,7 +17,7 @@ import torch
 
 from fedtorch.chat.model import computing, load_side, open_run, passing_of
 from fedtorch.compression.payload import PayloadError
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError, print_error
 from fedtorch.core.seeds import seed_for
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.socket_link import SocketLink
@@ -85,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     sends_keys=args.reply == "keys",
                 )
     except FedtorchError as error:
-        print(f"fedtorch: the assistant side: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error, "fedtorch: the assistant side")
     except PayloadError as error:
         print(f"fedtorch: the assistant side: {error}", file=sys.stderr)
         return 1

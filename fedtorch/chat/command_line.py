@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import fedtorch
 from fedtorch.chat.model import computing, load_side, model_folder, open_run, passing_of
 from fedtorch.chat.user import UserSide, Wire, talk
 from fedtorch.compression.payload import PayloadError
-from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.errors import ConfigError, FedtorchError, print_error
+from fedtorch.core.version import PACKAGE
 from fedtorch.models.socket_link import LinkClosed, SocketLink
 from fedtorch.text.gpt2_bpe import load_bpe
 
@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat")
         wire.sum_up()
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     except PayloadError as error:
         print(f"fedtorch: what came from the assistant side is damaged: {error}", file=sys.stderr)
         return 1
@@ -63,7 +62,7 @@ def _assistant(args: argparse.Namespace, separator: int) -> Iterator[socket.sock
     given = {"run": args.run, "client": args.client, "reply": args.reply, "socket": theirs.fileno()}
     given |= {"separator": separator, "max-new": args.max_new, "seed": args.seed, "temperature": args.temperature}
     command = [sys.executable, "-m", "fedtorch.chat.assistant", *(f"--{key}={value}" for key, value in given.items())]
-    package = str(Path(fedtorch.__file__).parents[1])
+    package = str(PACKAGE.parent)
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}

@@ -22,7 +22,9 @@ class Wire:
     """Prints what crosses, if it is to be shown, and sums it up."""
 
     out: TextIO
+    """where the lines go"""
     is_shown: bool
+    """are they printed? The totals are kept in either case"""
     totals: Counter[str] = field(default_factory=Counter)
     """direction -> bytes"""
 
@@ -48,9 +50,13 @@ class UserSide:
     """The user's end of a dialog."""
 
     model: Any
+    """the client's own model of the user's side"""
     vocabulary: PreTrainedTokenizerBase
+    """its tokenizer; every turn begins with the end token"""
     link: SocketLink
+    """to the assistant's process"""
     passing: Passing
+    """how keys and values are passed, as the run did"""
     receives_keys: bool = False
     """do the keys and values of answers come too, beside their words?"""
     side: Side = field(init=False)

@@ -13,8 +13,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import fedtorch
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.version import ABOUT, PACKAGE, VERSION
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if " ".join(words[:size]) in COMMANDS:
             name, rest = " ".join(words[:size]), words[size:]
     if name == "--version":
-        print(f"fedtorch {fedtorch.__version__}")
+        print(f"fedtorch {VERSION}")
         return 0
     if name == "run" and "--dry-run" not in rest and any(word.split("=")[0] == "--ranks" for word in rest):
         name = "local"  # what has ranks is started by a launcher
@@ -81,8 +81,8 @@ def _has_launchers() -> bool:
 
     Another clone may be installed all the same, whose `fedtorch.launchers` would then be found.
     """
-    spec, package = find_spec("fedtorch.launchers"), Path(fedtorch.__file__).parent
-    return spec is not None and spec.origin is not None and Path(spec.origin).parents[1] in (package, package.parent)
+    spec = find_spec("fedtorch.launchers")
+    return spec is not None and spec.origin is not None and Path(spec.origin).parents[1] in (PACKAGE, PACKAGE.parent)
 
 
 def _help() -> str:
@@ -91,7 +91,7 @@ def _help() -> str:
         [
             "usage: fedtorch [--help] [--version] COMMAND ...",
             "",
-            (fedtorch.__doc__ or "").strip(),
+            ABOUT,
             "",
             *lines,
             "",

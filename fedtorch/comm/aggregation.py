@@ -80,6 +80,7 @@ class Request(NamedTuple):
     """What the server wants from all ranks."""
 
     op: Op
+    """How the sum travels, or how the exchange ends."""
     terms: Sequence[Term] = ()
     """In the order in which they are added or sent."""
     scale: SumScale = SumScale(0)

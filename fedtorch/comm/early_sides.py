@@ -82,7 +82,9 @@ class _Part(NamedTuple):
     """What came from another rank."""
 
     rank: int
+    """The one that sent it."""
     clients: tuple[str, ...]
+    """Those whose updates it is the sum of."""
     squares: float
     """Of the whole numbers that were added."""
     is_whole: bool

@@ -45,12 +45,15 @@ class Fault:
     kind: str
     """One of `KINDS`."""
     phase: str = "train"
+    """What a heartbeat calls what the rank is doing; `update` where the kind spoils an update."""
     rank: int | None = None
+    """Of the job; 0 is the server."""
     attempt: int | None = None
     """The launcher's restart count."""
     round: int | None = None
     """Rounds done."""
     client: str | None = None
+    """Its name, as the heartbeat has it."""
     step: int | None = None
     """Of the client's training."""
     seconds: float = 1.0

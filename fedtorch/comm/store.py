@@ -52,6 +52,7 @@ class JobMember:
     store: Store
     """Shared by all ranks of the job."""
     rank: int
+    """This process's; 0 is the server."""
     size: int
     """Ranks of the job."""
     hosts_store: bool

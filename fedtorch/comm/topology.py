@@ -21,6 +21,7 @@ class Placement:
     worker: int
     """Its index."""
     ranks: tuple[int, ...]
+    """Those of the worker, its leader first."""
     clients: tuple[str, ...]
     """Those that it trains, in manifest order."""
     cost: float

@@ -49,6 +49,7 @@ class _Piece:
     move: Callable[[Tensor], Work]
     """Begins to move the window."""
     dtype: torch.dtype
+    """Of the tensor; windows are bytes and are viewed as that."""
     length: int
     """Elements of the window."""
     source: Tensor | None = None

@@ -67,6 +67,7 @@ class _Done:
     """Work that is done, and what came of it."""
 
     found: Any
+    """What `wait` and `result` give."""
 
     def wait(self) -> Any:
         return self.found

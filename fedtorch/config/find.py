@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.version import PACKAGE
 
-PACKAGE = Path(__file__).parents[1]
 SORTED = ("rows", "figures", "tuning", "small")
 """Folders of a paper that a name leaves out; no name is in two of them."""
 

@@ -131,13 +131,11 @@ def digest(config: Config, *, everything: bool = False) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def difference(old: Config, new: Config) -> list[str]:
-    """One line per key that can change results and differs; empty exactly when the digests are equal."""
-    return record_difference(to_dict(old), to_dict(new))
-
-
 def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`difference` of two configs as `to_dict` gives them, such as one from a checkpoint (both masked or neither)."""
+    """One line per key that can change results and differs; empty exactly when the digests are equal.
+
+    Of two configs as `to_dict` gives them, such as one from a checkpoint (both masked or neither).
+    """
     return [f"{key} was {before} and is now {after}" for key, before, after in changes(old, new)]
 
 

@@ -36,7 +36,7 @@ NO_EFFECT = (
     "privacy.max_epsilon",  # when to stop
     "privacy.ledger",  # where what was released is kept
 )
-"""Keys (with everything under them) that do not change results; left out of `digest` and `difference`."""
+"""Keys (with everything under them) that do not change results; left out of `digest` and `record_difference`."""
 
 ADDED: dict[str, Any] = {
     "client.shuffle": True,

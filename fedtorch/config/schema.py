@@ -125,7 +125,7 @@ class Config:
     """federated; centralized: one client that owns all data; local: every client by itself, nothing is sent."""
     rounds: Annotated[int, Field(ge=0, le=LARGEST)] = 10
     """Rounds to train; for centralized and local the upper limit of stretches between evaluations; 0: the model is
-    judged as it is."""
+    evaluated as it is."""
     task: Any
     """Data, model, loss and score: `name` (or `module:Class`) and the fields of that task's dataclass."""
     algorithm: Any

@@ -24,7 +24,7 @@ class RunConfig:
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """All randomness is derived from this number."""
     export: Literal["all", "none"] = "all"
-    """At the end write the models that clients were judged with into `model/`: the server's, or one per client, as
+    """At the end write the models that clients were evaluated with into `model/`: the server's, or one per client, as
     large as the model each; none: leave that to `fedtorch export`."""
     published: str | None = None
     """Row of a paper's table that reports show beside this run, as `lorar/fedopt_lorar`; null: the one of its name."""

@@ -25,6 +25,7 @@ class Client:
     """One owner of data."""
 
     name: str
+    """As the task's manifest has it; unique in a run, and the same on every rank."""
     index: int
     """Its place in the manifest's order."""
     sizes: dict[str, int] = field(default_factory=dict, hash=False)

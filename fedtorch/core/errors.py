@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 
@@ -9,6 +10,12 @@ class FedtorchError(Exception):
     """Base of every error that a user can cause or fix; `exit_code` is the process's exit status."""
 
     exit_code = 1
+
+
+def print_error(error: FedtorchError, command: str = "fedtorch") -> int:
+    """Say on stderr why a command ends; returns the exit code for its `main` to return."""
+    print(f"{command}: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 class ConfigError(FedtorchError, ValueError):

@@ -78,7 +78,9 @@ class Fold:
     sums: Vector | None = None
     """Whole numbers in float64, added as they are."""
     out: Vector | None = None
+    """Written in place of `total`; None: the sum goes on growing in `total`."""
     back: float = 1.0
+    """What the finished sum is multiplied by."""
     measures_each: bool = False
     """Is what every one of `values` adds measured?"""
     last_squares: float = 0.0

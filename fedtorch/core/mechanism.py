@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtorch.core.client import Client
+from fedtorch.core.overrides import overrides
 from fedtorch.core.places import Places
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
@@ -54,7 +55,7 @@ class Mechanism:
     @property
     def changes_updates(self) -> bool:
         """May `outgoing` change them?"""
-        return type(self).outgoing is not Mechanism.outgoing
+        return overrides(type(self), "outgoing", Mechanism)
 
     def least(self, configured: int) -> int:
         """How many usable updates a round needs. configured: `clients.min`."""

@@ -1,4 +1,4 @@
-"""Where the models that clients were judged with lie in a run's folder."""
+"""Where the models that clients were evaluated with lie in a run's folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedtorch.core.client import folder_name
 from fedtorch.core.errors import ConfigError
 
 MODEL = "model"
-"""The folder with the models that clients were judged with, in the run folder."""
+"""The folder with the models that clients were evaluated with, in the run folder."""
 SIDES = ("user", "assistant")
 """Folders of a dialog task's two models, below that of a client or of all."""
 
 
 def model_folder(run: Path, client: str | None, *, option: str = "--client") -> Path:
-    """The folder of the model that all clients, or this one, were judged with.
+    """The folder of the model that all clients, or this one, were evaluated with.
 
     option: what names a client, for messages.
 

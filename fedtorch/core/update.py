@@ -32,11 +32,16 @@ class Report:
     steps: int = 0
     """optimiser steps taken"""
     loss_first: float = 0.0
-    """this and the next four: over the losses that `algorithm.loss_reduction` measures"""
+    """the first of the training losses that `algorithm.loss_reduction` measures: means over windows of steps, unless it
+    says otherwise. 0 in all five if no step was taken"""
     loss_last: float = 0.0
+    """the last of them"""
     loss_max: float = 0.0
+    """the largest of them"""
     loss_min: float = 0.0
+    """the smallest of them"""
     loss_mean: float = 0.0
+    """their mean"""
     norm: float = 0.0
     """of the update; non-finite exactly when one of its elements is"""
     max_abs: float = 0.0

@@ -27,6 +27,7 @@ class Layout:
     """
 
     names: tuple[str, ...]
+    """Of the tensors, in the order in which they lie there; each once."""
     shapes: tuple[tuple[int, ...], ...]
     """Of each tensor."""
     dtype: torch.dtype = torch.float32

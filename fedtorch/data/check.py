@@ -27,7 +27,9 @@ class RoundTrip:
     """How many gold queries survive encoding and decoding, and why the others do not."""
 
     total: int = 0
+    """gold queries that were looked at"""
     matched: int = 0
+    """of them, those that come back as an exact match"""
     longest: int = 0
     """tokens of the longest target, end token included"""
     misses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))

@@ -21,8 +21,11 @@ class Triple(NamedTuple):
     """A training triple of texts."""
 
     question: str
+    """cover question, from the public pool"""
     positive: str
+    """answer of the client that is passed off as relevant to it"""
     negative: str
+    """another answer of the client"""
 
 
 def cover_triples(

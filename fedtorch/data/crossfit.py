@@ -6,7 +6,6 @@ the input, every further column an acceptable output.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
+from fedtorch.data.json_file import read_json
 from fedtorch.metrics.generation import METRICS
 
 SEEDS = (100, 13, 21, 42, 87)
@@ -192,12 +192,7 @@ def _few(rows: Sequence[Row], k: int, per_label: bool, task: str, seed: int) -> 
 
 
 def _entries(file: Path) -> list[Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{file} is missing; --tasks must be a JSON file with the tasks' metrics") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is not JSON: {error}") from None
+    content = read_json(file, "--tasks must be a JSON file with the tasks' metrics")
     entries = content.get("tasks") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise DataError(f'{file} has no list `tasks`; expected {{"tasks": [{{"task": ..., "metric": ...}}]}}')

@@ -11,6 +11,7 @@ class GymTask:
     """A task of the gym."""
 
     name: str
+    """as CrossFit calls it; that of its folder, and the beginning of its files' names"""
     metric: str
     """a name of `metrics.generation.METRICS`"""
     per_label: bool = False

@@ -22,7 +22,9 @@ class Question(NamedTuple):
     """A question and the ids of its answers."""
 
     qid: str
+    """unique in its collection"""
     text: str
+    """after `clean`"""
     positives: tuple[str, ...]
     """documents that answer it"""
     negatives: tuple[str, ...]

@@ -35,10 +35,15 @@ class Released(NamedTuple):
 
 class _Pair(NamedTuple):
     qid: str
+    """of the question; its text where the client has no SPLIT.rank"""
     question: str
+    """text, cleaned"""
     docid: str
+    """of the answer, unique in the split"""
     answer: str
+    """text, cleaned"""
     label: int
+    """1: relevant, 0: not"""
 
 
 def released_clients(raw: Path) -> list[str]:

@@ -26,6 +26,7 @@ class Sampling:
     given_negatives: int = 5
     """at most so many of the publisher's negatives in training; dev and test keep all"""
     seed: int = 0
+    """of the split by question and of all draws"""
 
     def __post_init__(self) -> None:
         for name in ("negatives", "given_negatives"):

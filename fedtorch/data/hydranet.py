@@ -43,6 +43,7 @@ class Row(NamedTuple):
     first: int
     """the question's tokens are `ids[first:last]`"""
     last: int
+    """one past the question's last token"""
     labels: RowLabels | None = None
     """None where the query is not known"""
 
@@ -66,7 +67,9 @@ class Question(NamedTuple):
     """A question with one row per column."""
 
     rows: list[Row]
+    """by the number of the column"""
     text: str
+    """values are cut out of it, so as the data set has it"""
     piece_words: list[int]
     """the word of each piece"""
     word_starts: list[int]

@@ -32,11 +32,17 @@ class Split(TypedDict):
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     examples: Number
+    """rows in the file, one a line"""
     characters: NotRequired[Annotated[int, Field(ge=0, le=10**15)]]
+    """of all its texts together, from which a client's cost is estimated"""
     sha256: NotRequired[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+    """of the file, in hex; where it is missing content is not compared"""
     pairs: NotRequired[list[Annotated[int, Field(ge=0, le=10**15)]]]
+    """by row, the (positive, negative) pairs that its candidates form; of question answering"""
     rows: NotRequired[list[Number]]
+    """by row, its candidates; of question answering"""
     positives: NotRequired[list[Number]]
+    """by row, those of its candidates that are relevant; of question answering"""
 
 
 class Entry(TypedDict):
@@ -44,6 +50,7 @@ class Entry(TypedDict):
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     splits: dict[str, Split]
+    """name of the split -> its file's facts; the file is `<client>/<split>.jsonl`"""
 
 
 _ENTRIES = TypeAdapter(dict[str, Entry])

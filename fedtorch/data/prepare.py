@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError, print_error
 from fedtorch.data import client_facts, left_out, prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
 from fedtorch.data.recipe import Recipe
 
@@ -65,8 +64,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m fedto
     try:
         manifest = RECIPES[args.name].run(args)
     except FedtorchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error, "error")
     show(manifest, args.out)
     return 0
 

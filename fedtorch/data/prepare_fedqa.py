@@ -83,9 +83,13 @@ class _Made(NamedTuple):
     """A client, ready to be written."""
 
     name: str
+    """of the client, that of its folder"""
     splits: dict[str, list[QARow]]
+    """split -> rows"""
     notes: dict[str, int]
+    """what was counted while it was read -> how many, for the manifest"""
     left_out: list[LeftOut]
+    """what is not among the rows, and why"""
 
 
 def _collections(raw: Path, names: Sequence[str], shares: tuple[int, int, int], sampling: Sampling) -> Iterator[_Made]:

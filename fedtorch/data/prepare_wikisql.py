@@ -32,7 +32,7 @@ from fedtorch.text.byte_bpe import train_subwords
 
 POOL = "pool"
 SPLITS = ("train", "dev", "test")
-JUDGED = ("dev", "test")
+EVALUATED = ("dev", "test")
 """Splits whose queries may be run."""
 
 
@@ -53,7 +53,7 @@ def prepare_wikisql(raw: Path, out: Path, *, extra: bool = True, vocab_size: int
     def write(folder: Path) -> None:
         splits = {split: [row for part in folders for row in read_split(part, split)] for split in SPLITS}
         tables = {
-            name: table for split in JUDGED for part in folders for name, table in read_tables(part, split).items()
+            name: table for split in EVALUATED for part in folders for name, table in read_tables(part, split).items()
         }
         write_pool(folder, "wikisql", splits, options, {name: t for name, t in tables.items() if t["rows"]})
 
@@ -76,7 +76,9 @@ def write_pool(
     if empty := [split for split, rows in kept.items() if not rows]:
         raise DataError(f"{name}: the split {empty[0]} has no usable question")
     numbers = {table: number for number, table in enumerate(tables or {})}
-    kept = {split: [_numbered(row, numbers if split in JUDGED else {}) for row in rows] for split, rows in kept.items()}
+    kept = {
+        split: [_numbered(row, numbers if split in EVALUATED else {}) for row in rows] for split, rows in kept.items()
+    }
     entry = write_client(folder, POOL, kept, facts={})
     if tables:
         write_tables(folder / POOL / TABLES, list(tables.values()))

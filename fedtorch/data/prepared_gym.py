@@ -39,6 +39,7 @@ class PreparedGym:
     """A prepared folder of few-shot tasks."""
 
     folder: Path
+    """that `data prepare crossfit` wrote, with a manifest"""
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

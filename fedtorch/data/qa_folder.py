@@ -35,6 +35,7 @@ class QARow:
     """One question with its candidates; the three lists run in step."""
 
     question: str
+    """its text, cleaned"""
     answers: list[str]
     """the candidates' texts"""
     labels: list[int]

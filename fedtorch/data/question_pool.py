@@ -35,6 +35,7 @@ class QuestionPool:
     """
 
     folder: Path
+    """that `data prepare wikisql` wrote"""
     server: int
     """`task.server_labelled`"""
     clients: int

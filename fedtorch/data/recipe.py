@@ -19,6 +19,7 @@ class Recipe(NamedTuple):
     about: str
     """a line for the help"""
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    """adds the data set's own options to the command's parser"""
     run: Callable[[argparse.Namespace], Mapping[str, Any]]
     """prepares as the arguments say and returns the manifest"""
 

@@ -28,6 +28,7 @@ class Topic(NamedTuple):
     train: int
     """number of training questions"""
     subjects: tuple[str, ...]
+    """nouns that its questions are about"""
     tail: str
     """closes each of its answers"""
 
@@ -64,7 +65,9 @@ class Fact(NamedTuple):
     """What an answer is about."""
 
     subject: str
+    """one of the topic's nouns"""
     aspect: str
+    """a key of ASPECTS: what is asked of it"""
 
 
 def generate(*, seed: int = 0) -> dict[str, dict[str, list[QARow]]]:

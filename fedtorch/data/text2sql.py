@@ -7,7 +7,6 @@ A set is `<stem>.json` (a list of entries: equivalent queries and the questions 
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.json_file import read_json
 
 # client -> stem of its files, in the order of the paper's tables
 CLIENTS = {
@@ -160,12 +160,7 @@ def target_text(sql: str) -> str:
 
 
 def _load(path: Path) -> list[Any]:
-    try:
-        entries = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing; --raw must be the folder with the JSON files of text2sql-data") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from None
+    entries = read_json(path, "--raw must be the folder with the JSON files of text2sql-data")
     if not isinstance(entries, list):
         raise DataError(f"{path} holds a {type(entries).__name__}, expected a list of entries")
     return entries

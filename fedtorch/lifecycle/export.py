@@ -1,4 +1,4 @@
-"""Write the models of a run, or of one of its clients, from its last checkpoint: those that clients are judged with.
+"""Write the models of a run, or of one of its clients, from its last checkpoint: those that clients are evaluated with.
 
     python -m fedtorch.lifecycle.export RUN [--client NAME] [--merge] [--out FOLDER]
 
@@ -24,7 +24,7 @@ from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, print_error
 from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.start import lasting_facts
@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.lifecy
             write_cards(config, args.run, folder, args.client or "", merged=args.merge)
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
 
 
 def export(
@@ -65,7 +64,7 @@ def export(
 ) -> list[str]:
     """Write the model of `client`, or without one all that the end of the run would write; a line on each.
 
-    out: in place of `model` in the run's folder. is_global: the server's model, also where nobody is judged with it.
+    out: in place of `model` in the run's folder. is_global: the server's model, also where nobody is evaluated with it.
     merge: with adapters added to the weights of their base. settings: keys of the run's config that differ here, as
     `task.data=DIR`.
 
@@ -84,7 +83,7 @@ def export(
                 return [_server(writer, f"{done}{_before_training(writer)}")]
             if not writer.is_per_client:
                 whose = "all clients are" if client is None else f"client {client}, as all others, is"
-                return [_server(writer, f"{done}, with which {whose} judged")]
+                return [_server(writer, f"{done}, with which {whose} evaluated")]
             _check_here(writer, client)
             return [_client(writer, client, out, done)] if client else _all(writer, done)
         except (OSError, SafetensorError) as error:
@@ -154,7 +153,7 @@ def _check_global(writer: ModelWriter, out: Path | None) -> None:
     if not writer.context.algorithm.exchanged_vectors:
         raise ConfigError("--global is set, but the run has no global model: its clients send nothing")
     if writer.is_per_client and out is None:
-        raise ConfigError("--global is set, but clients are judged with models of their own; say where to by --out")
+        raise ConfigError("--global is set, but clients are evaluated with models of their own; say where to by --out")
 
 
 def _check_here(writer: ModelWriter, client: str | None) -> None:
@@ -181,7 +180,7 @@ def _client(writer: ModelWriter, client: str, out: Path | None, done: str) -> st
     _check_written(writer, writer.write_client(client, out))
     best = BestModel(writer.context.store.get(client)).round
     of_its_own = f", its best round {best}" if best is not None else ""
-    whose = "its own model" if writer.is_own(client) else "judged with the global model"
+    whose = "its own model" if writer.is_own(client) else "evaluated with the global model"
     return f"{out or writer.place_of(client)}: client {client}, {whose} after {done}{of_its_own}"
 
 
@@ -203,12 +202,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, finished or interrupted")
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--client", metavar="NAME", help="write the model that this client is judged with")
+    chosen.add_argument("--client", metavar="NAME", help="write the model that this client is evaluated with")
     chosen.add_argument(
         "--global",
         action="store_true",
         dest="is_global",
-        help="write the server's model, also where clients are judged with models of their own",
+        help="write the server's model, also where clients are evaluated with models of their own",
     )
     parser.add_argument("--merge", action="store_true", help="add an adapter to the weights of its base: a whole model")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="new folder for it; without: in RUN/model")

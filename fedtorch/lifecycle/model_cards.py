@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import transformers
 
-import fedtorch
 from fedtorch.config.load import digest
 from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
 from fedtorch.core.model_folder import MODEL
 from fedtorch.core.scores import COUNT
+from fedtorch.core.version import VERSION
 from fedtorch.tracking.card import CardFacts, write_card
 from fedtorch.tracking.promise import promise
 
@@ -71,7 +71,7 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
         split=results["split"],
         scores=_scores(results, client),
         versions={
-            "fedtorch": fedtorch.__version__,
+            "fedtorch": VERSION,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },

@@ -49,6 +49,7 @@ class _Again:
     """With what a rank takes part once more."""
 
     member: JobMember
+    """its place in the job, which it has joined already"""
     config: Config
     """Where clients' data are pinned to ranks, with the sizes of all clients."""
 
@@ -68,7 +69,9 @@ class Session:
     """
 
     rank: int
+    """of this process; 0 is the server"""
     num_ranks: int
+    """as the launcher started them, whether or not all are left"""
     resume: str
     """auto, never, force, or the folder of a checkpoint to begin from."""
     command: str

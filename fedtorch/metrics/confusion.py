@@ -14,7 +14,9 @@ class Counts:
     hits: float = 0.0
     """predicted and true"""
     predicted: float = 0.0
+    """how often it was predicted"""
     true: float = 0.0
+    """how often it is the gold label"""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.hits + other.hits, self.predicted + other.predicted, self.true + other.true)

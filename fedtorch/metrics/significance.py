@@ -13,6 +13,7 @@ class TTest:
     """Result of a paired t-test."""
 
     t: float
+    """mean difference over its standard error; 0 or ±infinity where all differences are equal"""
     p: float
     """two-tailed"""
     mean_difference: float

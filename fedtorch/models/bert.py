@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,12 @@ from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.networks.patched_bert import Ranker
 from fedtorch.models.networks.scoring import Head
 from fedtorch.models.patch import Patch
-from fedtorch.models.pretrained import load_config, load_pretrained
+from fedtorch.models.pretrained import load_config, load_with_pooler
 from fedtorch.models.ranker import initialise, save_ranker
 from fedtorch.text.wordpieces import Pair, encode, frame, load_wordpieces
 
 RANDOM = "bert-random"
 KINDS = {"bert": BertModel, "roberta": RobertaModel}
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -145,17 +142,8 @@ class BertEncoder:
         options: dict[str, Any] = {"attn_implementation": "sdpa", "chunk_size_feed_forward": 0}
         if self.dropout is not None:
             options |= {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
-        bert, drawn = load_pretrained(
-            "BERT",
-            KINDS[self._config().model_type],
-            self.name,
-            key="task.model.name",
-            instead=RANDOM,
-            may_lack=("pooler.",),
-            **options,
-        )
-        if drawn:
-            log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
+        kind = KINDS[self._config().model_type]
+        bert = load_with_pooler("BERT", kind, self.name, key="task.model.name", instead=RANDOM, **options)
         if len(vocabulary) > bert.config.vocab_size:
             raise ConfigError(
                 f"the tokenizer of {self.name!r} has {len(vocabulary)} entries but the model knows "

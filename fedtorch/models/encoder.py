@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,11 +11,10 @@ from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, Roberta
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Layers
-from fedtorch.models.pretrained import load_config, load_pretrained
+from fedtorch.models.pretrained import load_config, load_with_pooler
 from fedtorch.text.byte_bpe import load_subwords
 
 RANDOM = "random"
-log = logging.getLogger(__name__)
 _KINDS = ("bert", "roberta")
 
 
@@ -93,16 +91,7 @@ class EncoderModel:
         kind = load_config("encoder", self.name, key="task.encoder.name", instead=RANDOM).model_type
         if kind not in _KINDS:
             raise ConfigError(f"{self.name} is of the family {kind}; expected one of {', '.join(_KINDS)}")
-        model: nn.Module
-        model, drawn = load_pretrained(
-            "encoder",
-            AutoModel,
-            self.name,
-            key="task.encoder.name",
-            instead=RANDOM,
-            may_lack=("pooler.",),
-            **rates,
+        model: nn.Module = load_with_pooler(
+            "encoder", AutoModel, self.name, key="task.encoder.name", instead=RANDOM, **rates
         )
-        if drawn:
-            log.warning("%s has no pooler: its pooler is drawn from the seed", self.name)
         return model

@@ -75,6 +75,7 @@ class Traffic:
     """What crossed a link, both ways."""
 
     messages: int = 0
+    """increments, one each"""
     data_bytes: int = 0
     """of keys, values and their gradients"""
     overhead_bytes: int = 0
@@ -96,8 +97,11 @@ class QueueLink:
     """One end of a link inside a process, where nothing is copied; see `link_pair`. Receiving too early is a bug."""
 
     outgoing: deque[Increment]
+    """the other end's `incoming`"""
     incoming: deque[Increment]
+    """what the other end sent and nobody has received, oldest first"""
     traffic: Traffic = field(default_factory=Traffic)
+    """counts what this end sends; the ends of a pair share one"""
 
     def send(self, increment: Increment) -> None:
         """See `Link`."""
@@ -124,7 +128,9 @@ class RankLink:
     """
 
     peer: Peer
+    """the worker's other rank"""
     traffic: Traffic = field(default_factory=Traffic)
+    """what this end sent and received"""
 
     def send(self, increment: Increment) -> None:
         """See `Link`; waits until the other rank has received it, which has nothing else to do then."""

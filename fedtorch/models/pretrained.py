@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from transformers.utils import logging as hf_logging
 from fedtorch.core.errors import ConfigError
 from fedtorch.models import networks
 from fedtorch.text.pretrained import first_line, located
+
+log = logging.getLogger(__name__)
 
 
 def load_config(kind: str, name: str, *, key: str, instead: str) -> Any:
@@ -68,6 +71,14 @@ def load_pretrained(
             f"`{absent[0]}`; give a folder with all weights"
         )
     return model, drawn
+
+
+def load_with_pooler(kind: str, loader: Any, name: str, *, key: str, instead: str, **options: Any) -> Any:
+    """The model of `load_pretrained`, which may lack the layer over the first token; a drawn one is warned of."""
+    model, drawn = load_pretrained(kind, loader, name, key=key, instead=instead, may_lack=("pooler.",), **options)
+    if drawn:
+        log.warning("%s has no pooler: its pooler is drawn from the seed", name)
+    return model
 
 
 def in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

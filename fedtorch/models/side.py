@@ -45,13 +45,20 @@ class Side:
     """
 
     model: Any
+    """this side's language model, with gradients or in eval mode as the caller has set it"""
     link: Link
+    """to the other side"""
     passing: Passing
+    """what of keys, values and gradients crosses, and in which form"""
     computes_again: bool = False
     """keep no activations of a segment, compute them again on the way back"""
     segments: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """keys and values of each turn so far, shape (layers, 2, R, heads, S, head_dim), with their mask, (R, S)"""
     _spoken: dict[int, tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=dict)
+    """with `kv_grad: through`, own turn -> summed loss, keys and values that were sent, and their leaf in later
+    turns"""
     _heard: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """with `kv_grad: through`, heard turn -> keys and values, whose gradient goes back, and their mask"""
 
     @property
     def mode(self) -> KvGrad:

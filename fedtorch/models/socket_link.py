@@ -37,8 +37,11 @@ class Crossing:
     """One message on the wire."""
 
     is_sent: bool
+    """did it leave this process, or come?"""
     what: str
+    """`keys and values` or `tokens`"""
     turn: int
+    """of the dialog, from 0"""
     dtype: torch.dtype
     """of keys and values, or of ids"""
     shape: tuple[int, ...]
@@ -52,9 +55,11 @@ class SocketLink:
     """One end of a link over a connected stream socket; a `Link`, and for token ids beside it."""
 
     sock: socket.socket
+    """connected to the other process; blocking"""
     watch: Callable[[Crossing], None] = lambda crossing: None
     """sees every message, sent or received"""
     _next: Tensor | None = None
+    """a message that `next_turn` has read, for the next `receive`"""
 
     def send(self, increment: Increment) -> None:
         """See `Link`."""

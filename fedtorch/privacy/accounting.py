@@ -33,6 +33,7 @@ class Accountant:
     noise_multiplier: float
     """z."""
     delta: float
+    """δ."""
 
     def epsilon(self, releases: int) -> float:
         """The least ε for which the releases are (ε, δ)-private; of more than EXACT a little more."""

@@ -26,6 +26,7 @@ class Row:
     """Runs that differ in nothing but the seed."""
 
     runs: list[Run]
+    """one for each seed"""
     comparisons: list[Comparison]
     """of each run with the base of its seed"""
 

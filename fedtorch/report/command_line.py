@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError, print_error
 from fedtorch.core.files import replace_file
 from fedtorch.report import apir as apir_report
 from fedtorch.report import privacy
@@ -40,6 +40,7 @@ class Command:
     about: str
     """a line for the help"""
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    """adds the command's own options to its parser"""
     make: Callable[[argparse.Namespace], None]
     """reads the runs, writes files, prints"""
 
@@ -138,8 +139,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.report
     try:
         COMMANDS[name].make(args)
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     except OSError as error:
         print(f"fedtorch: could not write the report: {error}; set --out to another folder", file=sys.stderr)
         return 8

@@ -25,6 +25,7 @@ class Band:
     xs: list[int]
     """rounds"""
     mean: list[float]
+    """over the seeds that have the round"""
     spread: list[float]
     """standard deviation, 0 of one seed"""
 
@@ -44,7 +45,9 @@ class Group:
     """Runs that differ in nothing but the seed."""
 
     name: str
+    """shared by its runs, without the seed; sets them apart from other groups"""
     runs: list[Run]
+    """one for each seed; at least one"""
 
     @property
     def label(self) -> str:

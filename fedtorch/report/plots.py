@@ -28,8 +28,11 @@ class Chart(NamedTuple):
     """Lines of a run over its steps or rounds."""
 
     title: str
+    """above the lines"""
     x: str
+    """caption of the horizontal axis"""
     y: str
+    """caption of the vertical axis"""
     lines: Mapping[str, Line]
     """client -> line"""
     heavy: Mapping[str, Line]

@@ -79,10 +79,15 @@ class _Run:
     """What a run's own ledger says."""
 
     name: str
+    """its folder"""
     rate: float
+    """q, of the sampling of clients"""
     clients: int
+    """N, all that may be sampled"""
     z: float
+    """noise multiplier"""
     delta: float
+    """δ that its ε is computed for"""
     count: int
     """its releases, with those of the run that it goes on from"""
     own: int

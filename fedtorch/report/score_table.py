@@ -22,7 +22,9 @@ class TableRow:
     """A line of the table."""
 
     label: str
+    """of the run or of the paper's row, first in the line"""
     split: str = ""
+    """that was evaluated; several are joined by `/`, and empty stands for a row that was published"""
     values: dict[str, list[float]] = field(default_factory=dict)
     """client, `macro`, `micro` -> one figure per seed"""
     counts: dict[str, int] = field(default_factory=dict)
@@ -30,9 +32,11 @@ class TableRow:
     correct: list[float] = field(default_factory=list)
     """sum over all examples, one per seed"""
     num_runs: int = 1
+    """seeds behind its figures"""
     notes: list[str] = field(default_factory=list)
     """remarks below the table"""
     is_published: bool = False
+    """is it a paper's row, and no run's?"""
 
 
 @dataclass
@@ -40,11 +44,13 @@ class Table:
     """A table of one metric, still without any format."""
 
     metric: str
+    """of all its figures"""
     columns: dict[str, str]
     """client -> heading"""
     sizes: dict[str, int]
     """client -> examples behind its column unless a cell says otherwise"""
     rows: list[TableRow]
+    """in the order in which they are shown"""
 
     @property
     def is_percent(self) -> bool:

@@ -43,8 +43,11 @@ class Sweep:
     """A metric over a key."""
 
     key: str
+    """the dotted key of the config that was swept"""
     metric: str
+    """of all figures"""
     lines: list[Line]
+    """one for each setting of the other keys in which the runs differ"""
 
     @property
     def is_numeric(self) -> bool:

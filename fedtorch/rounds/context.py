@@ -16,6 +16,7 @@ from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
+from fedtorch.core.overrides import overrides
 from fedtorch.core.places import Places
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import UpdateBuffer
@@ -205,7 +206,7 @@ class RoundContext:
     def _received_numbers(self) -> int | None:
         """How many numbers all clients together get, where the algorithm says so for each."""
         rule, layout = self.algorithm, self.components.engine.shared
-        if type(rule).received_places is Algorithm.received_places or not self.comm.is_server:
+        if not (overrides(type(rule), "received_places", Algorithm) and self.comm.is_server):
             return None
         found = [rule.received_places(layout, name, self.round) for name in self.comm.names]
         return sum(len(self.received) if places is None else len(places) for places in found)

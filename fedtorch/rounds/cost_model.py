@@ -69,7 +69,9 @@ class Site:
     """Where ranks are: `ranks_per_node` on each node, in order."""
 
     ranks: int
+    """All of them, the server's too."""
     ranks_per_node: int
+    """The last node may have fewer."""
     bytes_per_s: float
     """Of a node's wire, in each direction; infinite: processors are the limit."""
     cores: int
@@ -114,9 +116,13 @@ class Seconds:
     """Of one round."""
 
     train: float
+    """Until all clients of the round are trained."""
     down: float
+    """The server's vectors, to every rank."""
     up: float
+    """Updates or sums, and adding them."""
     meetings: float
+    """Of all ranks in the store."""
     headers: float
     """And other small messages."""
     step: float
@@ -236,8 +242,11 @@ class ModelSize:
     """What a rank keeps of a model."""
 
     shared: int
+    """Numbers that are exchanged, of one vector."""
     private: int
+    """Numbers that stay with clients."""
     item_bytes: int
+    """Of a number."""
     state: float
     """Numbers of the optimiser per trained number."""
     server_state: int

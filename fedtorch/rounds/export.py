@@ -1,4 +1,4 @@
-"""The models that clients are judged with, on disk: the server's, or one per client, written where it lives."""
+"""The models that clients are evaluated with, on disk: the server's, or one per client, written where it lives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint.files import put_in_place, sync
 from fedtorch.core.client import folder_name
 from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.overrides import overrides
 from fedtorch.rounds.client_scores import ClientScorer
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
@@ -21,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def has_own_models(components: RunComponents) -> bool:
-    """Are clients judged with models of their own, or all with the server's? The same on every rank."""
+    """Are clients evaluated with models of their own, or all with the server's? The same on every rank."""
     config, algorithm = components.config, components.algorithm
-    is_personal = algorithm.is_personal or type(algorithm).eval_weights is not Algorithm.eval_weights
+    is_personal = algorithm.is_personal or overrides(type(algorithm), "eval_weights", Algorithm)
     return (
         # where clients are merged, those that are evaluated train no model
         (is_personal and config.paradigm != "centralized")
@@ -58,7 +59,7 @@ class ModelWriter:
         self.is_per_client = has_own_models(context.components)
 
     def write_all(self) -> dict[str, Exception]:
-        """What clients of `eval.final_split` are judged with; called by all ranks alike, with the best weights taken.
+        """What clients of `eval.final_split` are evaluated with; all ranks call it alike, with the best weights taken.
 
         Returns what this rank could not write, by client; by an empty name the server's model.
 
@@ -88,7 +89,7 @@ class ModelWriter:
         return failed
 
     def is_own(self, name: str) -> bool:
-        """Is a client judged with other weights than the server's?"""
+        """Is a client evaluated with other weights than the server's?"""
         weights, private = self.scorer.model(name, at_best=True)
         return private is not None or weights.data_ptr() != self.context.shared.data_ptr()
 
@@ -97,7 +98,7 @@ class ModelWriter:
         return self.folder / folder_name(name)
 
     def write_client(self, name: str, target: Path | None = None) -> bool:
-        """Write the model that a client is judged with, to `place_of` it by default; see `write`."""
+        """Write the model that a client is evaluated with, to `place_of` it by default; see `write`."""
         weights, private = self.scorer.model(name, at_best=True)
         return self.write(weights, private, target or self.place_of(name), self.partial / folder_name(name))
 

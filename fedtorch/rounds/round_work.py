@@ -18,8 +18,11 @@ class Flow(NamedTuple):
     """What goes from one rank to another in a phase."""
 
     source: int
+    """The rank that sends."""
     target: int
+    """The rank that receives."""
     bytes: float
+    """Of payload; headers are counted apart."""
 
 
 @dataclass(frozen=True)
@@ -180,4 +183,6 @@ class Counted(NamedTuple):
     """Of one rank; on the server `up` is what it receives, elsewhere what it sends, as in `comm.meter`."""
 
     up: int
+    """Bytes towards the server."""
     down: int
+    """Bytes from the server; on the server all that it sends."""

@@ -109,7 +109,7 @@ class Runner:
             ) from None
 
     def export(self, folder: Path) -> None:
-        """After `run`: write the models that clients were judged with into `folder`; all ranks call it alike.
+        """After `run`: write the models that clients were evaluated with into `folder`; all ranks call it alike.
 
         That one cannot be written is a warning, and no reason to lose the run's result.
 

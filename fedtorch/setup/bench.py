@@ -34,6 +34,7 @@ class Measured:
     """What the file of constants holds."""
 
     constants: Constants
+    """Seconds and bytes of this machine that no model or config changes."""
     steps: Mapping[str, Training] = field(default_factory=dict)
     """By `step_key`, of every config that was measured."""
 

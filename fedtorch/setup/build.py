@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import transformers
 
-import fedtorch
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.config.load import digest, to_dict
@@ -22,6 +21,7 @@ from fedtorch.core.client import Client
 from fedtorch.core.clients import names_of
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.names import Names
+from fedtorch.core.version import PACKAGE
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
@@ -233,5 +233,4 @@ def _cohort_digest(drawn: Sequence[tuple[Client, int]]) -> str:
 
 @cache
 def _package_files() -> dict[str, bytes]:
-    package = Path(fedtorch.__file__).parent
-    return {path.relative_to(package).as_posix(): path.read_bytes() for path in package.rglob("*.py")}
+    return {path.relative_to(PACKAGE).as_posix(): path.read_bytes() for path in PACKAGE.rglob("*.py")}

@@ -16,6 +16,7 @@ from fedtorch.comm.wire import KEY
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
+from fedtorch.core.overrides import overrides
 from fedtorch.setup.lateness import clients_may_be_late
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.base import SERVER, Task
@@ -111,7 +112,7 @@ def the_algorithm_takes_the_settings(plan: Plan) -> None:
 
 def batches_by_length_have_lengths(plan: Plan) -> None:
     """Who puts examples into batches by length knows lengths."""
-    if type(plan.task).example_lengths is not Task.example_lengths:
+    if overrides(type(plan.task), "example_lengths", Task):
         return
     for name in ("group_by_length", "max_tokens_per_batch"):
         if any(getattr(hp, name) for hp in plan.settings):
@@ -183,7 +184,7 @@ def micro_batches_can_be_dealt(plan: Plan) -> None:
 def private_weights_are_drawn_from_a_whole_model(plan: Plan) -> None:
     """In stage 3 no rank has a whole model to draw from."""
     config = plan.config
-    draws = type(plan.task).draw_private is not Task.draw_private
+    draws = overrides(type(plan.task), "draw_private", Task)
     if config.engine.stage == 3 and config.partition.private and draws:
         raise ConfigError(
             f"partition.private is set and the task `{config.task_name}` draws each client's private start from the "

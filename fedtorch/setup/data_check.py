@@ -16,7 +16,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from fedtorch.config import load as yaml_config
-from fedtorch.core.errors import ConfigError, DataError, FedtorchError
+from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
 from fedtorch.setup.checks import check
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.own import OwnTask
@@ -44,8 +44,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         check(Plan.of(config, 1))
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
 
 
 def _looked_at(task: OwnTask) -> Overview:

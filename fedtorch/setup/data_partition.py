@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedtorch.config import load as yaml_config
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError, print_error
 from fedtorch.setup.data_check import add_config, own_task
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import write_partition_of
@@ -32,8 +32,7 @@ def write_folder(args: argparse.Namespace, write: Callable[[OwnTask, Path], Sequ
         print(f"{args.out}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} of {sum(sizes)} rows")
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

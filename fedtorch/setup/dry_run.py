@@ -40,8 +40,8 @@ def _placement(built: BuiltRun) -> str:
 
 
 def _traffic(built: BuiltRun, num_ranks: int) -> str:
-    config, planes = built.config, len(built.algorithm.exchanged_vectors)
-    size = built.engine.shared.size * planes
+    config, vectors = built.config, len(built.algorithm.exchanged_vectors)
+    size = built.engine.shared.size * vectors
     cohort = len(built.clients) if config.clients.per_round == "all" else config.clients.per_round
     down = 4 * size * (num_ranks - 1)
     up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
@@ -59,15 +59,15 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
 def _memory(built: BuiltRun) -> str:
     config, engine = built.config, built.engine
     total = engine.shared.size + engine.private.size
-    planes = len(built.algorithm.exchanged_vectors)
+    vectors = len(built.algorithm.exchanged_vectors)
     width = engine.shared.dtype.itemsize
     state = max(optimizer_numbers(hp) for hp in {config.client, *built.settings})
     model = total * width * 2  # the weights and the initial ones
     training = total * width * (1 + state)  # gradients, optimiser
-    exchange = engine.shared.size * planes * width * 2 + min(
-        config.system.update_memory_mb << 20, engine.shared.size * planes * width * len(built.clients)
+    exchange = engine.shared.size * vectors * width * 2 + min(
+        config.system.update_memory_mb << 20, engine.shared.size * vectors * width * len(built.clients)
     )
-    server = engine.shared.size * planes * (8 + 2 * width)
+    server = engine.shared.size * vectors * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
     if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
         rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))

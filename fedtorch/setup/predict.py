@@ -16,7 +16,7 @@ import torch
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, print_error
 from fedtorch.core.model_folder import model_folder
 from fedtorch.setup.data_check import own_task
 from fedtorch.setup.engine import device
@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
 
 
 def _answers(task: OwnTask, model: Any, blocks: Iterator[list[Any]], size: int) -> Iterator[dict[str, Any]]:
@@ -86,7 +85,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("file", metavar="FILE", help="JSONL, JSON, CSV, TSV, Parquet, Arrow or text; glob; folder")
-    parser.add_argument("--client", metavar="NAME", help="with the model that this client was judged with")
+    parser.add_argument("--client", metavar="NAME", help="with the model that this client was evaluated with")
     parser.add_argument(
         "--perplexity", action="store_true", help="causal_lm: of each row's answer, or text, in place of a new answer"
     )

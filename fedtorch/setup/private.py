@@ -114,7 +114,7 @@ def delta_is_less_than_one_client(plan: Plan) -> None:
         )
 
 
-def nobody_is_judged(plan: Plan) -> None:
+def nobody_is_evaluated(plan: Plan) -> None:
     """Scores of clients that train, and what is chosen by them, are data of theirs."""
     config = plan.config.eval
     if "scores" in plan.config.privacy.reveal:
@@ -152,7 +152,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
     sums_go_to_the_server_alone,
     fixed_factors_are_nobodys,
     delta_is_less_than_one_client,
-    nobody_is_judged,
+    nobody_is_evaluated,
     a_moving_clip_has_enough_noise,
 )
 

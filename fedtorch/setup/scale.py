@@ -26,7 +26,9 @@ class Cluster:
     """What `--nodes` and the options beside it say."""
 
     nodes: int
+    """Machines."""
     ranks_per_node: int
+    """Alike on all; the server is one of them."""
     gbit: float = math.inf
     """Of a node's wire, in each direction."""
     cores: int | None = None

@@ -194,8 +194,8 @@ class Task:
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write the model into `folder`, which need not exist, so that users can load it without this package.
 
-        Called with the weights that a client, or all of them, were judged with, in fp32; by a worker's first rank, or
-        where `parameter_owners` divides the model by each of its ranks, for what that rank computes. By default
+        Called with the weights that a client, or all of them, were evaluated with, in fp32; by a worker's first rank,
+        or where `parameter_owners` divides the model by each of its ranks, for what that rank computes. By default
         nothing is written.
         """
 

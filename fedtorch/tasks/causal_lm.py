@@ -35,7 +35,6 @@ _MOST_UNSUPERVISED = 0.01
 class CausalLM(TextTask):
     """Cross entropy over the tokens of answers, their end token among them, or of whole texts; perplexity is pooled."""
 
-    main_metric: ClassVar[str] = LOG_LIKELIHOOD
     head: ClassVar[Any] = "CausalLM"
     kind: ClassVar[str] = "causal_lm"
     built_in: ClassVar[Mapping[str, Any]] = {
@@ -60,12 +59,15 @@ class CausalLM(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rows_are == CHOICES:
-            object.__setattr__(self, "main_metric", ACCURACY)  # frozen, but this is no key
         if self.rows_are == "text" and (self.template is not None or self.measures):
             raise ConfigError("task.rows_are is text, which has no prompt: leave task.template and task.measures out")
         if self.rows_are == "messages" and self.template is not None:
             raise ConfigError("task.rows_are is messages, whose form is task.chat_template's; leave task.template out")
+
+    @property
+    def main_metric(self) -> str:  # type: ignore[override]  # a constant of most tasks
+        """By what a row is: how many choices are right, or the likelihood of a token."""
+        return ACCURACY if self.rows_are == CHOICES else LOG_LIKELIHOOD
 
     @property
     def tokens(self) -> Tokens:
@@ -241,7 +243,7 @@ class CausalLM(TextTask):
 
     @property
     def generates(self) -> bool:
-        """Are answers generated to be judged?"""
+        """Are answers generated to be evaluated?"""
         return bool(self.asked) or any(not isinstance(metric, str) for metric in self.chosen.values())
 
     def known_metrics(self) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ class Continued:
     """A tokenised row."""
 
     ids: list[int]
+    """tokens of prompt and answer, or of a whole text"""
     is_learned: list[bool]
     """by token"""
     prompt: list[int]

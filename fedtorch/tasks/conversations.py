@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedtorch.tasks.templates import check_strings, filled
 from fedtorch.text.chat import ASSISTANT
 
 
@@ -15,8 +16,11 @@ class Conversations:
     `choices` that is one of them, or the number of one."""
 
     required: Sequence[str]
+    """`messages`, `text`, or what the template takes; the completion comes last"""
     template: str | None
+    """a prompt with `{ROLE}` for each column; None: the one column before the answer is read as it is"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """messages; or prompt, completion and choices if there are any; or text."""
@@ -27,10 +31,10 @@ class Conversations:
             right = _right(choices, values[self.required[-1]])
             found = replace(self, required=tuple(name for name in self.required if name != "choices"))
             return {**found.convert({**values, self.required[-1]: right}), "choices": choices}
-        _check_strings({name: values[name] for name in self.required})
+        check_strings({name: values[name] for name in self.required})
         if self.required == ("text",):
             return {"text": values["text"]}
-        return {"prompt": _prompt(values, self.template), "completion": values[self.required[-1]]}
+        return {"prompt": filled(self.template, values, "prompt"), "completion": values[self.required[-1]]}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """All of them."""
@@ -45,7 +49,9 @@ class Unanswered:
     """What a row has to have: `messages`, whose next one is asked for."""
 
     required: Sequence[str] = ("messages",)
+    """roles of the columns that a row has to have"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """conversation: the messages up to where the assistant is to speak; an answer that is there is left out."""
@@ -66,31 +72,22 @@ class Unchosen:
     """What a row has to have: columns that are filled into a prompt, and `choices`, of which one is asked for."""
 
     required: Sequence[str]
+    """what the template takes, or the prompt; `choices` comes last"""
     template: str | None
+    """a prompt with `{ROLE}` for each column; None: the first column is read as it is"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """prompt and choices."""
         choices = _choices(values["choices"])
-        _check_strings({name: value for name, value in values.items() if name != "choices"})
-        return {"prompt": _prompt(values, self.template), "choices": choices}
+        texts = {name: value for name, value in values.items() if name != "choices"}
+        check_strings(texts)
+        return {"prompt": filled(self.template, texts, "prompt"), "choices": choices}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """All of them."""
         return [row["prompt"], *row["choices"]]
-
-
-def _check_strings(values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if not isinstance(value, str):
-            raise ValueError(f"`{name}` is a {type(value).__name__}, expected a string")
-
-
-def _prompt(values: Mapping[str, Any], template: str | None) -> str:
-    """The column of that name, or what the columns make of the template."""
-    if template is None:
-        return str(values["prompt"])
-    return template.format(**{name: value for name, value in values.items() if name != "choices"})
 
 
 def _choices(choices: Any) -> list[str]:

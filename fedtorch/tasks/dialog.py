@@ -38,6 +38,7 @@ class Example(NamedTuple):
     """A dialog."""
 
     turns: list[Turn]
+    """(speaker, token ids) of each, in order"""
     domain: int
     """place of its client in the manifest"""
     is_own: bool = True

@@ -34,6 +34,7 @@ class Example(NamedTuple):
     """A row."""
 
     task: str
+    """of the gym, whose metric scores it"""
     source: list[int]
     """token ids of the input"""
     targets: list[list[int]]

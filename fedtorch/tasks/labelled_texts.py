@@ -15,10 +15,13 @@ class LabelledTexts:
     """What a row has to have."""
 
     problem: Problem
+    """what a label is; see `TextClassification.problem`"""
     known: tuple[str, ...]
     """labels that are declared; empty: any"""
     required: Sequence[str] = ("text", "label")
+    """roles of the columns that a row has to have"""
     optional: Sequence[str] = ("text_pair",)
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """text, text_pair if there is one, and label: a string, a list of strings, or a number."""

@@ -20,6 +20,7 @@ class Window:
     """A text as a model reads it, or a part of one; with the tokens that the tokenizer adds."""
 
     ids: list[int]
+    """tokens, `max_length` of them at most"""
     types: list[int] | None = None
     """which of two texts a token belongs to, for models that are told"""
     offsets: Sequence[tuple[int, int]] = ()

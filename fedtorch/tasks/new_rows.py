@@ -13,6 +13,7 @@ from fedtorch.data.own.init import check_there
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.rows import Form, check_required, columns_of
 from fedtorch.data.own.source import open_tables, rows_of
+from fedtorch.tasks.templates import check_strings, filled
 
 BLOCK = 1000
 """Rows that are in memory together."""
@@ -23,7 +24,9 @@ class NewTexts:
     """What a row has to have: texts, and nothing of an answer."""
 
     required: Sequence[str] = ("text",)
+    """roles of the columns that a row has to have"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The texts that are there."""
@@ -42,15 +45,16 @@ class NewPrompts:
     """What a row has to have: what is filled into a template, or the one text that is read as it is."""
 
     required: Sequence[str]
+    """roles of the columns that a row has to have; without a template the first one is read"""
     template: str | None
+    """a prompt with `{ROLE}` for each column; None: there is none"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """source."""
-        for name in self.required:
-            if not isinstance(values[name], str):
-                raise ValueError(f"`{name}` is a {type(values[name]).__name__}, expected a string")
-        return {"source": values[self.required[0]] if self.template is None else self.template.format(**values)}
+        check_strings({name: values[name] for name in self.required})
+        return {"source": filled(self.template, values, self.required[0])}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """What is read."""

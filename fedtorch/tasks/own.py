@@ -26,9 +26,9 @@ from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_a
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
 from fedtorch.tasks.chosen_metrics import code_of
-from fedtorch.tasks.judged import Judged
 from fedtorch.tasks.own_usage import usage
 from fedtorch.tasks.public_rows import fit_to_public_rows
+from fedtorch.tasks.scored import Scored
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
 
@@ -37,7 +37,7 @@ LABELLED_CLIENTS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTask(Judged):
+class OwnTask(Scored):
     """A task over rows of any source and any model of transformers; a subclass says what a row is and how it counts."""
 
     head: ClassVar[Head]

@@ -29,6 +29,7 @@ class Looked:
     """One client, looked at."""
 
     facts: ClientRows
+    """numbers of rows, tokens and labels, for the table"""
     digests: dict[str, list[bytes]]
     """split -> `content_digest` of every row"""
     problems: list[str]

@@ -18,6 +18,7 @@ from fedtorch.core.ranges import Count
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.folder import client_file, read_manifest
 from fedtorch.tasks.base import Task
+from fedtorch.tasks.copies import copy_as
 
 SYNTHETIC = "synthetic"
 Entry = Mapping[str, Any]
@@ -105,10 +106,8 @@ class Prepared(Task):
 
     def with_entries(self, entries: Mapping[str, Entry]) -> Self:
         """This task with other entries in place of those of its folder's manifest, which is not read any more."""
-        task = replace(self)
-        # `prepared` remembers what it read; here it is told, as frozen dataclasses set what is no key
-        object.__setattr__(task, "prepared", {"clients": dict(entries), "record": {}})
-        return task
+        # of a task that has read nothing: what it would read is told
+        return copy_as(type(self), replace(self), prepared={"clients": dict(entries), "record": {}})
 
     def max_rows(self, split: str) -> int | None:
         """`max_train`, `max_dev` or `max_test`; None for another split."""

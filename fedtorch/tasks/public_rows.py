@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.own.keys import OwnData
+from fedtorch.data.own.rows import Form
 from fedtorch.models.adapters.lora import lora_layers
 from fedtorch.models.adapters.settings import KEY
 from fedtorch.models.adapters.square import fit_square, weight_gradients
 from fedtorch.tasks.new_rows import new_rows
 
-if TYPE_CHECKING:
-    from fedtorch.tasks.own import OwnTask
-
 SIZE = 8
 """Rows that are computed together."""
 
 
-def fit_to_public_rows(task: OwnTask, model: nn.Module, source: str) -> None:
+class HasRows(Protocol):
+    """What a task over data of one's own needs here; see `OwnTask` for its members."""
+
+    @property
+    def data(self) -> OwnData:
+        """What the columns of a source mean."""
+
+    def form(self) -> Form:
+        """What a row has to have."""
+
+    def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
+        """Converted rows as they are collated."""
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        """A batch of CPU tensors."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+        """(sum of the losses, number of terms) of a batch."""
+
+
+def fit_to_public_rows(task: HasRows, model: nn.Module, source: str) -> None:
     """Take A and B from the rows in `source`, in their order; without dropout, so a function of rows, base and seed.
 
     The loss is the task's, summed over all rows. The same bits on machines of one kind; elsewhere the digest of what

@@ -12,6 +12,7 @@ class Question(NamedTuple):
     """A question of an evaluation."""
 
     question: Ids
+    """its tokens"""
     answers: list[Ids]
     """the candidates"""
     labels: list[int]
@@ -24,6 +25,7 @@ class Triple(NamedTuple):
     """A training example of the hinge loss."""
 
     question: Ids
+    """its tokens"""
     positive: Ids
     """a relevant answer"""
     negatives: list[Ids]
@@ -34,7 +36,9 @@ class Labelled(NamedTuple):
     """A training example of the cross entropy."""
 
     question: Ids
+    """its tokens"""
     answer: Ids
+    """a candidate's tokens"""
     label: int
     """1: the answer is relevant"""
 

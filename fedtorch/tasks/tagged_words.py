@@ -23,9 +23,11 @@ class TaggedWords:
     """Words with tags, either given so or found between the spans of a text."""
 
     annotation: Annotation
+    """how the source has them: a list of words with a list of tags, or a text with spans of characters"""
     known: tuple[str, ...]
     """kinds of spans that are declared; empty: any"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     @property
     def required(self) -> Sequence[str]:
@@ -131,7 +133,9 @@ class UntaggedWords:
     """The same without tags: words, or a text."""
 
     annotation: Annotation
+    """what the source has: a list of words, or a text that is cut into words"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     @property
     def required(self) -> Sequence[str]:

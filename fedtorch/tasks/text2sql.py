@@ -55,7 +55,7 @@ class Text2SQL(Prepared):
     em_normalise: bool = True
     """normalise both strings before exact match, as the paper's code does"""
     em_strings: bool = False
-    """judge bare strings too: `exact_match_string` against the data set's query, `exact_match_target` against the form
+    """score bare strings too: `exact_match_string` against the data set's query, `exact_match_target` against the form
     of it that the model is trained to write (lower case but for quoted words)"""
 
     def make_synthetic(self, folder: Path) -> None:

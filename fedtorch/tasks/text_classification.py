@@ -34,6 +34,7 @@ class Example:
     """A tokenised text."""
 
     ids: list[int]
+    """tokens; of a long text those of its first window"""
     types: list[int] | None
     """which of two texts a token belongs to, for models that are told"""
     target: Any
@@ -56,7 +57,6 @@ class Example:
 class TextClassification(LongTexts):
     """Cross entropy over labels, binary cross entropy over each of several, or squared error of a number."""
 
-    main_metric: ClassVar[str] = "accuracy"
     head: ClassVar[Any] = "SequenceClassification"
     kind: ClassVar[str] = "text_classification"
     built_in: ClassVar[Mapping[str, Any]] = BUILT_IN
@@ -73,8 +73,11 @@ class TextClassification(LongTexts):
             raise ConfigError(f"task.class_weights is for task.problem single_label, not {self.problem}")
         if self.client_weight == "tokens":
             raise ConfigError("task.client_weight is tokens, but a text has one label for all of them; set examples")
-        if self.problem == "regression":
-            object.__setattr__(self, "main_metric", "negative_squared_error")  # frozen, but this is no key
+
+    @property
+    def main_metric(self) -> str:  # type: ignore[override]  # a constant of most tasks
+        """By what a label is."""
+        return "negative_squared_error" if self.problem == "regression" else "accuracy"
 
     @property
     def has_labels(self) -> bool:

@@ -20,6 +20,7 @@ from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.chosen_metrics import selectable
 from fedtorch.tasks.own import OwnTask
+from fedtorch.tasks.templates import check_strings, filled
 
 Metric = Literal["exact_match", "rouge_1", "rouge_2", "rouge_l", "bleu", "chrf"]
 IGNORED = -100
@@ -41,6 +42,7 @@ class SourceTarget:
     """A tokenised row: what is read, and what is to come."""
 
     source: list[int]
+    """tokens that are read, cut to `max_length`"""
     target: list[int]
     """with the end token"""
     gold: str
@@ -169,16 +171,14 @@ class Texts:
     required: Sequence[str]
     """roles, the last of which is the answer"""
     template: str | None
+    """an input with `{ROLE}` for each column; None: the first column is read as it is"""
     optional: Sequence[str] = ()
+    """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """source and target."""
-        for name, value in values.items():
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"`{name}` is a {type(value).__name__}, expected a string")
-        answer = self.required[-1]
-        source = values[self.required[0]] if self.template is None else self.template.format(**values)
-        return {"source": source, "target": values[answer]}
+        check_strings({name: value for name, value in values.items() if value is not None})
+        return {"source": filled(self.template, values, self.required[0]), "target": values[self.required[-1]]}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """Both."""

@@ -15,6 +15,7 @@ class Example:
     """A tokenised text and its words."""
 
     ids: list[int]
+    """tokens; of a long text those of its first window"""
     pieces: list[int]
     """place in `ids`, and all of `more` after it, of each word's first piece; the one of the word before where they
     share it; −1: cut away"""

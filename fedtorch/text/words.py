@@ -21,6 +21,7 @@ class Words:
     """The words of `words.txt`; the word of line n (from 0) has id n + 2, padding is 0, unknown 1."""
 
     words: tuple[str, ...]
+    """in the order of their ids; without padding and unknown"""
 
     @cached_property
     def ids(self) -> dict[str, int]:

@@ -35,7 +35,9 @@ class MLflow(RunTracker):
     """also every client's loss and scores, up to `track.client_limit` clients"""
 
     _run: str = field(default="", init=False, repr=False)
+    """MLflow's id of the run; empty before `start`"""
     _waiting: list[Any] = field(default_factory=list, init=False, repr=False)
+    """metrics that were not sent yet; they go in batches of BATCH"""
 
     def __post_init__(self) -> None:
         require("run.trackers: mlflow", "mlflow", extra="mlflow")

@@ -22,7 +22,9 @@ class RunStart:
     """A run as it begins or is resumed."""
 
     folder: Path
+    """the run's, which exists"""
     clients: Sequence[str] = ()
+    """names of all that train"""
     rounds: int = 0
     """planned"""
     config: Mapping[str, Any] = field(default_factory=dict)

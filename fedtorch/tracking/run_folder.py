@@ -26,7 +26,9 @@ class Evaluation:
     label: str
     """which model: `global`, `training`, `personal`, `final`"""
     split: str
+    """train, dev or test"""
     round: int
+    """rounds done by then"""
     metrics: Mapping[str, Mapping[str, Pair]]
     """client -> metric -> (sum, examples)"""
     averages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -48,15 +50,19 @@ class Run:
     """A run as its folder tells it."""
 
     folder: Path
+    """with metrics.jsonl and, of a run of ours, config.yaml"""
     config: Mapping[str, Any]
     """of config.yaml; empty where there is none"""
     records: list[Record]
+    """all lines of metrics.jsonl that are whole, in their order"""
     clients: tuple[str, ...] = ()
+    """of all records, in the order in which they first occur"""
     rounds: int = 0
     """planned"""
     last_round: int = 0
     """done"""
     is_finished: bool = False
+    """did it reach its end?"""
     last: Mapping[str, Record] = field(default_factory=dict)
     """client -> its last record of the kind `client`"""
 

@@ -213,22 +213,12 @@ class Tracker:
 
     def working(self, text: str) -> None:
         """Show progress inside a round, such as `atis step 34, geoquery step 7`; may be called at every step."""
-        if self._console is not None:
-            try:
-                self._console.working(text)
-            except REFUSALS as error:
-                self._console = None
-                self._warn("the console is off", error)
+        self._show(lambda console: console.working(text))
 
     def say(self, line: str) -> None:
         """Show a line and log it at debug level."""
         logger.debug(line)
-        if self._console is not None:
-            try:
-                self._console.say(line)
-            except REFUSALS as error:
-                self._console = None
-                self._warn("the console is off", error)
+        self._show(lambda console: console.say(line))
 
     def result(self, table: Mapping[str, Any]) -> None:
         """Record the final table and write it to results.json in one step; also works after `close`.
@@ -291,6 +281,15 @@ class Tracker:
             except Exception as error:  # whatever it is, it is not worth a training run
                 self._trackers = [other for other in self._trackers if other is not tracker]
                 self._warn(f"{type(tracker).__name__} {lost}", error)
+
+    def _show(self, what: Callable[[Console], None]) -> None:
+        """On the console; one that refuses is shown nothing more."""
+        if self._console is not None:
+            try:
+                what(self._console)
+            except REFUSALS as error:
+                self._console = None
+                self._warn("the console is off", error)
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)

@@ -160,12 +160,12 @@ class ClientJob:
         None: as many steps in every round as in this one. Keeps the private weights, and the optimiser's
         state where `hp.optimizer_state` is `keep`, in `state`.
         """
-        settings = hp or self.hp
+        hp = hp or self.hp
         examples = self.examples if data is None else data
         plans = self.plans(len(examples), purpose=purpose, epochs=epochs, data=data)
         if run_steps is None:
             run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
-        self._start(weights, settings, purpose, planned=len(plans), run_steps=run_steps)
+        self._start(weights, hp, purpose, planned=len(plans), run_steps=run_steps)
         curve = train(
             self.engine,
             self.collated(plans, examples),
@@ -173,9 +173,9 @@ class ClientJob:
             before_step=before_step,
             after_step=self.on_step,
         )
-        if settings.schedule_span == "run":
+        if hp.schedule_span == "run":
             self.state.numbers[keys.steps(purpose)] = self._taken(purpose) + len(plans)
-        if settings.optimizer_state == "keep":
+        if hp.optimizer_state == "keep":
             self._keep_optimizer(purpose)
         self.keep_private()
         return replace(curve, over_budget=self._over_budget(examples))
@@ -230,17 +230,17 @@ class ClientJob:
         most, lengths = self.hp.max_tokens_per_batch, self._batching(examples).lengths
         return 0 if most is None else sum(sum(each) > most for each in lengths)
 
-    def _start(self, weights: Tensor, settings: ClientConfig, purpose: str, *, planned: int, run_steps: int) -> None:
+    def _start(self, weights: Tensor, hp: ClientConfig, purpose: str, *, planned: int, run_steps: int) -> None:
         """Load the weights and the optimiser that this client goes on with."""
-        spans_run = settings.schedule_span == "run"
+        spans_run = hp.schedule_span == "run"
         self.engine.start(
             weights,
             self.private,
-            settings,
+            hp,
             steps=run_steps if spans_run else planned,
             taken=self._taken(purpose) if spans_run else 0,
             seed=self.seed(f"{purpose}/dropout"),
-            optimizer_state=self._kept_optimizer(purpose) if settings.optimizer_state == "keep" else None,
+            optimizer_state=self._kept_optimizer(purpose) if hp.optimizer_state == "keep" else None,
         )
 
     def _taken(self, purpose: str) -> int:

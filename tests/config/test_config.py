@@ -11,13 +11,14 @@ from types import ModuleType
 from typing import Literal
 
 import pytest
+from differences import difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
-from fedtorch.config.load import companions, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.load import companions, digest, load, to_dict, to_yaml
 from fedtorch.config.masking import MASK
 from fedtorch.config.result_keys import NO_EFFECT
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig

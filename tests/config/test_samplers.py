@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from differences import difference
 
-from fedtorch.config.load import difference, digest, load, record_difference, to_dict, to_yaml
+from fedtorch.config.load import digest, load, record_difference, to_dict, to_yaml
 from fedtorch.config.result_keys import ADDED
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import ClientsConfig, Config

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from differences import difference
 
 from fedtorch.config.find import shipped
-from fedtorch.config.load import DEFAULT, companions, difference, digest, load, to_dict, to_yaml
+from fedtorch.config.load import DEFAULT, companions, digest, load, to_dict, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.text2sql import CLIENTS
@@ -128,9 +129,9 @@ def test_every_row_has_the_common_values(row: str) -> None:
     assert (client.optimizer, client.scale_parameter, client.relative_step) == ("adafactor", False, False)
     assert (client.clip_threshold, client.weight_decay, client.max_grad_norm) == (1.0, 0.0, 1.0)
     assert (client.adafactor_eps, client.decay_rate, client.warmup_steps) == ((1e-30, 1e-3), -0.8, 0)
-    judged = config.eval
-    assert (judged.split, judged.final_split, judged.select_by) == ("dev", "test", "exact_match")
-    assert (judged.merge, judged.batch_size, judged.on_start) == (True, 64, False)
+    scores = config.eval
+    assert (scores.split, scores.final_split, scores.select_by) == ("dev", "test", "exact_match")
+    assert (scores.merge, scores.batch_size, scores.on_start) == (True, 64, False)
 
 
 # Client: rate, micro-batch, epochs; then what the authors' code has in place of rate and micro-batch.
@@ -170,7 +171,7 @@ def test_the_codes_rates_can_be_laid_over_any_federated_row(tmp_path: Path) -> N
     assert changed == {"per_client.advising.batch_size", "per_client.scholar.lr", "per_client.yelp.lr"}
 
 
-def test_finetuning_has_the_clients_rates_and_is_judged_every_eight_steps() -> None:
+def test_finetuning_has_the_clients_rates_and_is_evaluated_every_eight_steps() -> None:
     config = lorar("finetune")
     assert (config.paradigm, config.algorithm_name, config.eval.every, config.eval.patience) == ("local", "local", 1, 5)
     config.check_client_names(list(CLIENTS))
@@ -182,7 +183,7 @@ def test_finetuning_has_the_clients_rates_and_is_judged_every_eight_steps() -> N
     assert 1 <= config.rounds * 8 / (200 * 4347 / 64) < 1.01  # 200 epochs of the largest client
 
 
-def test_centralised_training_has_one_rate_and_is_judged_every_400_steps() -> None:
+def test_centralised_training_has_one_rate_and_is_evaluated_every_400_steps() -> None:
     config = lorar("centralized")
     client = config.client
     assert (config.paradigm, config.per_client, config.run.seed) == ("centralized", {}, 1002)
@@ -217,7 +218,7 @@ def test_rows_of_the_fedmatch_paper_are_there() -> None:
 @pytest.mark.parametrize("path", FEDMATCH.values(), ids=FEDMATCH)
 def test_every_fedmatch_row_has_the_common_values(path: Path) -> None:
     config = load(path)
-    task, client, judged = config.task, config.client, config.eval
+    task, client, scores = config.task, config.client, config.eval
     is_word_model = path.stem in ("esim", "re2")
     assert config.rounds == (11 if path.stem == "fm_released" else 10) and client.total_epochs == 10
     assert (client.optimizer, client.lr) == ("adamw", 1e-3 if is_word_model else 2e-5)
@@ -229,8 +230,9 @@ def test_every_fedmatch_row_has_the_common_values(path: Path) -> None:
         assert config.client_for("medquad").batch_size == 12
     assert config.algorithm_name == ("local" if config.paradigm == "local" else "fedavg")
     if config.paradigm == "federated":
-        assert config.algorithm.weights == "equal" and (judged.point, judged.also_received) == ("trained", True)
-    assert (judged.select_by, judged.best, judged.split, judged.final_split) == ("mrr", "per_client", "dev", "test")
+        assert config.algorithm.weights == "equal" and (scores.point, scores.also_received) == ("trained", True)
+    assert (scores.select_by, scores.best) == ("mrr", "per_client")
+    assert (scores.split, scores.final_split) == ("dev", "test")
     assert task.max_lengths == (10, 100)
     assert task.client_lengths == {"privacyqa": (10, 40), "pubmedqa": (15, 50), "medquad": (25, 480)}
     assert config.clients.per_round == (2 if path.stem.endswith("_cs") else "all")

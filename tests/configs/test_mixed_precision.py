@@ -1,4 +1,4 @@
-"""Every smoke config trains and judges in bf16, with finite scores."""
+"""Every smoke config trains and evaluates in bf16, with finite scores."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ LOSSES: dict[str, tuple[float, float, float | None]] = {
 
 
 @pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)
-def test_a_smoke_config_trains_and_judges(path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smoke_config_trains_and_evaluates(path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     assert main(["--config", str(path), "--set", *SHRUNK]) == 0
     run = workplace / "runs" / path.stem

@@ -38,7 +38,7 @@ def missing(package: str, extra: str) -> str:
 
 
 def gym(folder: Path, metric: str) -> FewShotTasks:
-    """A task on a folder that promises examples of one few-shot task, judged by `metric`."""
+    """A task on a folder that promises examples of one few-shot task, scored by `metric`."""
     sizes = {"one": {split: {"made": 2} for split in ("train", "dev", "test")}}
     facts = {"examples": 2, "characters": 9, "sha256": "0" * 64}
     entry = {"folder": "one", "splits": dict.fromkeys(("train", "dev", "test"), facts)}

@@ -176,7 +176,7 @@ def alone(folder: Path, at: tuple[str, int, bool], size: int = SIZE, **changes: 
     return runner.run()
 
 
-FAILS, COUNTS, JUDGED = ("gather", ROUND, True), ("broadcast", ROUND + 1, False), ("checkpoint", ROUND + 1, False)
+FAILS, COUNTS, EVALUATED = ("gather", ROUND, True), ("broadcast", ROUND + 1, False), ("checkpoint", ROUND + 1, False)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ FAILS, COUNTS, JUDGED = ("gather", ROUND, True), ("broadcast", ROUND + 1, False)
         ("weights", COUNTS),
         ("evaluate", COUNTS),
         ("scores", COUNTS),
-        ("checkpoint", JUDGED),
+        ("checkpoint", EVALUATED),
     ],
 )
 def test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process(

@@ -319,7 +319,7 @@ def test_a_pattern_without_weight_decay_that_matches_nothing_is_remarked(tmp_pat
     assert list(about_decay(Plan.of(config, 1), engine)) == []
 
 
-def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_judged(
+def test_a_last_save_that_failed_is_tried_again_before_the_best_weights_are_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[bool] = []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import in_one_process, on_this_rank
 from harness import make_config, make_runner
 from ranks import run_ranks
 from toy import Quadratic
@@ -17,7 +18,6 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, ServerConfig, SystemConfig
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
@@ -45,14 +45,12 @@ def run_case(name: str, folder: str, comm: Communicator | None = None, **changes
 
 
 def run_all_cases(folder: str, system: SystemConfig) -> dict[str, tuple[str, Any]]:
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30, exchange=system.exchange) as comm:
-        return {name: run_case(name, folder, comm, system=system) for name in CASES}
+    return on_this_rank(run_case, CASES, CLIENTS, folder, system)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]]:
-    folder = str(tmp_path_factory.mktemp("alone"))
-    return {name: run_case(name, folder) for name in CASES}
+    return in_one_process(run_case, CASES, tmp_path_factory)
 
 
 @pytest.mark.parametrize(

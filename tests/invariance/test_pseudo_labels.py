@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import in_one_process, on_this_rank
 from harness import make_config, make_runner
 from ranks import run_ranks
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fewfedweight import FewFedWeight, SiloAugmented
 from fedtorch.algorithms.metaweighting import MetaWeighting
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
 from fedtorch.core.errors import Interrupted
 from fedtorch.models.generation import Generated
@@ -75,14 +75,12 @@ def run_case(name: str, folder: str, comm: Communicator | None = None) -> tuple[
 
 
 def run_all(folder: str) -> dict[str, tuple[str, Any]]:
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
-        return {name: run_case(name, folder, comm) for name in CASES}
+    return on_this_rank(run_case, CASES, CLIENTS, folder)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]]:
-    folder = str(tmp_path_factory.mktemp("alone"))
-    return {name: run_case(name, folder) for name in CASES}
+    return in_one_process(run_case, CASES, tmp_path_factory)
 
 
 @pytest.mark.parametrize("size", [2, 4, 7])

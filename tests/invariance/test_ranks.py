@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import in_one_process, on_this_rank
 from harness import make_config, make_runner
 from ranks import expect_exit, run_ranks
 from toy import Quadratic
@@ -79,15 +80,13 @@ def run_case(name: str, folder: str, comm: Communicator | None = None, **changes
 
 
 def run_all_cases(folder: str, system: SystemConfig) -> dict[str, tuple[str, Any]]:
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30, exchange=system.exchange) as comm:
-        return {name: run_case(name, folder, comm, system=system) for name in CASES}
+    return on_this_rank(run_case, CASES, CLIENTS, folder, system)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]]:
     """Every case in one process, through no group at all."""
-    folder = str(tmp_path_factory.mktemp("alone"))
-    return {name: run_case(name, folder) for name in CASES}
+    return in_one_process(run_case, CASES, tmp_path_factory)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import in_one_process, on_this_rank
 from harness import make_config, make_runner
 from parsing_toy import Toy
 from ranks import expect_exit, run_ranks
@@ -54,14 +55,12 @@ def run_case(name: str, folder: str, comm: Communicator | None = None) -> tuple[
 
 
 def run_all_cases(folder: str) -> dict[str, tuple[Any, ...]]:
-    with DistributedCommunicator.join(NAMES, timeout_s=30) as comm:
-        return {name: run_case(name, folder, comm) for name in CASES}
+    return on_this_rank(run_case, CASES, NAMES, folder)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]]:
-    folder = str(tmp_path_factory.mktemp("alone"))
-    return {name: run_case(name, folder) for name in CASES}
+    return in_one_process(run_case, CASES, tmp_path_factory)
 
 
 def test_the_cases_differ(alone: dict[str, tuple[Any, ...]]) -> None:

@@ -42,12 +42,12 @@ def run(folder: str, *overrides: str) -> dict[str, Any]:
 
 
 def test_start_local_and_centralized_are_the_runs_one_would_make_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    judged = "eval={on_start: true, split: test}"
-    found = run("run", judged, "compare=[start, local, centralized]")
+    evaluated = "eval={on_start: true, split: test}"
+    found = run("run", evaluated, "compare=[start, local, centralized]")
     shown = capsys.readouterr().out
     assert list(found["compare"]) == ["start", "local", "centralized"]
-    by_hand = {"local": run("alone", judged, "paradigm=local", "run.export=none"),
-               "centralized": run("pooled", judged, "paradigm=centralized", *PLAIN)}  # fmt: skip
+    by_hand = {"local": run("alone", evaluated, "paradigm=local", "run.export=none"),
+               "centralized": run("pooled", evaluated, "paradigm=centralized", *PLAIN)}  # fmt: skip
     for label, other in by_hand.items():
         assert found["compare"][label]["digest"] == other["digest"]
         assert found["compare"][label]["averages"] == other["averages"]
@@ -61,7 +61,7 @@ def test_start_local_and_centralized_are_the_runs_one_would_make_by_hand(capsys:
     assert headings.split() == ["start:", "centralized:", "local:"]
     assert [line.split() for line in shown.splitlines() if " steps " in line] == ["steps 12 0 10 12".split()]
 
-    again = run("run", judged, "compare=[start, local, centralized]")  # resumed, all of them
+    again = run("run", evaluated, "compare=[start, local, centralized]")  # resumed, all of them
     assert {**again, "traffic": None} == {**found, "traffic": None}  # it sends the best model once more
 
 

@@ -77,7 +77,7 @@ def test_it_writes_what_the_end_of_the_run_writes(
             assert own == written["w.safetensors"]
         else:
             # one that sat out the best round has no weights of its own from it
-            whose = "judged with the global model" if (kind, client) == ("trained", "ein Ort") else "its own model"
+            whose = "evaluated with the global model" if (kind, client) == ("trained", "ein Ort") else "its own model"
             assert f"{tmp_path / name}: client {client}, {whose} after 3 of 3 rounds" in out
             assert own == written[f"{name}/w.safetensors"]
     assert not list(tmp_path.rglob("*partial*")) and files(folder / "model") == written
@@ -134,12 +134,12 @@ def test_the_global_model_is_there_on_demand(folder: Path, tmp_path: Path, capsy
     assert files(tmp_path / "other") == files(tmp_path / "global")  # Ditto's global model is FedAvg's
 
 
-def test_a_client_that_never_took_part_is_judged_with_the_global_model(folder: Path, capsys: Any) -> None:
+def test_a_client_that_never_took_part_is_evaluated_with_the_global_model(folder: Path, capsys: Any) -> None:
     run("clients.per_round=1", "rounds=1")
     capsys.readouterr()
     assert [main([str(folder), "--client", client]) for client in NAMES] == [0, 0, 0]
     out = capsys.readouterr().out
-    assert out.count("judged with the global model") == 2 and out.count("its own model") == 1
+    assert out.count("evaluated with the global model") == 2 and out.count("its own model") == 1
 
 
 def test_other_clients_files_are_not_needed(folder: Path) -> None:
@@ -195,7 +195,7 @@ def test_what_cannot_be_exported_is_said(
     code, text = said(capsys, [place, "--out", place])
     assert code == 2 and f"--out is {place}, which is there already" in text
     code, text = said(capsys, [place, "--global"])
-    assert code == 2 and "clients are judged with models of their own; say where to by --out" in text
+    assert code == 2 and "clients are evaluated with models of their own; say where to by --out" in text
     code, text = said(capsys, [place, "--set", "task.start=[0.3, 0.2]"])
     assert code == 8 and "was written with other initial weights than runs/toy/config.yaml gives here" in text.replace(
         str(tmp_path) + "/", ""

@@ -1,4 +1,4 @@
-"""What is in `model/` loads where fedtorch is not installed, as docs/models.md says, and has the judged scores."""
+"""What is in `model/` loads where fedtorch is not installed, as docs/models.md says, and scores the same."""
 
 from __future__ import annotations
 
@@ -227,12 +227,12 @@ def check(work: Path, name: str, monkeypatch: pytest.MonkeyPatch, start: Callabl
     monkeypatch.chdir(work)  # where the data are
     script, give, score = ASK[config.task.sides if config.task_name == "dialog" else config.task_name]
     results = json.loads((run / "results.json").read_text())["clients"]
-    judged = {client: found["scores"] for client, found in results.items() if found["scores"]}
+    evaluated = {client: found["scores"] for client, found in results.items() if found["scores"]}
     own = name in OWN_MODELS or "-" in name
-    assert judged
+    assert evaluated
     if own:
-        assert {path.name for path in (run / "model").iterdir()} == set(judged)
-    examples = {client: config.task.load(client, config.eval.final_split) for client in judged}
+        assert {path.name for path in (run / "model").iterdir()} == set(evaluated)
+    examples = {client: config.task.load(client, config.eval.final_split) for client in evaluated}
     given = {
         client: (str(run / "model" / client if own else run / "model"), give(config.task, rows))
         for client, rows in examples.items()
@@ -241,12 +241,12 @@ def check(work: Path, name: str, monkeypatch: pytest.MonkeyPatch, start: Callabl
     file.write_text(json.dumps({"script": script, "clients": given}))
     start(str(file))
     answers = json.loads(file.with_suffix(".answers").read_text())
-    for client, scores in judged.items():
+    for client, scores in evaluated.items():
         for metric, total in score(config.task, examples[client], answers[client]).items():
             # batches of other sizes: fp32 sums of another order
             assert total == pytest.approx(scores[metric][0], rel=2e-5, abs=1e-6), (client, metric)
     assert not list(run.glob("model*partial*"))
-    check_loaded(run, list(judged), own)
+    check_loaded(run, list(evaluated), own)
 
 
 def check_loaded(run: Path, clients: Sequence[str], own: bool) -> None:
@@ -268,7 +268,7 @@ def in_a_fork(file: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_exported_model_has_the_judged_scores(name: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exported_model_scores_as_in_the_run(name: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(work, name, monkeypatch, in_a_fork)
 
 

@@ -8,49 +8,32 @@ from typing import Any
 
 import pytest
 import torch
+from pair_models import (
+    WORDS,
+    check_dropout_is_off_in_eval_mode_only,
+    check_every_parameter_gets_a_gradient,
+    check_padding_changes_nothing,
+    loss_after_learning_eight_pairs,
+)
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.models.networks.re2 import augmented
 from fedtorch.models.re2 import Re2
-from fedtorch.text.words import Words
 
-WORDS = Words(tuple(f"w{i}" for i in range(18)))
 SMALL = Re2(embedding=6, hidden=8, dropout=0.0)
-PAIRS = [([2, 3, 4], [5, 6, 7, 8, 9]), ([10], [11, 12]), ([1], [2]), ([4, 4, 13, 14], [15])]
 
 
 @pytest.mark.parametrize("sizes", [SMALL, replace(SMALL, blocks=1), replace(SMALL, blocks=3, layers=3, kernel=5)])
-@torch.no_grad()
 def test_a_batch_equals_one_by_one_so_padding_changes_nothing(sizes: Re2) -> None:
-    model = sizes.build(0, WORDS).double().eval()
-    together = model(**sizes.collate(WORDS, PAIRS))
-    alone = torch.cat([model(**sizes.collate(WORDS, [pair])) for pair in PAIRS])
-    assert together.shape == (4,) and torch.allclose(together, alone, rtol=0, atol=1e-12)
-    batch = sizes.collate(WORDS, PAIRS)
-    for side in ("question", "answer"):  # whatever stands where the padding is
-        batch[f"{side}_ids"] = batch[f"{side}_ids"].masked_fill(~batch[f"{side}_mask"], 17)
-    assert torch.allclose(model(**batch), together, rtol=0, atol=1e-12)
-    batch["answer_mask"] = torch.ones_like(batch["answer_mask"])
-    assert not torch.allclose(model(**batch), together, atol=1e-3)
+    check_padding_changes_nothing(sizes, seen=1e-3)
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    model = replace(SMALL, blocks=3, head="two_class").build(0, WORDS)
-    model(**SMALL.collate(WORDS, PAIRS)).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+    check_every_parameter_gets_a_gradient(replace(SMALL, blocks=3, head="two_class"))
 
 
 def test_it_learns_eight_pairs() -> None:
-    pairs = [([2 + i % 4, 7], [11 + i // 4, 14 + i % 2]) for i in range(8)]
-    labels = torch.tensor([i // 4 ^ i % 2 for i in range(8)]).float()
-    model = SMALL.build(0, WORDS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
-    for _ in range(20):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(**SMALL.collate(WORDS, pairs)), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.1
+    assert loss_after_learning_eight_pairs(SMALL, lr=3e-2, steps=20) < 0.1
 
 
 def test_sizes_of_the_network_in_fedmatchs_release() -> None:
@@ -86,11 +69,7 @@ def test_the_temperature_starts_at_one_over_the_root_of_the_width() -> None:
 
 
 def test_dropout_is_off_in_eval_mode_only() -> None:
-    model = replace(SMALL, dropout=0.3).build(0, WORDS)
-    batch = SMALL.collate(WORDS, PAIRS)
-    assert not torch.equal(model(**batch), model(**batch))
-    model.eval()
-    assert torch.equal(model(**batch), model(**batch))
+    check_dropout_is_off_in_eval_mode_only(SMALL)
 
 
 def test_an_even_kernel_is_an_error() -> None:

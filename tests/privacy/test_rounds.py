@@ -339,7 +339,7 @@ class WithPublicRows(Quadratic):
 
 
 @pytest.mark.parametrize("reveal", [(), ("scores",)], ids=["hidden", "revealed"])
-def test_only_rows_without_an_owner_are_judged_and_choose(reveal: tuple[str, ...], tmp_path: Path) -> None:
+def test_only_rows_without_an_owner_are_evaluated_and_choose(reveal: tuple[str, ...], tmp_path: Path) -> None:
     task = WithPublicRows(clients=TASK.clients, start=TASK.start, double=False)
     config = private(tmp_path, task=task, eval=EvalConfig(every=1), privacy={"reveal": reveal})
     result = make_runner(config).run()

@@ -12,7 +12,7 @@ from fedtorch.report.published.changed import changed
 from fedtorch.tracking.run_folder import Run
 from fedtorch.tracking.tracker import Tracker
 
-# row -> of each kind that the paper has one key: data, sizes, rounds, optimiser, rate, lengths, model, teacher, judging
+# row -> of each kind that the paper has one key: data, sizes, rounds, optimiser, rate, lengths, model, teacher, scores
 CHANGES: dict[str, dict[str, str]] = {
     "lorar/fedopt_lorar": {
         "task.data": "synthetic (row: data/text2sql)",

@@ -1,4 +1,4 @@
-"""What is written at the end of a run: the model that each client was judged with, and nothing else."""
+"""What is written at the end of a run: the model that each client was evaluated with, and nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def nearness(folder: Path, client: str) -> float:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_every_client_gets_the_model_it_was_judged_with(name: str, tmp_path: Path) -> None:
+def test_every_client_gets_the_model_it_was_evaluated_with(name: str, tmp_path: Path) -> None:
     result, runner = exported(config_of(name, tmp_path))
     assert {path.name for path in (tmp_path / "model").iterdir()} == set(map(folder_name, CLIENTS))
     own = {client: nearness(tmp_path / "model" / folder_name(client), client) for client in CLIENTS}
@@ -84,7 +84,7 @@ def test_every_client_gets_the_model_it_was_judged_with(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_where_all_are_judged_with_one_model_that_is_all_there_is(name: str, tmp_path: Path) -> None:
+def test_where_all_are_evaluated_with_one_model_that_is_all_there_is(name: str, tmp_path: Path) -> None:
     (tmp_path / "model" / "a").mkdir(parents=True)  # of an earlier run
     result, _ = exported(config_of(name, tmp_path))
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["w.safetensors"]

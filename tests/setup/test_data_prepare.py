@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from differences import difference
 from own_rows import BERT, weather, write_rows
 
 from fedtorch.cli.__main__ import main
-from fedtorch.config.load import difference, load
+from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.tasks.own import OwnTask
 

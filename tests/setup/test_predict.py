@@ -1,4 +1,4 @@
-"""`fedtorch predict`: the answers are those that the model was judged with."""
+"""`fedtorch predict`: the answers are those that the model was evaluated with."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("regression", lambda i: i / 4, BERT),
     ],
 )
-def test_answers_are_what_the_model_is_judged_by(problem: str, label: Any, model: str, folder: Path) -> None:
+def test_answers_are_what_the_model_is_evaluated_by(problem: str, label: Any, model: str, folder: Path) -> None:
     task = trained(folder, problem, label, model)
     client = next(iter(task.manifest()))
     texts = [row["text"] for row in task.rows(client, "train")]

@@ -76,15 +76,15 @@ def new() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("new.jsonl").read_text().splitlines()]
 
 
-def test_tags_of_words_have_the_accuracy_that_was_judged() -> None:
+def test_tags_of_words_have_the_accuracy_that_was_measured() -> None:
     rows = [{key: row[key] for key in ("tokens", "tags")} for row in names()]
     _, results = trained(rows, {"name": "token_classification", "model": BERT}, epochs=1)
     gold = [row["tags"] for row in new()]
     answers = predicted()
     pairs = [pair for row, answer in zip(gold, answers, strict=True) for pair in zip(row, answer["tags"], strict=True)]
-    judged = results["averages"]["accuracy"]
-    assert (sum(a == b for a, b in pairs) / len(pairs), len(pairs)) == (judged["micro"], judged["count"])
-    assert 0 < judged["micro"] < 1
+    evaluated = results["averages"]["accuracy"]
+    assert (sum(a == b for a, b in pairs) / len(pairs), len(pairs)) == (evaluated["micro"], evaluated["count"])
+    assert 0 < evaluated["micro"] < 1
 
 
 def test_spans_of_a_text_are_characters_of_it() -> None:
@@ -94,7 +94,7 @@ def test_spans_of_a_text_are_characters_of_it() -> None:
     assert found and results["summary"]["pooled"]["f1"] == 2 * len(found & true) / (len(found) + len(true))
 
 
-def test_generated_texts_have_the_score_that_was_judged() -> None:
+def test_generated_texts_have_the_score_that_was_measured() -> None:
     _, results = trained(PAIRS, {"name": "seq2seq", "model": T5, "generate": {"max_new_tokens": 4}}, epochs=6)
     gold = [row["target"] for row in new()]
     hits = sum(answer["text"] == text for answer, text in zip(predicted(), gold, strict=True))
@@ -102,7 +102,7 @@ def test_generated_texts_have_the_score_that_was_judged() -> None:
 
 
 @pytest.mark.parametrize("rows", [PROMPTS, CHATS], ids=["prompts", "messages"])
-def test_continuations_and_perplexity_are_those_that_were_judged(rows: list[dict[str, Any]]) -> None:
+def test_continuations_and_perplexity_are_those_that_were_measured(rows: list[dict[str, Any]]) -> None:
     Path("chat.jinja").write_text(TEMPLATE)
     form = {"rows_are": "messages", "chat_template": "chat.jinja"} if "messages" in rows[0] else {}
     task = {"name": "causal_lm", "model": GPT2, "measures": ["exact_match"], "generate": {"max_new_tokens": 4}, **form}

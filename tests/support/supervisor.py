@@ -33,7 +33,7 @@ clients: {per_round: 3}
 client: {optimizer: adamw, lr: 0.1, batch_size: 4, optimizer_state: keep}
 track: {progress: "off", tensorboard: false}
 """
-"""Ranks 1 and 2 of three train two clients each; every round trains, judges and saves clients on both of them."""
+"""Ranks 1 and 2 of three train two clients each; every round trains, evaluates and saves clients on both of them."""
 
 PHASES = ("init", "preflight", "broadcast", "train", "header", "payload", "aggregate", "evaluate", "checkpoint")
 

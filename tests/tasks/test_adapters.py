@@ -91,7 +91,7 @@ def test_a_round_sends_the_factors_and_the_head_and_nothing_else(tmp_path: Path)
     sent = runner.context.comm.meter.totals()
     assert runner.components.engine.shared.size == numbers
     assert sent["aggregate/bytes_up"] == 4 * numbers * len(CLIENTS)
-    assert sent["broadcast/bytes_down"] == 2 * 4 * numbers * len(CLIENTS)  # before the round, and to be judged
+    assert sent["broadcast/bytes_down"] == 2 * 4 * numbers * len(CLIENTS)  # before the round, and to be evaluated
     written = [load_file(path) for path in tmp_path.rglob("*.safetensors")]
     largest = max(tensor.numel() for tensors in written for tensor in tensors.values())
     assert written and largest == numbers  # the base is in no checkpoint
@@ -126,7 +126,7 @@ ALL = {
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_saved_adapter_gives_the_judged_logits(kind: str, tmp_path: Path) -> None:
+def test_the_saved_adapter_gives_the_logits_of_the_evaluation(kind: str, tmp_path: Path) -> None:
     task: Any = ALL[kind](adapter=LORA)
     runner = trained(tmp_path / "run", task)
     runner.export(tmp_path / "model")
@@ -136,11 +136,11 @@ def test_the_saved_adapter_gives_the_judged_logits(kind: str, tmp_path: Path) ->
     config = AutoConfig.from_pretrained(tmp_path / "model")
     base = type(model).from_pretrained(tmp_path / "model" / "base", config=config)
     with torch.no_grad():
-        judged = model(**inputs).logits
-        assert torch.equal(PeftModel.from_pretrained(base, tmp_path / "model").eval()(**inputs).logits, judged)
-        assert torch.equal(load_saved(tmp_path / "model")[0](**inputs).logits, judged)
+        evaluated = model(**inputs).logits
+        assert torch.equal(PeftModel.from_pretrained(base, tmp_path / "model").eval()(**inputs).logits, evaluated)
+        assert torch.equal(load_saved(tmp_path / "model")[0](**inputs).logits, evaluated)
         again = task.trained(tmp_path / "model").build_model(1).eval()
-        assert torch.equal(again(**inputs).logits, judged)
+        assert torch.equal(again(**inputs).logits, evaluated)
 
 
 @pytest.mark.parametrize("rule", [FLoRA, FedEx])
@@ -155,14 +155,14 @@ def test_what_joined_the_base_is_in_the_saved_adapter(kind: str, rule: Any, tmp_
     base = type(model).from_pretrained(tmp_path / "model" / "base", config=config)
     start = task.build_model(runner.components.config.run.seed).eval()
     with torch.no_grad():
-        judged = model(**inputs).logits
-        assert (judged - start(**inputs).logits).abs().max() > 1e-3
+        evaluated = model(**inputs).logits
+        assert (evaluated - start(**inputs).logits).abs().max() > 1e-3
         for loaded in (PeftModel.from_pretrained(base, tmp_path / "model").eval(), load_saved(tmp_path / "model")[0],
                        task.trained(tmp_path / "model").build_model(1).eval()):  # fmt: skip
-            assert (loaded(**inputs).logits - judged).abs().max() < 1e-5
+            assert (loaded(**inputs).logits - evaluated).abs().max() < 1e-5
         assert task.save_merged(model, tmp_path / "whole")
         whole = type(model).from_pretrained(tmp_path / "whole").eval()
-        assert (whole(**inputs).logits - judged).abs().max() < 1e-5
+        assert (whole(**inputs).logits - evaluated).abs().max() < 1e-5
 
 
 def test_an_adapter_on_a_base_from_a_folder_is_saved_alone_with_what_the_base_lacks(tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_an_adapter_on_a_base_from_a_folder_is_saved_alone_with_what_the_base_la
     assert not {"base", "model.safetensors"} & names
     told = json.loads((tmp_path / "model" / "adapter_config.json").read_text())
     assert told["base_model_name_or_path"] == str(Path("base").resolve())
-    judged = runner.components.engine.module.eval()
+    evaluated = runner.components.engine.module.eval()
     ids = torch.tensor([[5, 6, 7, 8]])
     base = AutoModelForSequenceClassification.from_pretrained("base", num_labels=4, ignore_mismatched_sizes=True)
     loaded = PeftModel.from_pretrained(base, tmp_path / "model").eval()
     with torch.no_grad():
-        assert torch.equal(loaded(input_ids=ids).logits, judged(input_ids=ids).logits)
+        assert torch.equal(loaded(input_ids=ids).logits, evaluated(input_ids=ids).logits)
     facts = [build(make_config(tmp_path, classifier("four.jsonl", model=model)), num_ranks=1, rank=0).facts()]
     path = Path("base/model.safetensors")
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\1\0")
@@ -189,7 +189,7 @@ def test_an_adapter_on_a_base_from_a_folder_is_saved_alone_with_what_the_base_la
     assert facts[0]["base model.safetensors"] != facts[1]["base model.safetensors"]  # a difference names the file
 
 
-def test_private_factors_are_judged_and_saved_for_each_client(tmp_path: Path) -> None:
+def test_private_factors_are_evaluated_and_saved_for_each_client(tmp_path: Path) -> None:
     """FedSA-LoRA: A is shared, B and the head stay."""
     partition = PartitionConfig(private=("*lora_B*", "classifier.*"))
     runner = trained(tmp_path / "run", classifier("rows.jsonl", model={**BERT, "adapter": LORA}), partition=partition)

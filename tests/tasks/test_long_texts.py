@@ -59,7 +59,7 @@ def test_a_long_text_has_the_mean_of_its_windows_logits(model: dict[str, Any]) -
     ]
 
 
-def test_long_texts_are_learned_and_judged_by_all_their_windows(tmp_path: Path) -> None:
+def test_long_texts_are_learned_and_evaluated_by_all_their_windows(tmp_path: Path) -> None:
     """What says which it is lies beyond the first window."""
     rows = [{"text": f"{i:07}{'ab'[i % 2] * 3}", "label": "ab"[i % 2], "home": "x"} for i in range(48)]
     source = write_rows(tmp_path / "late.jsonl", rows)

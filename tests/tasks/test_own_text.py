@@ -83,7 +83,7 @@ def task_of(task: dict[str, Any]) -> Any:
 def test_one_client_has_the_bits_of_a_bare_loop(task: dict[str, Any], auto: Any, optimizer: str, place: Path) -> None:
     """The loop is what one would write by hand, with the labels that transformers takes the mean loss of."""
     client = {"optimizer": optimizer, "lr": 0.01, "batch_size": 4}
-    path = config(task, client=client, run={"name": "own", "seed": 3}, eval={"every": 0})  # the last model is judged
+    path = config(task, client=client, run={"name": "own", "seed": 3}, eval={"every": 0})  # the last model is evaluated
     assert main(["--config", str(path)]) == 0
     loaded = load(path)
     (client,) = loaded.task.manifest()
@@ -262,7 +262,7 @@ def test_plain_texts_have_no_answers_to_compare(place: Path) -> None:
 
 
 def test_the_answer_that_is_generated_is_the_last_of_a_conversation(place: Path) -> None:
-    """It is the one that is compared with: of two turns the first would be judged by the second's words."""
+    """It is the one that is compared with: of two turns the first would be evaluated by the second's words."""
     said = ["one ?", "it is one", "two ?", "it is two"]
     turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
     Path("chat.jsonl").write_text("".join(json.dumps({"messages": turns, "who": who}) + "\n" for who in "nnnnnnnnnn"))

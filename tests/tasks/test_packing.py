@@ -51,7 +51,7 @@ def test_packed_texts_have_the_loss_and_gradients_of_texts_alone(model: dict[str
     assert found[1][0] < 0.8 * found[0][0]  # and that is what it is for
     assert found[0][1] == found[1][1] and found[0][2] == pytest.approx(found[1][2], rel=1e-5)
     assert (found[0][3] - found[1][3]).abs().max() < 1e-5 * found[0][3].abs().max()
-    assert "segments" not in packing.collate(examples, False)  # what is judged is as it was
+    assert "segments" not in packing.collate(examples, False)  # what is evaluated is as it was
 
 
 def test_a_text_sees_no_other_one_of_its_row() -> None:

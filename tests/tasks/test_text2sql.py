@@ -1,4 +1,4 @@
-"""Text-to-SQL: what a batch's loss is over, and the ways in which a query is judged."""
+"""Text-to-SQL: what a batch's loss is over, and the ways in which a query is scored."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_padding_is_neither_predicted_nor_counted(model: T5ForConditionalGenerat
     assert float(total) == pytest.approx(by_hand, rel=1e-5)  # fp32, other shapes of the same products
 
 
-def test_a_query_is_judged_in_three_ways_where_strings_are_asked_for() -> None:
+def test_a_query_is_scored_in_three_ways_where_strings_are_asked_for() -> None:
     gold = 'SELECT T.NAME FROM CITY AS T WHERE T.STATE = "texas" ;'
     trained = 'select t.name from city as t where t.state = "texas" ;'
     examples = [Example([1], [1], gold)] * 4

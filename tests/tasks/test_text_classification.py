@@ -79,7 +79,7 @@ def test_a_row_has_the_same_logits_alone_and_in_a_batch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_text_that_ends_like_padding_is_judged_at_its_end(kind: str) -> None:
+def test_a_text_that_ends_like_padding_is_evaluated_at_its_end(kind: str) -> None:
     """transformers itself takes the last token that is no padding, here a word before the end of the text."""
     task = classifier("rows.jsonl", model={"random": kind, **ARCHITECTURES[kind]}, tokenizer="pad_is_end")
     end = task.vocabulary.eos_token_id
@@ -97,7 +97,7 @@ def test_a_text_that_ends_like_padding_is_judged_at_its_end(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])
-def test_a_text_that_quotes_the_end_token_is_judged_at_its_end(kind: str) -> None:
+def test_a_text_that_quotes_the_end_token_is_evaluated_at_its_end(kind: str) -> None:
     task = classifier("rows.jsonl", model={"random": kind, **ARCHITECTURES[kind]}, tokenizer="words")
     model = task.build_model(0).eval()
     texts = ["so </s> it ends", "rain", "</s></s>"]
@@ -333,7 +333,7 @@ print(sum(label == row["label"] for label, row in zip(found, rows)) / len(rows))
 @pytest.mark.parametrize(
     "kind", ["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "llama", "t5", "bart"))]
 )
-def test_plain_transformers_judges_the_saved_model_alike(kind: str) -> None:
+def test_plain_transformers_evaluates_the_saved_model_alike(kind: str) -> None:
     model = BERT if kind == "bert" else {"random": kind, **ARCHITECTURES[kind]}
     assert run("rounds=2", f"run.name={kind}", model=model) == 0
     accuracy = json.loads((Path("runs") / kind / "results.json").read_text())["averages"]["accuracy"]

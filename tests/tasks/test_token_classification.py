@@ -315,7 +315,7 @@ print(f1_score(true, found))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_plain_transformers_judges_the_saved_model_alike(kind: str, tmp_path: Path) -> None:
+def test_plain_transformers_evaluates_the_saved_model_alike(kind: str, tmp_path: Path) -> None:
     """Of word pieces, and of bytes where a space and the letter after it are one token; else a pipeline sees two."""
     if kind == "bert":
         task = tagger("rows.jsonl", tokenizer="wordpieces")

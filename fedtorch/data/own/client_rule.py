@@ -146,11 +146,6 @@ class ClientRule:
         return next(name for name in RULES if getattr(self, name) is not None)
 
     @property
-    def needs_all_rows(self) -> bool:
-        """Does the draw need the rows of all clients in one place? Not so for `by`."""
-        return self.by is None
-
-    @property
     def label_column(self) -> str | None:
         """The column whose values are the `labels` of `deal`; None where the rule does not look at them."""
         column: str | None = getattr(getattr(self, self.rule), "of", None)

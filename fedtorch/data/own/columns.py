@@ -21,6 +21,7 @@ class Column:
     """A column as far as it was looked at."""
 
     name: str
+    """as in the file's head, or the key of its objects"""
     kind: Kind = "empty"
     """text; whole, number; flag: true or false; words, numbers: lists of them; turns: a list of {role, content};
     other: none of these, or several"""

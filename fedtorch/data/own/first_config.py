@@ -116,7 +116,7 @@ def _splits(found: Guess, splits: dict[str, str]) -> list[str]:
     if splits:
         given = {name: quoted(splits[name]) if name in splits else "0.1" for name in ("dev", "test")}
         return [f"    splits: {{dev: {given['dev']}, test: {given['test']}}}"]
-    return ["    splits: {dev: 0.1, test: 0.1} # of every client's rows: dev chooses the best round, test judges it"]
+    return ["    splits: {dev: 0.1, test: 0.1} # of every client's rows: dev chooses the best round, test scores it"]
 
 
 def _length(found: Guess, model: str | None, positions: int | None) -> int:

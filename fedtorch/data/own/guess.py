@@ -40,6 +40,7 @@ class Guess:
     """What a config is written from."""
 
     task: str = ""
+    """`task.name` of the config; empty until `guess` has decided"""
     roles: dict[str, str] = field(default_factory=dict)
     """what the task needs -> column"""
     problem: str = "single_label"

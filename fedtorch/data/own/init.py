@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.data.own.first_config import chat_template, config_text
 from fedtorch.data.own.guess import SPLITS, Guess, guess
 from fedtorch.data.own.source import Table, files_of, open_tables
@@ -29,8 +29,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.data.o
         print(write(args.file, out, args.model))
         return 0
     except FedtorchError as error:
-        print(f"fedtorch: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
 
 
 def write(source: str, out: Path, model: str | None = None) -> str:

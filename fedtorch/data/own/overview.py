@@ -47,7 +47,9 @@ class Overview:
     """All clients, and what is wrong with them."""
 
     name: str
+    """`task.name`"""
     clients: dict[str, ClientRows]
+    """client -> its rows, in the manifest's order"""
     shared: tuple[str, ...] = ()
     """splits that all clients have alike, because they are files of their own"""
     left_out: int = 0
@@ -89,7 +91,7 @@ class Overview:
 
 
 def split_digests(digests: Mapping[tuple[str, str], Sequence[bytes]], overview: Overview, folder: Path) -> None:
-    """Count rows that stand twice, with several clients, or both in a train and in a split that judges.
+    """Count rows that stand twice, with several clients, or both in a train and in a split of evaluation.
 
     digests: (client, split) -> `content_digest` of every row, in the order of its file; a shared split stands there
     once, under the first client.

@@ -24,7 +24,9 @@ class Domain:
     thing: str
     """what is ordered"""
     kinds: tuple[str, ...]
+    """of the thing; each dialog picks one"""
     sizes: tuple[str, ...]
+    """of the thing, which the assistant asks for if the user did not say"""
     times: tuple[str, ...]
     """for when"""
 

@@ -32,8 +32,11 @@ class Plan:
     """How many examples a client gets, and of which kinds."""
 
     train: int
+    """training questions"""
     dev: int
+    """questions of dev"""
     test: int
+    """questions of test"""
     patterns: tuple[str, ...]
     """names of those in `questions.PATTERNS` that its questions follow: its difficulty"""
 
@@ -56,9 +59,13 @@ class ClientData:
     """One client's schema and examples; no question occurs twice in it."""
 
     schema: Schema
+    """its database"""
     train: list[Example]
+    """training examples, shuffled"""
     dev: list[Example]
+    """examples of dev"""
     test: list[Example]
+    """examples of test"""
 
 
 def generate(*, seed: int = 0) -> dict[str, ClientData]:

@@ -24,8 +24,11 @@ class Pattern:
     """
 
     name: str
+    """as `Plan.patterns` lists it"""
     questions: tuple[str, ...]
+    """paraphrases with slots; one of them is drawn for a question"""
     sql: str
+    """the query that answers them, with the same slots"""
 
     def needs(self, slot: str) -> bool:
         return f"{{{slot}}}" in self.sql

@@ -18,6 +18,7 @@ class Column:
     """One column of a table."""
 
     name: str
+    """a word, unique in its schema unless it is a key"""
     kind: Literal["label", "text", "number", "key"]
     """label: names its row (`book_7` in the seventh book) and is asked for, never asked about; key: links two tables
     and does not occur in questions"""
@@ -32,7 +33,9 @@ class Table:
     name: str
     """a plural English noun"""
     columns: tuple[Column, ...]
+    """in the order in which the model's input lists them"""
     num_rows: int
+    """of the made-up database that queries can be run on"""
 
     def named(self, *kinds: str) -> list[Column]:
         """The columns of the given kinds, in table order."""
@@ -44,7 +47,9 @@ class Schema:
     """One client's database. Column names other than keys are unique in it, so `natural join` joins on keys only."""
 
     client: str
+    """whose it is"""
     tables: tuple[Table, ...]
+    """in the order in which the model's input lists them"""
 
     def text(self) -> str:
         """The schema as it stands in the model's input: `| books : title , year | authors : ...`."""

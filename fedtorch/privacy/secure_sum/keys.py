@@ -13,7 +13,9 @@ class KeyPair(NamedTuple):
     """Of X25519 (RFC 7748), raw bytes."""
 
     secret: bytes
+    """32 bytes; others hold shares of it at most"""
     public: bytes
+    """32 bytes, sent to the others"""
 
 
 def new_pair() -> KeyPair:

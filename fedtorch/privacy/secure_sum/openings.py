@@ -25,9 +25,11 @@ class Settled:
     """What became of a round."""
 
     round: int
+    """of the run, from 0"""
     clients: frozenset[str]
     """whose sum it is; none: it was given up"""
     total: Whole | None
+    """whole numbers in float64; None: the round was given up"""
 
 
 class Openings:

@@ -26,7 +26,9 @@ class Terms:
     run: str
     """Random, of this exchange; so that no derivation repeats, whatever the numbers below do."""
     round: int
+    """Of the run, from 0."""
     attempt: str
+    """Which attempt at the round's sum it is."""
     parties: tuple[int, ...]
     """The ranks that have a part of the sum, ascending."""
     threshold: int

@@ -13,12 +13,15 @@ class Published(NamedTuple):
     table: str
     """where it stands"""
     title: str
+    """the method, as the paper calls it"""
     apir: float
     """in percent, over the Data Silo models"""
     win: int
     """compared tasks that became better"""
     lose: int
+    """compared tasks that became worse"""
     tie: int
+    """compared tasks that stayed as they were"""
 
 
 METHODS, ABLATION, CLIENTS = "Table 1, methods", "Table 2, ablation", "Table 3, number of clients"

@@ -11,10 +11,13 @@ class Row:
     """A row of a paper's table. None stands for what the paper does not say."""
 
     title: str
+    """as the paper prints it"""
     percent: tuple[float, ...]
     """one per client, in the paper's order"""
     macro: float
+    """mean over the clients, in percent"""
     micro: float | None
+    """over all examples together, in percent"""
     correct: int | None
     """over all clients; not printed by a paper, but its percentages times its sizes"""
 
@@ -26,7 +29,9 @@ class Paper:
     name: str
     """that of the folder with its configs"""
     title: str
+    """of the paper and of its tables, for what stands below its rows"""
     metric: str
+    """that of our records that the table prints"""
     clients: Mapping[str, str]
     """our name -> the paper's"""
     sizes: tuple[int, ...]
@@ -34,6 +39,7 @@ class Paper:
     rows: Mapping[str, Row]
     """by config name"""
     remark: str = ""
+    """what else stands below its rows; a caveat, or empty"""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """further config name -> the one of its row"""
 

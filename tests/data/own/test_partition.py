@@ -227,7 +227,6 @@ def test_each_line_of_the_page_is_a_rule_that_deals(line: str) -> None:
     owners = ["a", "b"] * 5000
     parts = deal(rule, ids=names(10_000), labels=[i % 4 for i in range(10_000)], owners=owners, seed=2)
     assert sum(sizes(parts)) == 10_000 and len(parts) == (rule.num_clients or 2)
-    assert rule.needs_all_rows == (rule.rule != "by")
     assert (rule.label_column == "label") == (rule.rule in ("dirichlet", "dirichlet_clients", "shards", "pathological"))
 
 

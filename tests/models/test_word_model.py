@@ -1,4 +1,4 @@
-"""Whole words: vocabulary, vectors from a file, and what RE2 and ESIM share."""
+"""What RE2 and ESIM share: words, their vectors, attention and pooling, saving."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.errors import ConfigError
 from fedtorch.models.esim import Esim
 from fedtorch.models.networks.scoring import align, max_over_words, mean_over_words
 from fedtorch.models.re2 import Re2
 from fedtorch.models.word_model import WordModel
-from fedtorch.text.words import Words, read_vectors, read_words
+from fedtorch.text.words import Words
 
 WORDS = Words(("what", "is", "water", "policy", "covers"))
 SMALL: list[WordModel] = [Re2(embedding=3, hidden=4), Esim(embedding=3, hidden=4)]
@@ -24,34 +24,6 @@ def vectors(folder: Path, text: str) -> str:
     path = folder / "vectors.txt"
     path.write_text(text)
     return str(path)
-
-
-def test_ids_follow_the_lines_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("what\nis\nwater\npolicy\ncovers\n")
-    words = SMALL[0].tokenizer(tmp_path)
-    assert words == WORDS and len(words) == 7
-    assert words.ids == {"what": 2, "is": 3, "water": 4, "policy": 5, "covers": 6}
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "words.txt is empty"),
-        ("a\n\nb\n", "words.txt:2 is not one lower-cased word"),
-        ("a\nB\n", "words.txt:2 is not one lower-cased word"),
-        ("a b\n", "words.txt:1 is not one lower-cased word"),
-        ("a\nb\na\n", "words.txt:3 repeats the word of line 1"),
-    ],
-)
-def test_a_broken_word_list_is_an_error(text: str, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text(text)
-    with pytest.raises(DataError, match=problem):
-        read_words(tmp_path)
-
-
-def test_a_missing_word_list_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"words.txt cannot be read \(FileNotFoundError\); expected one lower-cased"):
-        read_words(tmp_path)
 
 
 @both
@@ -93,22 +65,6 @@ def test_without_a_file_vectors_are_random_trained_and_said_so(sizes: WordModel)
     assert not table[0].any() and table[1:].std().item() == pytest.approx(0.05, rel=0.1) and table.requires_grad
     assert sizes.record(WORDS) == {"word_vectors": "random", "words": 5, "coverage": 0.0}
     assert not replace(sizes, fix_embeddings=True).build(0, WORDS).get_parameter("embedding.weight").requires_grad
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("400000 300\nis 1 2 3\n", r"vectors.txt:1 has 1 numbers after the word; expected task.model.embedding = 3"),
-        ("the 1 2 3\nis 1 2\n", "vectors.txt:2 has 2 numbers after the word"),
-        ("the 1 2 3\nwhat 1 2 3\nis 1 x 3\n", "vectors.txt:3 has something else than 3 finite numbers"),
-        ("is 1 nan 3\n", "vectors.txt:1 has something else than 3 finite numbers"),
-        ("the 1 2 3\n", "vectors.txt has a vector for none of the 5 words"),
-        ("", "has a vector for none of the 5 words"),
-    ],
-)
-def test_a_broken_file_of_vectors_is_an_error(text: str, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=problem):
-        read_vectors(vectors(tmp_path, text), 3, WORDS)
 
 
 def test_a_missing_file_of_vectors_is_an_error(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,11 +10,12 @@ from typing_extensions import Self
 
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.chosen_metrics import pooled_of, scores_of, selectable
+from fedtorch.tasks.copies import copy_as
 from fedtorch.tasks.prepared import Prepared
 
 
 @dataclass(frozen=True)
-class Judged(Prepared):
+class Scored(Prepared):
     """How `eval.metrics` is answered: by a task's scores and figures, or by metrics that compare its predictions."""
 
     takes_metrics: ClassVar[bool] = True
@@ -26,9 +26,7 @@ class Judged(Prepared):
         """A copy that keeps what this one has read."""
         if not chosen:
             return self
-        task = copy(self)
-        object.__setattr__(task, "chosen", dict(chosen))  # frozen, but this is no key of the task
-        return task
+        return copy_as(type(self), self, chosen=dict(chosen))
 
     def metrics(self) -> tuple[str, ...]:
         """What a best model can be chosen by."""
