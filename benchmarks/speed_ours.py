@@ -29,8 +29,8 @@ KEEPS = {"keep_freed_mb": 1024}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain-keeping": KEEPS,
-    "fedtorch": {},
-    "fedtorch-keeping": KEEPS,
+    "fedtorch": {"server_works": False},
+    "fedtorch-keeping": {"server_works": False, **KEEPS},
     "fedtorch-working": {"server_works": True},
     "fedtorch-working-keeping": {"server_works": True, **KEEPS},
 }

@@ -34,6 +34,9 @@ comes next.
 All updates of one operation have the same length, which step 4 compares; where clients send other places of their
 updates (`core.places`) the server makes a request for each kind.
 
+Where all ranks are on one machine, a sum may be made of slices, from updates that are read where they are: then steps 5
+on are those of `sum_slices`.
+
 Where the scale was fixed before the round, the sum may be there already when it is asked for: then step 2 goes on at
 once, and steps 3 to 5 are those of `early`.
 

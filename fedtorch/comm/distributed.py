@@ -68,7 +68,7 @@ class DistributedCommunicator(Communicator):
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
         self._member, self.lost = member, member.entry.lost
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
-        self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1)
+        self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1 and self.staging is None)
         self._liveness.forget(self.lost)
         self._rendezvous = Rendezvous(store, self._liveness)
         hosts = member.hosts_store

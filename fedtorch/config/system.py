@@ -115,7 +115,7 @@ class SystemConfig:
     the number of clients, as a secure sum needs it, with the bits of that one."""
     server_works: Literal["auto"] | bool = "auto"
     """Does rank 0 train clients too; auto: when it is the only rank, or when all ranks are on one machine without GPUs
-    that has no more cores than ranks; not with `privacy.kind: client`, `privacy.secure_sum`, `placement: pinned`,
+    that has as many cores as ranks; not with `privacy.kind: client`, `privacy.secure_sum`, `placement: pinned`,
     DeepSpeed or several ranks per worker."""
     ranks_per_worker: Count | tuple[Count, ...] = 1
     """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
@@ -128,7 +128,8 @@ class SystemConfig:
     shared_memory: Literal["auto", "never"] = "auto"
     """auto: ranks of one machine (Linux, over gloo) exchange weights and updates through memory that they share, and
     between machines one rank of each talks: a broadcast reaches a machine once, one sum leaves it. Where all ranks are
-    on one machine, what the server sends is read where it is. never: every rank over sockets. Same result."""
+    on one machine, what the server sends and what clients send is read where it is. never: every rank over sockets.
+    Same result."""
     oom_retry: bool = True
     """A client that runs out of memory is tried once more, by all ranks of its worker, with micro-batches in halves:
     the same mean gradient, but for dropout; false: it counts as failed at once. Not inside DeepSpeed's own exchanges
