@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedtorch.comm.accepted
 import fedtorch.comm.reproducible
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.core.norms import norm_and_max
@@ -46,6 +47,31 @@ def test_updates_come_one_by_one_only_after_a_sum_that_does_not_fit(
     assert updates.weighted_sum([1.0, 1.0]).tolist() == SUM and updates.asked == asked
     updates = Asked(tmp_path / "whole", damaged=damaged)
     assert updates.whole_sum(1, 9.0).tolist() == [2 * value for value in SUM] and updates.asked == asked
+
+
+def test_a_sum_that_was_checked_is_looked_at_again_only_after_somebody_wrote_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    inner = fedtorch.comm.accepted.is_finite
+    monkeypatch.setattr(fedtorch.comm.accepted, "is_finite", lambda vector: looked.append(len(vector)) or inner(vector))
+    updates = Asked(tmp_path)
+    assert updates.is_finite(torch.tensor([1.0, 2.0])) and looked == [2]  # nothing was summed yet
+    total = updates.weighted_sum([1.0, 1.0])
+    assert updates.is_finite(total) and looked == [2]
+    assert updates.is_finite(total[:3]) and updates.is_finite(total.clone()) and looked == [2, 3, 5]
+    total[2] = float("nan")
+    assert not updates.is_finite(total) and looked == [2, 3, 5, 5]
+    with torch.inference_mode():
+        assert not updates.is_finite(total * 1) and looked == [2, 3, 5, 5, 5]
+
+
+def test_a_sum_of_parts_is_rounded_after_it_was_checked_and_so_looked_at(tmp_path: Path) -> None:
+    huge = {name: torch.tensor([3e38, 0.0, 0.0, 0.0, 0.0]) for name in "ab"}
+    updates = Asked(tmp_path, huge)
+    some = Places(torch.arange(0, 5), 5)
+    updates.places, updates.lengths = {"a": some, "b": None}, {"a": 5, "b": 5}
+    assert not updates.is_finite(updates.weighted_sum([1.0, 1.0]))
 
 
 def test_windows_are_as_long_as_the_vector_whatever_is_largest_in_each(
