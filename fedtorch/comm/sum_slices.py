@@ -84,6 +84,7 @@ def _find(
 ) -> _Found | None:
     """Steps 5 and 6; None: a rank cannot reach what it needs. out, otherwise, scale's divisor: the server's count."""
     group, memory, local = aggregation.group, aggregation.memory, aggregation.local
+    memory.begin(group.generation)
     size, own = aggregation.length(terms), {}
     for number, term in enumerate(terms):
         if term.rank == group.rank:

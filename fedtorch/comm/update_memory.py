@@ -42,6 +42,7 @@ class UpdateMemory:
         self._bytes, self._each, self._used = 0, 0, 0
         self._back: list[int] = []
         self._others: dict[tuple[int, int, int, bool], Segment] = {}
+        self._generation = 0
 
     def lend(self, size: int, dtype: torch.dtype, most: int) -> Tensor | None:
         """A vector of shape (size,), which holds what was left in it; None: there is none of this length to be shared.
@@ -70,6 +71,15 @@ class UpdateMemory:
         if self._segment is None or (start := self._segment.start(vector)) is None:
             return NOWHERE
         return os.getpid(), self._segment.file, self._bytes, start
+
+    def begin(self, generation: int) -> None:
+        """An exchange of this generation of the group begins: of another one's ranks nothing is kept.
+
+        Memory that a rank has mapped stays for as long, also when the rank that made it is lost.
+        """
+        if generation != self._generation:
+            self._generation = generation
+            self._others.clear()
 
     def find(self, place: Place, size: int, dtype: torch.dtype, *, writes: bool = False) -> Tensor | None:
         """Another rank's vector, shape (size,), to be read, or with `writes` to be written to; None: out of reach."""

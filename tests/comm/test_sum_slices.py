@@ -265,6 +265,19 @@ def test_what_another_rank_says_of_its_memory_is_checked() -> None:
     assert other.find((process, 10_000, num_bytes, start), SIZE, torch.float32) is None
 
 
+def test_nothing_is_kept_of_ranks_of_another_group() -> None:
+    memory, other = UpdateMemory(lambda: True), UpdateMemory(lambda: True)
+    if (vector := memory.lend(SIZE, torch.float32, 1)) is None:
+        pytest.skip("this system has no memory without a name")
+    other.begin(0)
+    assert other.find(place := memory.place(vector), SIZE, torch.float32) is not None
+    other.begin(0)
+    assert len(other._others) == 1
+    other.begin(1)
+    assert not other._others
+    assert other.find(place, SIZE, torch.float32) is not None
+
+
 def test_nothing_is_lent_where_memory_is_not_shared_or_a_vector_is_short() -> None:
     assert UpdateMemory(lambda: False).lend(SIZE, torch.float32, 2) is None
     assert UpdateMemory(lambda: True).lend(1000, torch.float32, 2) is None
