@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtorch.comm.reproducible import CHUNK, Accumulator, SumScale, windows
+from fedtorch.comm.reproducible import CHUNK, PIECE, Accumulator, RunningSum, SumScale, slice_of, windows
+from fedtorch.core.kept_vectors import KeptVectors
 
 numbers32 = st.floats(width=32, min_value=-(2.0**99), max_value=2.0**99)
 weights64 = st.floats(min_value=-4.0, max_value=4.0)
@@ -216,3 +217,38 @@ def test_windows_cover_a_vector_once() -> None:
     for size in (1, 1 << 20, (1 << 20) + 1, 3_000_000):
         places = [place for start, stop in windows(size) for place in (start, stop)]
         assert places[0] == 0 and places[-1] == size and places[1:-1:2] == places[2:-1:2]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 1000, 274_489])
+def test_slices_cover_a_vector_and_are_as_equal_as_can_be(size: int, ranks: int) -> None:
+    slices = [slice_of(size, ranks, place) for place in range(ranks)]
+    assert slices[0][0] == 0 and slices[-1][1] == size
+    assert all(before[1] == after[0] for before, after in zip(slices, slices[1:], strict=False))
+    lengths = [stop - start for start, stop in slices]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("size", [1, 1000, PIECE, 2 * PIECE + 17])
+def test_windows_that_come_in_any_order_give_the_bits_of_one_sum(size: int) -> None:
+    updates = [torch.randn(size, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+    weights, scale = [0.3, -0.7, 2.0], SumScale(30, divisor=1.6)
+    whole, running = Accumulator(size), RunningSum(size, scale, KeptVectors())
+    whole.reset(scale)
+    for update, weight in zip(updates, weights, strict=True):
+        whole.add(update, weight)
+    expected = whole.result(torch.empty(size))
+    cut = size // 3
+    for part in (slice(cut, size), slice(0, cut)):
+        running.add(part.start, updates[2][part], weights[2])
+        both = Accumulator(part.stop - part.start)
+        both.reset(scale)
+        for update, weight in zip(updates[:2], weights[:2], strict=True):
+            both.add(update[part], weight)
+        running.add(part.start, both.partial(part.stop - part.start), None)
+    out = torch.full((size,), 7.0)
+    squares = running.write(out, scale)
+    assert torch.equal(out, expected)
+    assert squares == pytest.approx(whole.squares, rel=1e-12)
+    again = torch.full((size,), 7.0)
+    assert running.write(again, scale) == squares and torch.equal(again, expected)

@@ -281,13 +281,3 @@ def test_nothing_is_kept_of_ranks_of_another_group() -> None:
 def test_nothing_is_lent_where_memory_is_not_shared_or_a_vector_is_short() -> None:
     assert UpdateMemory(lambda: False).lend(SIZE, torch.float32, 2) is None
     assert UpdateMemory(lambda: True).lend(1000, torch.float32, 2) is None
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-@pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 1000, SIZE])
-def test_slices_cover_a_vector_and_are_as_equal_as_can_be(size: int, ranks: int) -> None:
-    slices = [slice_of(size, ranks, place) for place in range(ranks)]
-    assert slices[0][0] == 0 and slices[-1][1] == size
-    assert all(before[1] == after[0] for before, after in zip(slices, slices[1:], strict=False))
-    lengths = [stop - start for start, stop in slices]
-    assert max(lengths) - min(lengths) <= 1
