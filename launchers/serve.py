@@ -12,6 +12,17 @@ from fedtorch.config.schema import Config
 from . import silo
 
 
+def received(config: Config) -> str:
+    """What the server gets from clients, in words."""
+    masked = config.privacy.secure_sum is not None
+    sums = ", of which it learns the sum alone if it keeps to the protocol (docs/secure-sum.md)" if masked else ""
+    return (
+        f"from them it gets: sizes and digests of their files, losses, scores, and every round's "
+        f"{'masked ' if masked else ''}updates of the shared weights{sums}, from which text can be inferred "
+        "(docs/safety.md); no text, no private weights"
+    )
+
+
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve") -> int:
     """Serve; returns the run's exit code."""
     parser = silo.parser(prog, __doc__)
@@ -22,8 +33,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
         return 0, [
             f"{prog}: the server, rank 0 of {len(ranks) + 1}, at {args.listen}; waits for "
             + ", ".join(f"{' and '.join(names)} (rank {rank})" for rank, names in sorted(ranks.items())),
-            "from them it gets: sizes and digests of their files, losses, scores, and every round's updates of the "
-            "shared weights, from which text can be inferred (docs/safety.md); no text, no private weights",
+            received(config),
             f"here stay: the global model, records and status, in {config.folder}",
         ]
 
