@@ -179,14 +179,15 @@ class Aggregation:
                     own.append((found, term.weight))
                 else:
                     problem = problem_of(found, term.client)
+        sent = self.sent_as(op, terms, length)
         self.group.agree(
             op,
             round=self.round,
             length=length,
             dtype=self.local.dtype,
             problem=problem,
-            num_bytes=0 if problem else self.sent_as(op, terms, length)[self.group.members.index(self.group.rank)],
-            expected=self.sent_as(op, terms, length) if self.group.rank == 0 else None,
+            num_bytes=0 if problem else sent[self.group.members.index(self.group.rank)],
+            expected=sent if self.group.rank == 0 else None,
         )
         self.faults("payload", round=self.round)
         return own

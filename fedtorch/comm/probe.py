@@ -27,7 +27,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.options import Network
 from fedtorch.comm.reproducible import Accumulator, SumScale
-from fedtorch.core.norms import difference, is_finite
+from fedtorch.core.norms import difference
 
 REPEAT = 7
 """Of which the middle one counts: a round is the sum of many parts, of which hardly ever all are at their fastest."""
@@ -87,11 +87,7 @@ def kernels(vector: torch.Tensor) -> dict[str, float]:
         for start in range(0, size, _WINDOW):
             window_digest(vector[start : start + _WINDOW])
 
-    def step() -> None:
-        is_finite(other)
-        out.sub_(other)
-
-    calls = {"client": lambda: difference(vector, other, out), "step": step}
+    calls = {"client": lambda: difference(vector, other, out), "step": lambda: out.sub_(other)}
     found = {name: timed(call)[1] / size for name, call in calls.items()} | {"digest": timed(digest)[1] / vector.nbytes}
     sums_of = [partial(whole), partial(whole, [vector, other]), partial(whole, (), sums)]
     result, two, more = (timed(call)[1] / size for call in sums_of)

@@ -223,6 +223,13 @@ class Accumulator:
         self._waiting.clear()
 
 
+def add_all(fold: Fold, length: int) -> None:
+    """All elements of a fold whose vectors have this length."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
+        for at in range(0, length, PIECE):
+            fold.add(at, min(at + PIECE, length))
+
+
 class RunningSum:
     """A sum of full length, to which windows of weighted vectors are added as they come, in any order."""
 
@@ -255,7 +262,5 @@ class RunningSum:
         scale: the sum's own, with the divisor. May be called again.
         """
         fold = Fold([], [], self._total.numpy(), fresh=False, out=out.numpy(), back=scale.back())
-        with np.errstate(over="ignore", invalid="ignore"):
-            for at in range(0, len(out), PIECE):
-                fold.add(at, min(at + PIECE, len(out)))
+        add_all(fold, len(out))
         return fold.squares

@@ -142,7 +142,7 @@ class DistributedUpdates(AcceptedUpdates):
         terms = [self._term(report, weight) for report, weight in weighted]
         op = Op.SEND_UPDATES if singly else self._transport(terms)
         out = self._aggregation.local.sums.lend(self._aggregation.length(terms), self.sum_dtype)
-        if not singly and self._may_slice(terms, scale, (out, check), op):
+        if not singly and self._sum_in_slices(terms, scale, (out, check), op):
             return out
         self._aggregation.broadcast_request(Request(op, terms, scale))
         own = self._aggregation.agree(op, terms)
@@ -157,7 +157,9 @@ class DistributedUpdates(AcceptedUpdates):
         self._receive(by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
         return out
 
-    def _may_slice(self, terms: Sequence[Term], scale: SumScale, into: tuple[Tensor, SumCheck], otherwise: Op) -> bool:
+    def _sum_in_slices(
+        self, terms: Sequence[Term], scale: SumScale, into: tuple[Tensor, SumCheck], otherwise: Op
+    ) -> bool:
         """Have all ranks added up a slice each, from updates that they read where they are?
 
         Not of parts of vectors, nor where a rank may not know of others' clients, nor if a rank cannot read an update.

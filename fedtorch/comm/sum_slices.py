@@ -20,13 +20,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from fedtorch.comm.aggregation import Aggregation, Term
 from fedtorch.comm.checks import DAMAGED, TOLERANCE, SumCheck, as_integers, as_numbers
 from fedtorch.comm.header import Op
-from fedtorch.comm.reproducible import PIECE, SumScale, slice_of
+from fedtorch.comm.reproducible import SumScale, add_all, slice_of
 from fedtorch.comm.update_memory import NOWHERE
 from fedtorch.core.kernels import Fold
 from fedtorch.core.norms import norm_and_max
@@ -115,7 +114,5 @@ def _add(found: _Found, terms: Sequence[Term], start: int, stop: int) -> list[fl
     updates, out = [update.detach().numpy()[start:stop] for update in found.updates], found.out.numpy()[start:stop]
     factors, back = [found.scale.scaled(term.weight) for term in terms], found.scale.back()
     fold = Fold(updates, factors, None, fresh=True, out=out, back=back, measures_each=True)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
-        for at in range(0, stop - start, PIECE):
-            fold.add(at, min(at + PIECE, stop - start))
+    add_all(fold, stop - start)
     return [*fold.each_squares, fold.squares]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedtorch.comm.segment import Segment, path_of
+from fedtorch.core.kept_vectors import lent
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,8 @@ class UpdateMemory:
             return None
         start = self._back.pop() if self._back else self._used
         self._used = max(self._used, start + self._each)
-        array = self._segment.whole(torch.uint8)[start : start + num_bytes].view(dtype).numpy()
-        weakref.finalize(array, self._back.append, start).atexit = False
-        return torch.from_numpy(array)
+        memory = self._segment.whole(torch.uint8)[start : start + num_bytes].view(dtype)
+        return lent(memory, partial(self._back.append, start))
 
     def place(self, vector: Tensor) -> Place:
         """Where it is."""

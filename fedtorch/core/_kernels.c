@@ -88,7 +88,8 @@ static unsigned lowest(uint64_t word)
 
 /* The numbers [start, stop) of total (+)= sum over k of rint(values[k] * factors[k]), + sums if there are any. With `out`
    the sum goes there, times `back`, rounded to its type, -0 as 0, and `total` stays as it is. squares: of what was added
-   of each of `values` (with `each`; else of the last alone), then of `sums`, then of the whole sum if it went to `out`. */
+   of each of `values` (with `each`; else of the last alone, without sums), then of `sums`, then of the whole sum if it
+   went to `out`. */
 #define DEFINE_FOLD(NAME, TYPE)                                                                                        \
     CLONES void NAME(const TYPE *const *values, const double *factors, size_t count, const double *sums, double *total,\
                      int fresh, TYPE *out, double back, int each, size_t start, size_t stop, double *squares)          \
@@ -109,7 +110,7 @@ static unsigned lowest(uint64_t word)
                     whole[i] = rint((double)from[i] * factor);                                                         \
                 for (size_t i = 0; i < length; i++)                                                                    \
                     block[i] += whole[i];                                                                              \
-                if (each || k + 1 == count)                                                                            \
+                if (each || (k + 1 == count && !sums))                                                                 \
                     SQUARES(lanes, whole, length);                                                                     \
                 squares[k] += TOTAL(lanes);                                                                            \
             }                                                                                                          \

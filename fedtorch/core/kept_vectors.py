@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,6 +17,13 @@ class Lender(Protocol):
 
     def lend(self, size: int, dtype: torch.dtype) -> Tensor:
         """A CPU vector, shape (size,), that holds what was left in it."""
+
+
+def lent(memory: Tensor, give_back: Callable[[], object]) -> Tensor:
+    """The same memory; `give_back` is called when the last tensor or array that shares it is gone."""
+    view = memory.numpy()  # the lent tensor's storage holds this array, which holds `memory`
+    weakref.finalize(view, give_back).atexit = False
+    return torch.from_numpy(view)
 
 
 def _in_own_memory(size: int, dtype: torch.dtype) -> Tensor:
@@ -45,9 +53,7 @@ class KeptVectors:
         self._asked.add(key)
         free = self._free[key]
         memory = free.pop() if free else self._make(size, dtype)
-        view = memory.numpy()  # the lent tensor's storage holds this array, which holds `memory`
-        weakref.finalize(view, free.append, memory).atexit = False
-        return torch.from_numpy(view)
+        return lent(memory, partial(free.append, memory))
 
     def end_round(self) -> None:
         """Give up what was not asked for since the last call."""

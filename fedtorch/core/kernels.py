@@ -127,7 +127,7 @@ class Fold:
         for place, (vector, factor) in enumerate(zip(self.values, self.factors, strict=True)):
             added = np.multiply(vector[part], np.float64(factor), dtype=np.float64)  # torch widens a copy of it first
             np.add(total, np.rint(added, out=added), out=total)
-            if self.measures_each or place + 1 == len(self.values):
+            if self.measures_each or (place + 1 == len(self.values) and self.sums is None):
                 each[place] = float(np.dot(added, added))
         if self.sums is not None:
             np.add(total, self.sums[part], out=total)

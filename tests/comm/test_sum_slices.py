@@ -56,14 +56,14 @@ def rounds(comm: Communicator, homes: dict[str, int], folder: str, size: int, ro
     local.lender = comm.memory.lend
     requested: list[Op] = []
     if isinstance(comm, DistributedCommunicator):
-        inner = DistributedUpdates._may_slice
+        inner = DistributedUpdates._sum_in_slices
 
         def noted(self: Any, terms: Any, scale: Any, into: Any, otherwise: Op) -> bool:
             is_done = inner(self, terms, scale, into, otherwise)
             requested.append(Op.SUM_SLICES if is_done else otherwise)
             return is_done
 
-        DistributedUpdates._may_slice = noted  # type: ignore[method-assign]
+        DistributedUpdates._sum_in_slices = noted  # type: ignore[method-assign]
     found: list[Any] = []
     for round in range(3):
         reports = fill(comm, local, homes, 1.0 + round)
