@@ -12,6 +12,7 @@ for it.)
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,9 +76,10 @@ class SumScale:
             raise ValueError(f"a weighted sum would reach {max(products)}; expected at most 1e299")
         # Each product and the sum are within 2^-53 of the truth, so a little more is a bound for sure.
         bound = math.fsum(products) * (1 + 2**-40)
-        power = math.frexp(bound)[1]  # bound < 2^power
-        if bound == 0:
+        if not _has_products(weights, max_abs):
             return cls(0)
+        # bound < 2^power, also where products are too small for float64
+        power = math.frexp(max(bound, sys.float_info.min))[1]
         largest_weight = math.frexp(max(map(abs, weights)))[1]
         return cls(min(52 - power, 1000 - max(0, largest_weight)))
 
