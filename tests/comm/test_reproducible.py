@@ -241,12 +241,13 @@ def test_windows_that_come_in_any_order_give_the_bits_of_one_sum(size: int) -> N
     expected = whole.result(torch.empty(size))
     cut = size // 3
     for part in (slice(cut, size), slice(0, cut)):
-        running.add(part.start, updates[2][part], weights[2])
         both = Accumulator(part.stop - part.start)
         both.reset(scale)
         for update, weight in zip(updates[:2], weights[:2], strict=True):
             both.add(update[part], weight)
-        running.add(part.start, both.partial(part.stop - part.start), None)
+        of_an_update, of_sums = (updates[2][part], weights[2]), (both.partial(part.stop - part.start), None)
+        for window, own in (of_an_update, of_sums) if part.start else (of_sums, of_an_update):
+            running.add(part.start, window, own)
     out = torch.full((size,), 7.0)
     squares = running.write(out, scale)
     assert torch.equal(out, expected)
