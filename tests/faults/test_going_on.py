@@ -24,6 +24,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.peers import GroupPeers
+from fedtorch.comm.sending_pace import SendingPace
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import (
@@ -151,11 +152,20 @@ def arm(phase: str) -> None:
         before(comm, "gather", lambda self, messages, round: round == ROUND + 1 and messages[0].kind == "score")
 
     elif phase == "announced":  # and nothing of it sent
-        before(early_sides, "send_updates", lambda grads, aggregation, *args, **how: aggregation.round == ROUND)
+        send_early(before)
     elif phase == "sent early":
-        after(early_sides, "send_updates", lambda grads, aggregation, *args, **how: aggregation.round == ROUND)
+        send_early(after)
+    elif phase == "sent as a sum":  # when nothing was sent before all clients of this rank were done
+        SendingPace.pays = lambda *args: False  # type: ignore[method-assign]
+        after(early_sides, "send_sum", lambda aggregation, *args: aggregation.round == ROUND)
     elif phase == "sums":
         before(comm, "barrier", lambda self, phase, round, **how: (phase, round) == ("sums", ROUND))
+
+
+def send_early(when: Callable[..., None]) -> None:
+    """`before` or `after` a part is sent: one update as it is, or a sum where more clients were done by then."""
+    when(early_sides, "send_updates", lambda grads, aggregation, *args, **how: aggregation.round == ROUND)
+    when(early_sides, "send_sum", lambda aggregation, *args: aggregation.round == ROUND)
 
 
 def as_rank(folder: str, phase: str, changes: dict[str, Any]) -> tuple[Result, frozenset[int]]:
@@ -216,7 +226,7 @@ def test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process(
     assert resumed.rounds == 5 and not resumed.lost and set(resumed.scores) == set(CLIENTS)
 
 
-@pytest.mark.parametrize("phase", ["train", "announced", "sent early", "sums", "report"])
+@pytest.mark.parametrize("phase", ["train", "announced", "sent early", "sent as a sum", "sums", "report"])
 def test_where_updates_travel_early_the_rest_goes_on_as_in_one_process(phase: str, tmp_path: Path) -> None:
     changes = {"system": SystemConfig(sum_scale="previous")}
     expected = alone(tmp_path / "alone", FAILS, **changes)
