@@ -261,15 +261,16 @@ class Group:
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
-        if (staging := self._staging) is None:
-            cuts, wanted, some = self.store.spans_hosts, self.store.shares_memory, partial(self._connect, "gloo")
-            there = self._gloo(), self._place, self.size, some, self.liveness.beat
-            self._payload = connect(*there, wanted=wanted, in_pieces=cuts)
-            return
+        cuts, wanted, some = self.store.spans_hosts, self.store.shares_memory, partial(self._connect, "gloo")
+        there = self._gloo(), self._place, self.size, some, self.liveness.beat
+        staged = None if self._staging is None else partial(self._connect_staged, self._staging)
+        self._payload = connect(*there, wanted=wanted, in_pieces=cuts, staged=staged)
+
+    def _connect_staged(self, staging: Staging, name: str, place: int, size: int) -> Staged:
         store = self.store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
-        group = self._connect(staging.backend, "/payload", self._place, self.size, store)
+        group = self._connect(staging.backend, name, place, size, store)
         watch = self._watch if staging.backend == "nccl" else None
-        self._payload = Staged(group, staging.device, pin=staging.pin, timeout_s=self.liveness.timeout_s, watch=watch)
+        return Staged(group, staging.device, pin=staging.pin, timeout_s=self.liveness.timeout_s, watch=watch)
 
     def _connect(self, backend: Backend, name: str, place: int, size: int, store: dist.Store | None = None) -> Any:
         # by generation: a broken group's addresses must not be found again

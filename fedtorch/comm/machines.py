@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from fedtorch.comm.direct import Direct
+from fedtorch.comm.direct import Direct, Transport
 from fedtorch.comm.node_sums import NodeSums
 from fedtorch.comm.pieces import InPieces
 from fedtorch.comm.segment import Segment, machine, path_of
@@ -30,7 +30,8 @@ def connect(
     *,
     wanted: bool,
     in_pieces: bool,
-) -> Direct | NodeSums | InPieces:
+    staged: Callable[[str, int, int], Transport] | None = None,
+) -> Transport:
     """How payloads travel; all ranks call it alike, `size` is their number and `place` this one's, the server's is 0.
 
     Through shared memory where all ranks are on one machine and want it; within machines through it and between them
@@ -38,8 +39,32 @@ def connect(
     it is counts as alone there. If a rank cannot open memory that it should, all ranks use sockets.
 
     connect_some: see `Connect`. beat: called now and then while something long is under way. in_pieces: does what goes
-    over sockets alone go in pieces?
+    over sockets alone go in pieces? staged: takes the place of sockets where payloads move through a device (NCCL), by
+    name, place and number as in `Connect`; then memory is shared only where there are several machines.
     """
+    machines, segment, peers = _meet(sockets, place, size, wanted)
+    own = [each for each, number in enumerate(machines) if number == machines[place]]
+    others: Transport = InPieces(sockets, beat) if staged is None else staged("/payload", place, size)
+    if peers is None or len(set(machines)) == size:
+        return others if in_pieces or staged is not None else sockets
+    if len(own) == size and segment is not None:
+        return Shared(sockets, segment, peers) if staged is None else others
+    within: Shared | None = None
+    between: Transport | None = None
+    if len(own) > 1 and segment is not None:
+        group = connect_some(f"/machine{machines[place]}", own.index(place), len(own))
+        within = Shared(Direct(group), segment, peers)
+    leaders = first_of_each(machines)
+    if place in leaders:
+        as_leader = "/leaders", machines[place], len(leaders)
+        between = Direct(connect_some(*as_leader)) if staged is None else staged(*as_leader)
+    return NodeSums(others, within, between, machines, place, beat)
+
+
+def _meet(
+    sockets: Direct, place: int, size: int, wanted: bool
+) -> tuple[tuple[int, ...], Segment | None, dict[int, Segment] | None]:
+    """(the machine of each rank, memory of this one, that of its machine's others or None: some rank cannot open it)"""
     segment, where = None, [0, 0, 0]
     if wanted and size > 1:
         with suppress(OSError):  # there may be no /proc
@@ -55,18 +80,7 @@ def connect(
     finally:
         if segment is not None:
             segment.close_file()
-    if not all_can or peers is None or len(set(machines)) == size:
-        return InPieces(sockets, beat) if in_pieces else sockets
-    if len(own) == size and segment is not None:
-        return Shared(sockets, segment, peers)
-    within, between = None, None
-    if len(own) > 1 and segment is not None:
-        group = connect_some(f"/machine{machines[place]}", own.index(place), len(own))
-        within = Shared(Direct(group), segment, peers)
-    leaders = first_of_each(machines)
-    if place in leaders:
-        between = Direct(connect_some("/leaders", machines[place], len(leaders)))
-    return NodeSums(sockets, within, between, machines, place, beat)
+    return machines, segment, peers if all_can else None
 
 
 def numbered(found: Sequence[int]) -> tuple[int, ...]:

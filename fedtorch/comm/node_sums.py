@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtorch.comm.direct import Direct, Transport, Work
-from fedtorch.comm.pieces import InPieces, cut
+from fedtorch.comm.direct import Transport, Work
+from fedtorch.comm.pieces import cut
 from fedtorch.comm.shared import SLOTS, Shared
 
 
@@ -32,20 +32,20 @@ class NodeSums(Transport):
 
     def __init__(
         self,
-        sockets: Direct,
+        others: Transport,
         within: Shared | None,
-        between: Direct | None,
+        between: Transport | None,
         machines: Sequence[int],
         place: int,
         beat: Callable[[], None],
     ) -> None:
-        """within: this machine's ranks, where it has several. between: leaders, if this rank is one.
+        """others: all ranks, for what is not passed on or added up. within: this machine's, where it has several.
 
-        beat: called after every piece of something long.
+        between: leaders, if this rank is one. beat: called after every piece of something long.
         """
         self.machines = tuple(machines)
         self._place, self._beat = place, beat
-        self._wide: Transport = InPieces(sockets, beat)
+        self._wide = others
         self._within, self._between, self._leads = within, between, between is not None
         self._servers = [other for other, number in enumerate(machines) if number == 0]
         self._adding: deque[_Sum] = deque()

@@ -126,10 +126,10 @@ class SystemConfig:
     With `sum_scale: previous` updates travel while other clients train: with auto where at most four ranks beside the
     server have clients, with send always, with reduce never."""
     shared_memory: Literal["auto", "never"] = "auto"
-    """auto: ranks of one machine (Linux, over gloo) exchange weights and updates through memory that they share, and
-    between machines one rank of each talks: a broadcast reaches a machine once, one sum leaves it. Where all ranks are
-    on one machine, what the server sends and what clients send is read where it is. never: every rank over sockets.
-    Same result."""
+    """auto: ranks of one machine (Linux) exchange weights and updates through memory that they share, and between
+    machines one rank of each talks: a broadcast reaches a machine once, one sum leaves it. Where all ranks are on one
+    machine, what the server sends and what clients send is read where it is (over gloo; nccl goes from GPU to GPU
+    there). never: every rank over sockets, or nccl. Same result."""
     oom_retry: bool = True
     """A client that runs out of memory is tried once more, by all ranks of its worker, with micro-batches in halves:
     the same mean gradient, but for dropout; false: it counts as failed at once. Not inside DeepSpeed's own exchanges

@@ -115,7 +115,7 @@ def describe_scale(built: BuiltRun, cluster: Cluster) -> str:
     work = round_work(built, cluster.ranks, measured.steps[key])
     site = Site(cluster.ranks, cluster.ranks_per_node, cluster.gbit * 1e9 / 8, cluster.cores or constants.cores)
     system = built.config.system
-    if min(cluster.nodes, cluster.ranks_per_node) > 1 and system.shared_memory == "auto" and system.backend != "nccl":
+    if min(cluster.nodes, cluster.ranks_per_node) > 1 and system.shared_memory == "auto":
         work = replace(work, machines=tuple(site.node(rank) for rank in range(site.ranks)))
     threads = max(1, built.config.system.threads)
     work = replace(work, train_s=tuple(s * threads for s in work.train_s)) if threads > 1 else work

@@ -13,7 +13,7 @@ from harness import make_config, make_runner
 from ranks import expect_exit, run_ranks
 from toy import Quadratic
 
-from fedtorch.comm import local, local_updates, machines, pieces, reproducible, server_updates
+from fedtorch.comm import local, local_updates, machines, pieces, reproducible, server_updates, transport
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.header import Op
 from fedtorch.comm.machines import numbered
@@ -23,6 +23,7 @@ from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.segment import Segment
 from fedtorch.comm.shared import Shared
 from fedtorch.comm.sum_ways import choose
+from fedtorch.comm.transport import Staging
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 if not hasattr(os, "memfd_create"):
@@ -33,22 +34,27 @@ WIDTH = 4 * WINDOW + 7  # more windows than are on the way at once
 
 
 def join(
-    where: str, shares: bool = True, exchange: Literal["auto", "reduce", "send"] = "auto"
+    where: str, shares: bool = True, exchange: Literal["auto", "reduce", "send"] = "auto", staged: bool = False
 ) -> DistributedCommunicator:
-    """where: the machine of each rank, a letter each."""
+    """where: the machine of each rank, a letter each. staged: gloo and copies on the CPU stand in for NCCL."""
     machines.machine = lambda: ord(where[int(os.environ["RANK"])])
     network = Network(shares_memory=shares)
-    return DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, exchange=exchange, network=network)
+    comm = DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, exchange=exchange, network=network)
+    if staged:
+        comm.stage(Staging("gloo", torch.device("cpu"), pin=False))
+    return comm
 
 
 def trained(
-    folder: str, where: str, shares: bool, exchange: Literal["auto", "reduce", "send"], width: int = WIDTH
+    folder: str, where: str, shares: bool, exchange: Literal["auto", "reduce", "send"], staged: bool = False
 ) -> tuple[str, str]:
     """The digest of a run on this rank, and how payloads travelled."""
-    with join(where, shares, exchange) as comm:
-        task = Quadratic(clients=CLIENTS, start=(0.1,), width=width, double=False)
+    with join(where, shares, exchange, staged) as comm:
+        task = Quadratic(clients=CLIENTS, start=(0.1,), width=WIDTH, double=False)
         result = make_runner(make_config(Path(folder), task, rounds=2), comm).run()
-        return result.digest, type(comm._group._payload).__name__
+        payload = comm._group._payload
+        between = getattr(payload, "_between", None)
+        return result.digest, type(payload).__name__ + (f" {type(between).__name__}" if between and staged else "")
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +90,34 @@ def test_one_key_turns_it_off(alone: str, tmp_path: Path) -> None:
     assert {way for _, way in ranks} == {"Direct"} and ranks[0][0] == alone
 
 
-def narrow(folder: str, where: str, spoil: str = "", at: int = 3, rounds: int = 1) -> str:
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("where", "exchange", "ways"),
+    [
+        ("aabb", "reduce", ["NodeSums Staged", "NodeSums", "NodeSums Staged", "NodeSums"]),
+        ("aabbc", "reduce", ["NodeSums Staged", "NodeSums", "NodeSums Staged", "NodeSums", "NodeSums Staged"]),
+        ("aabb", "send", ["NodeSums Staged", "NodeSums", "NodeSums Staged", "NodeSums"]),
+        ("aaa", "reduce", ["Staged"] * 3),  # one machine: what is on GPUs goes from one to the other
+        ("abc", "reduce", ["Staged"] * 3),
+    ],
+)
+def test_payloads_through_a_device_go_between_leaders_too(
+    where: str, exchange: Literal["auto", "reduce", "send"], ways: list[str], alone: str, tmp_path: Path
+) -> None:
+    ranks = run_ranks(trained, len(where), str(tmp_path), where, True, exchange, True)
+    assert [way for _, way in ranks] == ways
+    assert ranks[0][0] == alone
+
+
+def narrow(folder: str, where: str, spoil: str = "", at: int = 3, rounds: int = 1, staged: bool = False) -> str:
     """The digest of a run in windows of a thousand numbers. spoil: what happens on the rank `at`."""
     for module in (reproducible, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     pieces.PIECE_BYTES = 4096
+    transport.WINDOW_BYTES = 1000
     if int(os.environ["RANK"]) == at:
         {"": lambda: None, "dies": dies, "misreads": misreads, "loses": loses, "cannot open": denied}[spoil]()
-    with join(where, exchange="reduce") as comm:
+    with join(where, exchange="reduce", staged=staged) as comm:
         task = Quadratic(clients=CLIENTS, start=(0.1,), width=40_321, double=False)
         result = make_runner(make_config(Path(folder), task, rounds=rounds), comm).run()
         return f"{type(comm._group._payload).__name__} {result.digest}"
@@ -149,10 +175,16 @@ def narrow_alone(folder: Path) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("where", "dead"), [("aabb", 2), ("aabb", 3), ("aabbcc", 1), ("aabbcc", 4)])
-def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(where: str, dead: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "dead", "staged"),
+    [("aabb", 2, False), ("aabb", 3, False), ("aabbcc", 1, False), ("aabbcc", 4, False)]
+    + [("aabb", 2, True), ("aabb", 3, True), ("aabbcc", 4, True)],
+)
+def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(
+    where: str, dead: int, staged: bool, tmp_path: Path
+) -> None:
     """A leader, one that is led, one beside the server."""
-    outcomes = expect_exit(narrow, len(where), str(tmp_path), where, "dies", dead, timeout=60)
+    outcomes = expect_exit(narrow, len(where), str(tmp_path), where, "dies", dead, 1, staged, timeout=60)
     assert outcomes.pop(dead).exit_code == -signal.SIGKILL
     for outcome in outcomes:
         assert f"the process of rank {dead} is gone" in outcome.error
@@ -167,9 +199,11 @@ def test_a_broadcast_that_was_damaged_within_a_machine_is_named(tmp_path: Path) 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("where", ["aabb", "aabbcc"])
-def test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates(where: str, tmp_path: Path) -> None:
-    found = run_ranks(narrow, len(where), str(tmp_path / "ranks"), where, "loses", 2)
+@pytest.mark.parametrize(("where", "staged"), [("aabb", False), ("aabbcc", False), ("aabb", True), ("aabbcc", True)])
+def test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates(
+    where: str, staged: bool, tmp_path: Path
+) -> None:
+    found = run_ranks(narrow, len(where), str(tmp_path / "ranks"), where, "loses", 2, 1, staged)
     assert found[0] == f"NodeSums {narrow_alone(tmp_path / 'alone')}"
 
 
