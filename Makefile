@@ -5,9 +5,10 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE # every worker, rank and started program would compile what it imports
 
 # A file's tests stay together, and files that start processes come first (tests/conftest.py).
-# More workers than cores: some tests wait, for SLURM, for limits of time, for ranks to meet.
+# More workers than cores: some tests wait, for SLURM, for limits of time, for ranks to meet. Those of `unit` never do.
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
+unit: WORKERS = 2
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 .PHONY: run test unit slow lint clean help

@@ -90,18 +90,29 @@ def evaluated(folder: Path) -> list[tuple[int, str, str, str]]:
     return sorted((r["round"], r["label"], r.get("client", ""), json.dumps(r["metrics"])) for r in kinds)
 
 
+def settings(folder: Path) -> dict[str, Any]:
+    return {"run.dir": str(folder), "rounds": 4, "eval.overlap": folder.name != "plain", "checkpoint.every": 1}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """The run without overlap, and its folder."""
+    folder = tmp_path_factory.mktemp("overlap") / "plain"
+    return fedtorch.run("smoke/fedavg", settings(folder)), folder
+
+
+def test_a_job_with_scores_on_the_way_ends_as_without(plain: tuple[Result, Path], tmp_path: Path) -> None:
+    whole = fedtorch.run("smoke/fedavg", settings(tmp_path / "whole"))
+    assert whole.digest == plain[0].digest
+    assert evaluated(plain[1]) == evaluated(tmp_path / "whole")
+
+
 @pytest.mark.parametrize(
     ("owner", "method"), [(Evaluation, "finish"), (Evaluation, "_keep_best"), (Runner, "_step")], ids=str
 )
 def test_a_run_that_dies_with_scores_on_the_way_is_resumed_to_the_same(
-    owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: tuple[Result, Path], owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def settings(name: str) -> dict[str, Any]:
-        return {"run.dir": str(tmp_path / name), "rounds": 4, "eval.overlap": name != "plain", "checkpoint.every": 1}
-
-    plain, whole = (fedtorch.run("smoke/fedavg", settings(name)) for name in ("plain", "whole"))
-    assert whole.digest == plain.digest
-    assert evaluated(tmp_path / "plain") == evaluated(tmp_path / "whole")
     original = getattr(owner, method)
 
     def cut(self: Any, *args: Any) -> Any:
@@ -112,11 +123,11 @@ def test_a_run_that_dies_with_scores_on_the_way_is_resumed_to_the_same(
 
     monkeypatch.setattr(owner, method, cut)
     with pytest.raises(RuntimeError, match="the power fails"):
-        fedtorch.run("smoke/fedavg", settings("cut"))
-    resumed = fedtorch.run("smoke/fedavg", settings("cut"))
-    assert resumed.digest == plain.digest
+        fedtorch.run("smoke/fedavg", settings(tmp_path / "cut"))
+    resumed = fedtorch.run("smoke/fedavg", settings(tmp_path / "cut"))
+    assert resumed.digest == plain[0].digest
     found = evaluated(tmp_path / "cut")
-    assert found == evaluated(tmp_path / "plain")
+    assert found == evaluated(plain[1])
     assert set(Counter(found).values()) == {1}
 
 

@@ -21,18 +21,31 @@ def unit_of(nodeid: str) -> str:
 
 # Whole runs in the tests' own process, or engines that take seconds to build: not what is run after every change.
 FEDERATIONS = (
+    "tests/audit/",
+    "tests/cli/test_main_job",
     "tests/configs/test_fewfedweight_configs",
     "tests/configs/test_smoke_configs",
+    "tests/faults/test_logs",
     "tests/invariance/",
-    "tests/lifecycle/test_traffic",
+    "tests/lifecycle/",
     "tests/papers/test_fedassistant_rounds",
     "tests/papers/test_fedassistant_task",
     "tests/papers/test_fewfedweight",
+    "tests/papers/test_paper_adapters",
+    "tests/privacy/test_data_ledger",
+    "tests/privacy/test_neighbours",
+    "tests/rounds/test_overlap.py::test_a_job_",
+    "tests/rounds/test_overlap.py::test_a_run_",
+    "tests/tasks/test_adapters",
+    "tests/tasks/test_chosen_metrics",
+    "tests/tasks/test_own_text",
     "tests/tasks/test_qa",
+    "tests/tasks/test_text2sql_as_seq2seq",
     "tests/tasks/test_text_classification",
     "tests/tasks/test_token_classification",
     "tests/test_main",
     "tests/train/test_deepspeed",
+    "tests/train/test_zero_",
 )
 
 
