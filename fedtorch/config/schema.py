@@ -65,7 +65,11 @@ class EvalConfig:
     final_split: str = "test"
     """Split the best model is evaluated on at the end."""
     select_by: str | None = None
-    """Metric that chooses the best model; null: the task's main metric."""
+    """Metric that chooses the best model, or `loss`, of which less is better; null: the task's main metric, and `loss`
+    where a model of random weights generates text."""
+    ties: Literal["loss", "later", "earlier"] = "loss"
+    """Which of two rounds with equal scores is the best. loss: that of the lower loss on `split`, and where losses are
+    equal or not measured the later one; later; earlier: as in `if score > best`."""
     metrics: tuple[str, ...] = ()
     """Of a task over data of your own: what else is measured, by name (`macro_f1`, `span_f1`, `rouge_2`, ...), or
     `module:NAME`, a function or class of your own."""
@@ -86,8 +90,9 @@ class EvalConfig:
     batch_size: Count = 64
     """Examples per prediction step."""
     patience: Count | None = None
-    """Evaluations without gain before training stops; with `best: per_client` those of every client that has a score.
-    Where nothing is exchanged each client rests by itself. null: never."""
+    """Evaluations without gain before training stops. A higher score is a gain, and with `ties: loss` an equal one with
+    a lower loss; a later round that is only equal is none. With `best: per_client` those of every client that has a
+    score. Where nothing is exchanged each client rests by itself. null: never."""
     merge: bool = True
     """Choose by all clients' examples together (micro average); false: by the mean over clients (macro average)."""
     on_start: bool = False

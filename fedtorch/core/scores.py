@@ -9,6 +9,9 @@ from typing import NamedTuple
 COUNT = "count/"
 """Scores whose names begin so are sums from which a task makes figures that are no means; nobody draws them."""
 
+LOSS = "loss"
+"""The loss that an evaluation measures beside a task's metrics; the only score of which less is better."""
+
 AGGREGATION_ERROR = "adapter/aggregation_error"
 """In the record of a round what averaging the factors of adapters one by one has lost."""
 

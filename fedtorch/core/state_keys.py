@@ -42,6 +42,9 @@ BEST_ROUND = "best_round"
 BEST_SCORE = "best_score"
 """the best score so far; written by `BestModel`"""
 
+BEST_LOSS = "best_loss"
+"""the loss measured with the best score, missing where none was; written by `BestModel`"""
+
 WITHOUT_GAIN = "evaluations_without_gain"
 """evaluations since the best one; written by `BestModel`"""
 

@@ -15,6 +15,7 @@ from fedtorch.core.files import replace_file
 from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import write_status
+from fedtorch.rounds.scoring import chooses_by
 from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.tracker import Tracker
 
@@ -50,7 +51,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
         client_limit=config.track.client_limit,
         progress=config.track.progress,
         resume_round=start,
-        metric=config.eval.select_by or built.task.main_metric,
+        metric=chooses_by(config.eval, built.task),
     )
 
 

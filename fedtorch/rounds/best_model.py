@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtorch.core import state_keys as keys
 from fedtorch.core.client import ClientState
+from fedtorch.core.scores import LOSS
 from fedtorch.core.server import ServerState
 
 NOTHING: Mapping[str, Tensor] = {}
+
+Ties = Literal["loss", "later", "earlier"]
+"""Values of `eval.ties`"""
+
+
+class Standing(NamedTuple):
+    """How good a model is, as far as an evaluation tells."""
+
+    score: float
+    """more is better; NaN: nothing counts"""
+    loss: float = math.nan
+    """mean on the same examples; NaN: not measured"""
+
+
+def standing(metric: str, means: Mapping[str, float]) -> Standing:
+    """That of a model with these means, where `metric` decides; less loss is better, so its sign is turned."""
+    value = means.get(metric, math.nan)
+    return Standing(-value if metric == LOSS else value, means.get(LOSS, math.nan))
 
 
 class BestModel:
     """The best model in the state of the server, for one that all clients share, or of a client, for its own.
 
-    A later score replaces an earlier one only if it is higher: ties go to the earlier round.
+    A later model replaces an earlier one if its score is higher. Of equal scores `ties` decides, see `eval.ties`.
     `patience` evaluations in a row without gain set `has_stopped`.
 
     Of the server's model the weights are kept. Of a client's: its private weights, and its shared ones unless they are
@@ -28,17 +48,33 @@ class BestModel:
     def __init__(self, state: ServerState | ClientState) -> None:
         self.state = state
 
-    def offer(self, score: float, round: int, patience: int | None) -> bool:
-        """Is this the best score so far? (NaN never is.)"""
-        numbers = self.state.numbers
-        is_better = score > numbers.get(keys.BEST_SCORE, -math.inf)
-        if is_better:
-            numbers.update({keys.BEST_SCORE: score, keys.BEST_ROUND: round, keys.WITHOUT_GAIN: 0})
-        else:
-            numbers[keys.WITHOUT_GAIN] = self.without_gain + 1
+    def offer(self, found: Standing, round: int, patience: int | None = None, ties: Ties = "loss") -> bool:
+        """Is this the best model so far? One whose score is NaN never is.
+
+        A higher score is a gain, and with `ties: loss` an equal one with a lower loss; a model that is only as good as
+        the best one may replace it, and is no gain.
+        """
+        numbers, best = self.state.numbers, self._best
+        is_gain = found.score > best.score
+        is_best = is_gain
+        if found.score == best.score:
+            is_gain = ties == "loss" and (found.loss < best.loss or (math.isnan(best.loss) and found.loss < math.inf))
+            is_worse = found.loss > best.loss or (math.isnan(found.loss) and not math.isnan(best.loss))
+            is_best = is_gain or ties == "later" or (ties == "loss" and not is_worse)
+        if is_best:
+            numbers.update({keys.BEST_SCORE: found.score, keys.BEST_ROUND: round})
+            numbers.pop(keys.BEST_LOSS, None)
+            if not math.isnan(found.loss):
+                numbers[keys.BEST_LOSS] = found.loss
+        numbers[keys.WITHOUT_GAIN] = 0 if is_gain else self.without_gain + 1
         if patience is not None and self.without_gain >= patience:
             self.stop()
-        return is_better
+        return is_best
+
+    @property
+    def _best(self) -> Standing:
+        numbers = self.state.numbers
+        return Standing(numbers.get(keys.BEST_SCORE, -math.inf), numbers.get(keys.BEST_LOSS, math.nan))
 
     @property
     def round(self) -> int | None:

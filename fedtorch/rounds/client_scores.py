@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import FedtorchError
-from fedtorch.core.scores import COUNT
+from fedtorch.core.scores import COUNT, LOSS
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.rounds.best_model import BestModel
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.private_weights import private_weights
-from fedtorch.rounds.scoring import added, evaluate
+from fedtorch.rounds.scoring import added, chooses_by, evaluate
 from fedtorch.tasks.base import Scores
 from fedtorch.tracking.records import RECEIVED
 
@@ -128,9 +128,10 @@ class ClientScorer:
         components.engine.load(weights, private)
         examples, size = self._load(name, split), context.config.eval.batch_size
         result: Scores = {}
+        by_loss = chooses_by(context.config.eval, components.task) == LOSS
         kept: list[tuple[Any, Any]] | None = [] if components.task.chosen else None
         for number, part in enumerate(components.task.eval_batches(examples, size * BATCHES_PER_BEAT)):
-            result = added(result, evaluate(components.task, components.engine, part, size, each, kept))
+            result = added(result, evaluate(components.task, components.engine, part, size, each, kept, by_loss))
             context.comm.heartbeat(phase="evaluate", round=context.round, client=name, step=number)
             if context.role.is_stopped():
                 raise Stopped

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedtorch.core.client import ClientState
+from fedtorch.core.scores import LOSS
 from fedtorch.core.state_keys import NOT_EVALUATED
-from fedtorch.rounds.best_model import BestModel
+from fedtorch.rounds.best_model import BestModel, standing
 from fedtorch.rounds.client_scores import ClientScorer, Each
 from fedtorch.rounds.context import RoundContext
-from fedtorch.rounds.scoring import averages
+from fedtorch.rounds.scoring import averages, chooses_by
 from fedtorch.tasks.base import Scores
 
 
@@ -27,7 +28,7 @@ class Evaluation:
         """evaluates this rank's clients"""
         self.best = BestModel(context.server)
         """the best round for all, on every rank; its weights are the server's alone"""
-        self.metric = context.config.eval.select_by or context.components.task.main_metric
+        self.metric = chooses_by(context.config.eval, context.components.task)
         """what decides"""
         self.by_client = context.config.eval.best == "per_client" or not context.algorithm.exchanged_vectors
         """does each client choose a best round of its own?"""
@@ -132,12 +133,21 @@ class Evaluation:
     def _offer(self, scores: Mapping[str, Scores]) -> bool:
         """On the server: is this the best evaluation so far? Its weights are kept."""
         config, server = self.context.config.eval, self.context.server
-        macro, micro, count = averages(self.context.components.task, scores, self.metric)
-        is_best = bool(count) and self.best.offer(micro if config.merge else macro, self.context.round, config.patience)
+        means = dict[str, float]()
+        for metric in (self.metric, LOSS):
+            macro, micro, count = averages(self.context.components.task, scores, metric)
+            if count:
+                means[metric] = micro if config.merge else macro
+        is_best = self.metric in means and self._is_best(self.best, means)
         if is_best:
             varying = {name: server.tensors[name] for name in self.context.varying.held if name in server.tensors}
             self.best.keep_server_weights(server.weights, varying)
         return is_best
+
+    def _is_best(self, best: BestModel, means: Mapping[str, float]) -> bool:
+        """Offer the model with these means after the present round."""
+        config = self.context.config.eval
+        return best.offer(standing(self.metric, means), self.context.round, config.patience, config.ties)
 
     def _all_have_stopped(self, scores: Mapping[str, Scores], patience: int) -> bool:
         """On the server: has every client ceased to gain? Called by all ranks.
@@ -162,8 +172,8 @@ class Evaluation:
         """Every client's best round by its own dev score; a client that stopped gaining rests from then on."""
         context = self.context
         for name, pairs in scores.items():
-            total, count = pairs.get(self.metric, (0.0, 0))
-            if not count:  # nothing to choose by
+            means = {metric: total / count for metric, (total, count) in pairs.items() if count}
+            if self.metric not in means:  # nothing to choose by
                 continue
             state = context.store.get(name)
             best = BestModel(state)
@@ -172,7 +182,7 @@ class Evaluation:
                 best.has_stopped or not state.numbers.pop(NOT_EVALUATED, 0)
             ):
                 continue
-            if best.offer(total / count, context.round, context.config.eval.patience):
+            if self._is_best(best, means):
                 self._keep(name, state)
             else:
                 self._commit(name, state)

@@ -296,4 +296,7 @@ class Runner:
             label = "final" if final else "training"
             pooled = self.components.task.pooled_scores(scores)
             round = self.context.round - 1
-            self.components.tracker.evaluation(round, split, scores, label=label, pooled=pooled, late=late)
+            scored = self.evaluation.best.round if final else None
+            self.components.tracker.evaluation(
+                round, split, scores, label=label, pooled=pooled, late=late, weights_of=scored
+            )

@@ -8,10 +8,16 @@ from typing import Any
 
 import torch
 
-from fedtorch.core.scores import means
+from fedtorch.config.schema import EvalConfig
+from fedtorch.core.scores import LOSS, means
 from fedtorch.tasks.base import Scores, Task
 from fedtorch.train.engine import Engine
 from fedtorch.train.pinned_copy import to_device
+
+
+def chooses_by(settings: EvalConfig, task: Task) -> str:
+    """The score that chooses the best model: `eval.select_by`, or the task's own choice."""
+    return settings.select_by or task.chooses_by()
 
 
 @torch.inference_mode()
@@ -22,8 +28,11 @@ def evaluate(
     batch_size: int,
     each: dict[str, tuple[float, ...]] | None = None,
     kept: list[tuple[Any, Any]] | None = None,
+    with_loss: bool = False,
 ) -> Scores:
     """Scores of the loaded weights on some examples: per metric (sum, count); `loss` per term of the loss.
+
+    with_loss: also of a task that does not measure it by itself.
 
     each: grows by the single examples' scores of `task.single_metrics()`, NaN where an example does not count. kept:
     grows by the examples, each with its prediction.
@@ -40,8 +49,8 @@ def evaluate(
             for metric, (total, count) in task.score([example], [prediction]).items():
                 if metric in single:
                     each[metric] = (*each.get(metric, ()), total / count if count else math.nan)
-    if task.evaluates_loss:
-        scores = {**scores, "loss": _loss(task, engine, examples, batch_size)}
+    if with_loss or task.evaluates_loss:
+        scores = {**scores, LOSS: _loss(task, engine, task.loss_examples(examples), batch_size)}
     return scores  # the main metric first, as readers of the records expect
 
 

@@ -17,6 +17,7 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.overrides import overrides
+from fedtorch.core.scores import LOSS
 from fedtorch.setup.lateness import clients_may_be_late
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.base import SERVER, Task
@@ -24,8 +25,6 @@ from fedtorch.tracking.records import RECEIVED
 from fedtorch.train.engine import Engine
 from fedtorch.train.precision import has_fp16
 from fedtorch.train.zero import checkpointable
-
-LOSS = "loss"  # what every evaluation calls the loss, beside the task's metrics
 
 
 def check(plan: Plan) -> None:
@@ -228,7 +227,7 @@ def single_examples_have_scores(plan: Plan) -> None:
 
 def the_choosing_metric_is_measured(plan: Plan) -> None:
     """The best model is chosen by a metric of the task."""
-    chosen, known = plan.config.eval.select_by, plan.task.metrics()
+    chosen, known = plan.config.eval.select_by, (*plan.task.metrics(), LOSS)
     if chosen is not None and chosen not in known:
         raise ConfigError(
             f"eval.select_by is {chosen} but the task `{plan.config.task_name}` measures {', '.join(known)}"

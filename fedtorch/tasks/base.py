@@ -34,7 +34,8 @@ class Task:
     main_metric: ClassVar[str] = "accuracy"
     """the metric (higher is better) that chooses the best model unless `eval.select_by` names another"""
     evaluates_loss: ClassVar[bool] = True
-    """is the loss measured beside the scores? It costs a second pass over the examples"""
+    """is the loss measured beside the scores, also where `eval.select_by` is not `loss`? It costs a second pass over
+    the examples"""
     has_labelled_clients: ClassVar[bool] = True
     """can `loss` be taken of what clients train on? If not, the algorithm brings its own objective"""
 
@@ -150,6 +151,14 @@ class Task:
     def metrics(self) -> tuple[str, ...]:
         """The names that `score` uses, all of them higher-is-better."""
         return (self.main_metric,)
+
+    def chooses_by(self) -> str:
+        """The metric that chooses the best model unless `eval.select_by` names another; or `core.scores.LOSS`."""
+        return self.main_metric
+
+    def loss_examples(self, examples: Sequence[Any]) -> Sequence[Any]:
+        """Examples that `loss` takes, made of those that `load` gives for evaluation; by default those themselves."""
+        return examples
 
     def single_metrics(self) -> tuple[str, ...]:
         """Those whose score is the mean of the single examples' scores, for `eval.per_example`; all by default."""

@@ -25,7 +25,7 @@ from fedtorch.models.padding import by_length
 from fedtorch.models.re2 import Re2
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.prepared import Prepared
-from fedtorch.tasks.qa_examples import Labelled, Question, Triple, triples_of
+from fedtorch.tasks.qa_examples import Labelled, Question, Triple, labelled, triples_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -121,7 +121,7 @@ class QA(Prepared):
         if split != "train":
             return questions
         if self.objective == "ce":
-            return [Labelled(q.question, a, y) for q in questions for a, y in zip(q.answers, q.labels, strict=True)]
+            return [row for question in questions for row in labelled(question)]
         triples = [triples_of(question, sampled=self.pairs == "sampled") for question in questions]
         genuine = [row.question for row, made in zip(rows, triples, strict=True) for _ in made]
         return [*(triple for made in triples for triple in made), *self._cover(client, genuine, rows)]
@@ -159,6 +159,12 @@ class QA(Prepared):
             return nn.functional.cross_entropy(output, batch["labels"], reduction="sum"), len(batch["labels"])
         positive, negative = model.scores(output).chunk(2)
         return hinge(positive, negative).sum(), len(positive)
+
+    def loss_examples(self, examples: Sequence[Question]) -> list[Triple | Labelled]:
+        """Every pair of a relevant and an irrelevant answer of each question, or every row: nothing is drawn."""
+        if self.objective == "ce":
+            return [row for question in examples for row in labelled(question)]
+        return [triple for question in examples for triple in triples_of(question, sampled=False)]
 
     def predict(self, model: nn.Module, examples: Sequence[Question], batch_size: int) -> list[list[float]]:
         """f of every candidate of every question; `batch_size` pairs at a time, those of similar length together."""

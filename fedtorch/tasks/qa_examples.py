@@ -43,6 +43,11 @@ class Labelled(NamedTuple):
     """1: the answer is relevant"""
 
 
+def labelled(question: Question) -> list[Labelled]:
+    """Every answer of a question as a row of its own."""
+    return [Labelled(question.question, a, y) for a, y in zip(question.answers, question.labels, strict=True)]
+
+
 def triples_of(question: Question, *, sampled: bool) -> list[Triple]:
     """Every pair of a relevant and an irrelevant answer; if `sampled`, every relevant one with all irrelevant ones."""
     by_label: dict[int, list[Ids]] = {0: [], 1: []}

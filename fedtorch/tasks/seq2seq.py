@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedtorch.core.ranges import Count
+from fedtorch.core.scores import LOSS
 from fedtorch.models.padding import pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.new_rows import NewPrompts, refuse_perplexity
@@ -24,6 +25,10 @@ class Seq2Seq(TextTask):
 
     max_target_length: Count = 128
     """tokens of the longest target, with the end token"""
+
+    def chooses_by(self) -> str:
+        """The loss for a model of random weights, whose answers are all wrong for many rounds."""
+        return LOSS if self.source_model.random is not None else super().chooses_by()
 
     def form(self) -> Texts:
         """`source` and `target`, or the columns of the template and `target`."""

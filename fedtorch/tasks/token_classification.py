@@ -24,7 +24,7 @@ from fedtorch.tasks.word_tokens import Example, first_pieces, spans_in_text, tag
 
 IGNORED = -100
 """The target of a token that is no word's first."""
-F1 = "f1"
+F1, ACCURACY = "f1", "accuracy"
 _SIDES = ("hits", "predicted", "true")
 
 
@@ -32,11 +32,11 @@ _SIDES = ("hits", "predicted", "true")
 class TokenClassification(LongTexts):
     """Cross entropy over IOB2 tags at the first piece of each word."""
 
-    main_metric: ClassVar[str] = "accuracy"
+    main_metric: ClassVar[str] = F1
     head: ClassVar[Any] = "TokenClassification"
     kind: ClassVar[str] = "token_classification"
     built_in: ClassVar[Mapping[str, Any]] = {
-        "accuracy": "accuracy",
+        ACCURACY: ACCURACY,
         "span_f1": "f1",
         "span_precision": "precision",
         "span_recall": "recall",
@@ -185,17 +185,19 @@ class TokenClassification(LongTexts):
         return found
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Sequence[int]]) -> Scores:
-        """accuracy over words, F1 of spans, and their counts by the number of their kind.
+        """F1 of spans, accuracy over words, and their counts by the number of their kind.
 
         F1 is 2 · hits / (predicted + true), so with that denominator for its number it pools over clients as it should.
         """
         pairs = [(example.tags, found) for example, found in zip(examples, predictions, strict=True)]
         hits = sum(true == tag for tags, found in pairs for true, tag in zip(tags, found, strict=True))
-        scores: Scores = {"accuracy": (float(hits), sum(len(tags) for tags, _ in pairs))}
         true, predicted = ([[self.tags[tag] for tag in pair[side]] for pair in pairs] for side in (0, 1))
         kinds = count_spans(true, predicted, self.labels)
         total = sum(kinds, Counts())
-        scores[F1] = (2.0 * total.hits, int(total.predicted + total.true))
+        scores: Scores = {
+            F1: (2.0 * total.hits, int(total.predicted + total.true)),
+            ACCURACY: (float(hits), sum(len(tags) for tags, _ in pairs)),
+        }
         for kind, counts in enumerate(kinds):
             for name in _SIDES:
                 if value := getattr(counts, name):
@@ -204,7 +206,7 @@ class TokenClassification(LongTexts):
 
     def metrics(self) -> tuple[str, ...]:
         """What a best model can be chosen by."""
-        return tuple(dict.fromkeys((*super().metrics(), F1)))
+        return tuple(dict.fromkeys((*super().metrics(), ACCURACY)))
 
     def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Kinds of spans, from tags."""

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.scores import LOSS
 from fedtorch.tracking import records
 from fedtorch.tracking.records import Record
 
@@ -33,6 +34,8 @@ class Evaluation:
     """client -> metric -> (sum, examples)"""
     averages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """metric -> macro, micro and count as they were recorded; micro of a metric that is no mean is pooled"""
+    weights_of: int | None = None
+    """the round whose weights were evaluated, where one was chosen for all clients"""
 
     def average(self, metric: str) -> Mapping[str, Any]:
         """macro, micro and count over the clients; where they were not recorded, the means."""
@@ -91,13 +94,15 @@ class Run:
     def all_evaluations(self) -> list[Evaluation]:
         """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
+        chosen: dict[tuple[str, str, int], int | None] = {}
         for record in self.of_kind("eval"):
             key = (record["label"], record["split"], record["round"])
+            chosen[key] = record.get("weights_of")
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
         means = {(r["label"], r["split"], r["round"]): r["metrics"] for r in self.of_kind("eval_total")}
-        return [Evaluation(*key, metrics, means.get(key, {})) for key, metrics in found.items()]
+        return [Evaluation(*key, metrics, means.get(key, {}), chosen[key]) for key, metrics in found.items()]
 
     def last_evaluations(self) -> list[Evaluation]:
         """The last evaluation of every label and split, the one that counts first.
@@ -111,10 +116,11 @@ class Run:
         return order
 
     def metric(self) -> str | None:
-        """The score that the run is compared by: `eval.select_by`, or the first one that was recorded."""
+        """The score that the run is compared by: `eval.select_by`, or the first one recorded; never the loss alone."""
         chosen = self.setting("eval.select_by")
         counting = self.last_evaluations()[:1]
         names = [name for evaluation in counting for metrics in evaluation.metrics.values() for name in metrics]
+        names = [name for name in names if name != LOSS] or names
         return chosen if chosen in names else next(iter(names), None)
 
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.scores import LOSS
 from fedtorch.tracking.promise import promise
-from fedtorch.tracking.run_folder import BESIDE, Pair, Run, companions, read_run
+from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
 
 
 def show_results(
@@ -27,11 +28,12 @@ def show_results(
     examples behind them.
     """
     run = read_run(run_dir)
-    metric = metric or run.metric()
+    metric = run.metric() if metric in (None, LOSS) else metric  # the loss has a column of its own
     console = console or Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title=f"{run.name}: {run.last_round} rounds", title_justify="left", box=box.SIMPLE)
+    title, (loss_heading, losses) = _title(run, metric), _losses(run, metric)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
     table.add_column("client")
-    for heading in ("examples", "last round's loss", "weight"):
+    for heading in ("examples", loss_heading, "weight"):
         table.add_column(heading, justify="right")
     scores = _scores(run, metric)
     columns, steps = ([], []) if scores is None else ([scores], [_steps(run)])
@@ -48,7 +50,7 @@ def show_results(
     names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs, _ in columns)]
     for name in names:
         record = run.last.get(name, {})
-        cells = [str(record.get("examples", "-")), _number(record.get("loss_mean")), _number(record.get("weight"))]
+        cells = [str(record.get("examples", "-")), _number(losses.get(name)), _number(record.get("weight"))]
         table.add_row(name, *cells, *(_pair(pairs.get(name)) for _, pairs, _ in columns))
     table.add_section()
     averages = [average for _, _, average in columns]
@@ -74,10 +76,30 @@ def _after(run: Run, console: Console, *, has_commands: bool) -> None:
 
 def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair], Mapping[str, Any]] | None:
     """(heading, client -> score, averages) of the evaluation that counts."""
-    for evaluation in run.last_evaluations():
-        if metric is not None and (pairs := evaluation.of(metric)):
-            return f"{evaluation.split} {metric}", pairs, evaluation.average(metric)
-    return None
+    if metric is None or (evaluation := _counting(run, metric)) is None:
+        return None
+    return f"{evaluation.split} {metric}", evaluation.of(metric), evaluation.average(metric)
+
+
+def _counting(run: Run, metric: str | None) -> Evaluation | None:
+    """The evaluation that counts, of those with this score."""
+    return next((found for found in run.last_evaluations() if metric is not None and found.of(metric)), None)
+
+
+def _title(run: Run, metric: str | None) -> str:
+    """The run's name, how long it was, and which round's weights the scores are of."""
+    counting = _counting(run, metric)
+    chosen = None if counting is None else counting.weights_of
+    scored = "" if chosen is None else f", scored: weights of round {chosen}"
+    return f"{run.name}: {run.last_round} rounds{scored}"
+
+
+def _losses(run: Run, metric: str | None) -> tuple[str, dict[str, float | None]]:
+    """(heading, client -> loss): of the weights that were scored, on the same split; else of the last training."""
+    counting = _counting(run, metric)
+    if counting is not None and (pairs := counting.of(LOSS)):
+        return f"{counting.split} loss", {name: total / count for name, (total, count) in pairs.items()}
+    return "last round's loss", {name: record.get("loss_mean") for name, record in run.last.items()}
 
 
 def _steps(run: Run) -> int:

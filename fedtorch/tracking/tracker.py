@@ -13,7 +13,7 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
-from fedtorch.core.scores import COUNT
+from fedtorch.core.scores import COUNT, LOSS
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
@@ -175,6 +175,7 @@ class Tracker:
         label: str = "global",
         pooled: Mapping[str, float] | None = None,
         late: bool = False,
+        weights_of: int | None = None,
     ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
@@ -182,11 +183,14 @@ class Tracker:
         (both drawn under the same tags), `personal`, `final`. pooled: of metrics that are no means, the figure of all
         examples together, which takes the place of their micro average. Called before `round` of the same round, the
         score is part of that round's line; otherwise it gets its own. late: the next round is under way, and a resume
-        after round `round` will evaluate again (`eval.overlap`).
+        after round `round` will evaluate again (`eval.overlap`). weights_of: the round (from 1) whose weights were
+        evaluated, where they are not those after `round`; recorded, and shown in the line.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
         base = {"round": round + 1, "split": split, "label": label, **({"late": True} if late else {})}
+        if weights_of is not None:
+            base["weights_of"] = weights_of
         for client, metrics in scores.items():
             pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
             self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
@@ -196,14 +200,19 @@ class Tracker:
                 result[metric]["micro"] = figure
         self._record({"kind": "eval_total", **base, "metrics": result})
         self._flush()
-        name = self.metric if self.metric in result else next(iter(result), None)
-        if name is not None and result[name]["count"]:
-            total = result[name]
-            self._score = (f"{split} {name} {total['micro']:.4f} of {total['count']}", round + 1)
+        names = [name for name in _shown(self.metric, result) if result[name]["count"]]
+        if names:
+            texts = [f"{name} {result[name]['micro']:.4f} of {result[name]['count']}" for name in names]
+            self._score = (f"{split} {'  '.join(texts)}", round + 1)
             if round + 1 <= self._shown_round:
                 width = len(str(self._console.rounds)) if self._console is not None else 1
-                text = f"{split} {name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
-                self.say(f"round {round + 1:>{width}}  {label} {text}")
+                texts = [
+                    f"{name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
+                    for name in names
+                    for total in [result[name]]
+                ]
+                scored = "" if weights_of is None else f"  scored: weights of round {weights_of}"
+                self.say(f"round {round + 1:>{width}}  {label} {split} {'  '.join(texts)}{scored}")
         return result
 
     def examples(self, round: int, split: str, each: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
@@ -293,6 +302,13 @@ class Tracker:
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
+
+
+def _shown(metric: str | None, found: Mapping[str, Any]) -> list[str]:
+    """The score by which the best model is chosen, or the first one; beside the loss the first of the others."""
+    name = metric if metric in found else next(iter(found), None)
+    others = [other for other in found if other != LOSS][:1] if name == LOSS else []
+    return [*([] if name is None else [name]), *others]
 
 
 def _by_phase(traffic: Mapping[str, float]) -> dict[str, float]:

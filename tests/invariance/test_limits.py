@@ -358,7 +358,8 @@ def test_scaffold_refuses_a_client_optimiser_it_does_not_cover(tmp_path: Path) -
         make_runner(make_config(tmp_path, TASK, Scaffold(), client=ClientConfig(optimizer="adamw")))
 
 
-def test_best_weights_are_the_earliest_of_equally_good_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ties,best", [("earlier", 1), ("later", 4), ("loss", 4)])
+def test_of_equally_good_rounds_the_asked_for_one_is_the_best(tmp_path: Path, ties: Any, best: int) -> None:
     still = replace(TASK, noise=0.0, dropout=0.0)
-    config = make_config(tmp_path, still, client=replace(SGD, lr=0.0), rounds=4, eval=EvalConfig(every=1))
-    assert make_runner(config).run().best_round == 1
+    config = make_config(tmp_path, still, client=replace(SGD, lr=0.0), rounds=4, eval=EvalConfig(ties=ties))
+    assert make_runner(config).run().best_round == best

@@ -191,7 +191,7 @@ def test_the_received_model_is_evaluated_by_default(tmp_path: Path) -> None:
 
 
 def test_one_best_round_for_all_keeps_the_trained_models_too(tmp_path: Path) -> None:
-    result, runner = evaluated(tmp_path, point="trained", best="together")
+    result, runner = evaluated(tmp_path, point="trained", best="together", ties="earlier")
     assert result.best_round == 1
     assert [result.scores[name]["nearness"][0] for name in "ab"] == [0.0, 0.0]
     assert runner.context.store.get("a").tensors["best/weights"].tolist() == [-1.0]

@@ -172,6 +172,12 @@ def test_figures_equal_seqevals_on_pooled_predictions(parts: int) -> None:
     assert sum(hits) / sum(counts) == pytest.approx(accuracy_score(*words), abs=1e-12)
 
 
+def test_f1_of_spans_chooses_the_best_round_for_words_that_are_mostly_no_span_are_soon_right() -> None:
+    task = tagger("rows.jsonl")
+    assert task.chooses_by() == "f1" and set(task.metrics()) == {"f1", "accuracy"}
+    assert list(task.score([], []))[:2] == ["f1", "accuracy"]
+
+
 def test_the_best_round_can_be_chosen_by_f1(tmp_path: Path) -> None:
     settings = {"rounds": 4, "client": ClientConfig(lr=1e-2, batch_size=4, epochs=2)}
     evaluation = EvalConfig(every=1, select_by="f1")
