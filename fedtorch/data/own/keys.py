@@ -31,7 +31,9 @@ class SplitRule:
     """Which rows are for training, for choosing (dev) and for the final figures (test)."""
 
     dev: BelowOne | str = 0.1
-    """a share of every client's rows, stratified by label where there is one; or the file, glob or split that has it"""
+    """a share of every client's rows, stratified by label where there is one; or the file, glob or split that has it.
+    A file with the column of `clients.by` is dealt by it, and so are files that are all named after clients where
+    `clients.by` is file; any other file is every client's, whole"""
     test: BelowOne | str = 0.1
     """the same"""
     column: str | None = None

@@ -7,7 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ import xxhash
 from fedtorch.core.errors import DataError
 from fedtorch.core.files import hash_file
 from fedtorch.data.folder import write_client, write_manifest
-from fedtorch.data.own.keys import SPLITS, Hub, OwnData
+from fedtorch.data.own.keys import SPLITS, Hub, OwnData, SplitRule
 from fedtorch.data.own.partition import deal
 from fedtorch.data.own.row_ids import row_ids
 from fedtorch.data.own.row_store import Ints, LabelOf, RowStore, StoredRows
 from fedtorch.data.own.rows import ID, Form, is_file, read_rows
-from fedtorch.data.own.source import files_of, open_tables
+from fedtorch.data.own.source import column_names, files_of, open_tables
 from fedtorch.data.paths import atomic_folder, check_client_names
 
 FOLDER = "own"
@@ -112,7 +112,11 @@ def prepare(
 def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None = None) -> Dealt:
     """Read, deal and split all rows."""
     store, problems, ids, parts = _dealt(data, form, scratch, label_of)
-    shared = {split: _shared(value, data, form, scratch, label_of) for split, value in _elsewhere(data).items()}
+    elsewhere = {
+        split: _elsewhere_rows(text, data, form, scratch, label_of, set(parts))
+        for split, text in _elsewhere(data).items()
+    }
+    shared = {split: rows for split, rows in elsewhere.items() if isinstance(rows, StoredRows)}
     result, there = Dealt({}, problems), set(store.splits.distinct)
     for client, indices in parts.items():
         if client in data.splits.held_out:
@@ -122,6 +126,9 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
         result.clients[client] = {
             split: store.rows(indices[[name == split for name in names]]) for split in SPLITS
         } | shared  # fmt: skip
+    for split, rows in elsewhere.items():
+        if not isinstance(rows, StoredRows):
+            _deal_out(result, split, rows, store, data.splits)
     _notice(result, set(shared))
     return result
 
@@ -238,12 +245,46 @@ def _elsewhere(data: OwnData) -> dict[str, str]:
     }
 
 
-def _shared(text: str, data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None) -> StoredRows:
-    store = RowStore(scratch, form, label_of)
+def _elsewhere_rows(
+    text: str, data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None, clients: Collection[str]
+) -> StoredRows | dict[str, StoredRows]:
+    """The rows of a split that is a file of its own: client -> its rows, or all of them for every client.
+
+    They are dealt where the file has the column of `clients.by`, or, with clients by file, where every one of several
+    files is named after a client.
+    """
+    store, by = RowStore(scratch, form, label_of), data.clients.by
     with open_tables(text, scratch) as tables:
-        for _ in store.keep(read_rows(tables, data.alone(text), form, [])):
+        rule = data.alone(text)
+        if by == "file":
+            is_dealt = {table.owner for table in tables} <= set(clients)
+        elif is_dealt := by is not None and by in column_names(tables):
+            rule = replace(rule, clients=data.clients)
+        for _ in store.keep(read_rows(tables, rule, form, [])):
             pass
-    return store.rows()
+    if not is_dealt:
+        return store.rows()
+    places: dict[str, list[int]] = {}
+    for place, owner in enumerate(store.owners.of()):
+        places.setdefault(owner, []).append(place)
+    return {owner: store.rows(found) for owner, found in places.items()}
+
+
+def _deal_out(dealt: Dealt, split: str, rows: Mapping[str, StoredRows], store: RowStore, rule: SplitRule) -> None:
+    """Give each client its rows of a split that came as a file; one that has no others is evaluated, never trained."""
+    check_client_names(rows)
+    if strange := sorted(set(rows) - set(dealt.clients)):
+        log.warning(
+            "%d of the clients in task.data.splits.%s have no rows in task.data.source (%s%s); they are evaluated and "
+            "never trained",
+            len(strange), split, ", ".join(strange[:5]), ", ..." if len(strange) > 5 else "",
+        )  # fmt: skip
+    for client in strange:
+        dealt.clients[client] = {name: store.rows([]) for name in SPLITS}
+    for client, splits in dealt.clients.items():
+        if client in rule.held_out:
+            continue
+        splits[split] = rows.get(client, store.rows([]))
 
 
 def _hashable(labels: Sequence[Any]) -> list[Any]:

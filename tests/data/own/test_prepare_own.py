@@ -105,10 +105,33 @@ def test_a_column_says_which_split() -> None:
     assert sizes(deal(rows, splits=SplitRule(column="part"))) == {"a": [30, 30, 30]}
 
 
-def test_a_file_is_dev_or_test_for_all() -> None:
-    write_rows(Path("exam.jsonl"), weather(4))
-    dealt = deal(weather(60)[6:], splits=SplitRule(0.0, "exam.jsonl"))
-    assert sizes(dealt) == {"north": [18, 0, 4], "south": [18, 0, 4], "west": [18, 0, 4]}
+def test_a_file_of_test_rows_with_the_column_of_clients_is_dealt_by_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Else every client is evaluated on everybody's rows, which looks like scores of its own."""
+    rows = weather(40)
+    write_rows(Path("exam.jsonl"), [*rows[:12], {"text": "only here", "label": "good", "home": "new"}])
+    dealt = deal(rows[12:], splits=SplitRule(0.0, "exam.jsonl"))
+    own_rows = Counter(row["home"] for row in rows[:12])
+    assert {name: found[2] for name, found in sizes(dealt).items()} == {**own_rows, "new": 1}
+    assert all(client == row["home"] for row in rows[:12] for client, split in [places(dealt)[row["text"]]])
+    assert sizes(dealt)["new"] == [0, 0, 1]
+    assert "1 of the clients in task.data.splits.test have no rows in task.data.source (new)" in caplog.text
+
+
+def test_a_file_of_test_rows_without_that_column_is_everybodys() -> None:
+    bare = [{"text": row["text"], "label": row["label"]} for row in weather(6)]
+    write_rows(Path("exam.jsonl"), bare)
+    dealt = deal(weather(40)[6:], splits=SplitRule(0.0, "exam.jsonl"))
+    assert {found[2] for found in sizes(dealt).values()} == {6}
+
+
+def test_files_of_test_rows_that_are_named_after_clients_are_dealt_by_their_names() -> None:
+    rows, by_file = weather(40), {"clients": ClientRule(by="file")}
+    for name in ("west", "north"):
+        write_rows(Path("exam") / f"{name}.jsonl", [row for row in rows[:12] if row["home"] == name])
+        write_rows(Path("train") / f"{name}.jsonl", [row for row in rows[12:] if row["home"] == name])
+    dealt = deal([], source="train/*.jsonl", splits=SplitRule(0.0, "exam/*.jsonl"), **by_file)
+    for client, splits in dealt.clients.items():
+        assert [row["text"] for row in splits["test"]] == [r["text"] for r in rows[:12] if r["home"] == client]
 
 
 def test_clients_that_are_held_out_are_never_trained() -> None:
