@@ -118,7 +118,7 @@ class CausalLM(TextTask):
     def form(self) -> Conversations:
         """As `rows_are` says."""
         if self.rows_are not in ("completion", CHOICES):
-            return Conversations((self.rows_are,), None)
+            return Conversations((self.rows_are,), None, ("tools",) if self.rows_are == "messages" else ())
         names = self.template_columns() if self.template else ["prompt"]
         more = [CHOICES] if self.rows_are == CHOICES else []
         return Conversations((*names, *more, "completion"), self.template)

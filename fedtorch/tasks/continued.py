@@ -73,8 +73,8 @@ class Tokens:
             DataError: it is longer than it may be.
         """
         if "messages" in row:
-            turns = supervised(self.task.vocabulary, row["messages"])
-            gold = next(turn["content"] for turn in reversed(row["messages"]) if turn["role"] == ASSISTANT)
+            turns = supervised(self.task.vocabulary, row["messages"], row.get("tools"), where=where)
+            gold = self._last_answer(row["messages"], *turns[-1])
             *more, last = [self.part(ids, mask, gold, where) for ids, mask in turns]
             return replace(last, more=more)
         if "text" in row:
@@ -96,6 +96,16 @@ class Tokens:
             texts.append(self.part(ids, mask, answer, where))
         right = row["choices"].index(row["completion"])
         return replace(texts[right], choices=texts, right=right)
+
+    def _last_answer(self, messages: Sequence[Mapping[str, Any]], ids: list[int], mask: list[bool]) -> str:
+        """What the assistant says last: its content, or where it calls a tool all that the template makes of it."""
+        last = next(message for message in reversed(messages) if message["role"] == ASSISTANT)
+        if not last.get("tool_calls"):
+            return str(last["content"])
+        start = stop = len(mask) - mask[::-1].index(True)  # others may speak after it
+        while start and mask[start - 1]:
+            start -= 1
+        return str(self.task.vocabulary.decode(ids[start:stop], skip_special_tokens=True))
 
     def split(self, prompt: str, completion: str) -> tuple[list[int], list[bool]]:
         """Tokens of both together with the end token, and which are the completion's: apart, the border is another."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedtorch.tasks.messages import listed, texts_of, tools_of
 from fedtorch.tasks.templates import check_strings, filled
 from fedtorch.text.chat import ASSISTANT
 
@@ -23,9 +24,9 @@ class Conversations:
     """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """messages; or prompt, completion and choices if there are any; or text."""
+        """messages, with tools if there are any; or prompt, completion and choices if there are any; or text."""
         if "messages" in self.required:
-            return {"messages": _messages(values["messages"])}
+            return {"messages": _messages(values["messages"]), **_tools(values)}
         if "choices" in self.required:
             choices = _choices(values["choices"])
             right = _right(choices, values[self.required[-1]])
@@ -39,7 +40,7 @@ class Conversations:
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """All of them."""
         if "messages" in row:
-            return [message["content"] for message in row["messages"]]
+            return texts_of(row["messages"], row.get("tools", ()))
         others = [choice for choice in row.get("choices", ()) if choice != row["completion"]]
         return [*(text for name, text in row.items() if name != "choices"), *others]
 
@@ -50,21 +51,24 @@ class Unanswered:
 
     required: Sequence[str] = ("messages",)
     """roles of the columns that a row has to have"""
-    optional: Sequence[str] = ()
+    optional: Sequence[str] = ("tools",)
     """roles of columns that are used where the source has them"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """conversation: the messages up to where the assistant is to speak; an answer that is there is left out."""
-        found = _listed(values["messages"])
+        """conversation: the messages up to where the assistant is to speak; an answer that is there is left out.
+
+        tools: those that it may call, if there are any.
+        """
+        found = listed(values["messages"])
         while found and found[-1]["role"] == ASSISTANT:
             found.pop()
         if not found:
             raise ValueError("no message is anybody's but the assistant's, so there is nothing to answer")
-        return {"conversation": found}
+        return {"conversation": found, **_tools(values)}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """What was said."""
-        return [message["content"] for message in row["conversation"]]
+        return texts_of(row["conversation"], row.get("tools", ()))
 
 
 @dataclass(frozen=True)
@@ -115,19 +119,13 @@ def _right(choices: Sequence[str], right: Any) -> str:
     return right
 
 
-def _messages(value: Any) -> list[dict[str, str]]:
-    found = _listed(value)
+def _messages(value: Any) -> list[dict[str, Any]]:
+    found = listed(value)
     if not any(message["role"] == ASSISTANT for message in found):
         raise ValueError("no message is the assistant's, so there is nothing to learn")
     return found
 
 
-def _listed(value: Any) -> list[dict[str, str]]:
-    if not isinstance(value, list):
-        raise ValueError(f"`messages` is a {type(value).__name__}, expected a list of {{role, content}}")
-    found = []
-    for place, message in enumerate(value):
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(f"message {place + 1} has no role and content that are strings")
-        found.append({"role": message["role"], "content": message["content"]})
-    return found
+def _tools(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = tools_of(values.get("tools"))
+    return {"tools": found} if found else {}

@@ -50,7 +50,7 @@ def new_answers(
 
 def _prompt(task: Continues, row: Mapping[str, Any]) -> list[int]:
     if "conversation" in row:
-        return asked(task.vocabulary, row["conversation"])
+        return asked(task.vocabulary, row["conversation"], row.get("tools"))
     return list(task.vocabulary(row["source"], add_special_tokens=False).input_ids)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -30,7 +31,7 @@ class Column:
     values: Counter[str] = field(default_factory=Counter)
     """texts, numbers or members of lists -> how often"""
     sizes: list[int] = field(default_factory=list)
-    """words of each text (of a list of turns in all of them), or members of each list"""
+    """words of each text (of a list of turns in all of them; of anything else as JSON), or members of each list"""
 
     @property
     def distinct(self) -> int:
@@ -68,10 +69,12 @@ class Column:
         if kind == "text":
             self.sizes.append(len(value.split()))
         elif kind == "turns":
-            self.sizes.append(sum(len(str(turn["content"]).split()) for turn in value))
+            self.sizes.append(sum(_words(said) for turn in value for said in turn.values()))
         elif kind in ("words", "numbers"):
             self.sizes.append(len(value))
-        if kind != "turns":
+        elif kind == "other":
+            self.sizes.append(_words(value))
+        if kind not in ("turns", "other"):
             self.values.update(map(str, value) if isinstance(value, list) else [str(value)])
 
 
@@ -113,9 +116,16 @@ def look(tables: Sequence[Table], whole: Container[str]) -> Looked:
     return found
 
 
+def _words(said: Any) -> int:
+    """Words of a text; of calls and tools, which templates write as JSON, about as many as their tokens come to."""
+    return (
+        len(said.split()) if isinstance(said, str) else 0 if said is None else len(json.dumps(said, default=str)) // 3
+    )
+
+
 def _kind(value: Any) -> Kind:
     if isinstance(value, list):
-        if all(isinstance(one, dict) and {"role", "content"} <= one.keys() for one in value):
+        if all(isinstance(one, dict) and "role" in one and {"content", "tool_calls"} & one.keys() for one in value):
             return "turns"
         if all(isinstance(one, str) for one in value):
             return "words"

@@ -18,7 +18,11 @@ RANDOM = {
 RANDOM["token_classification"] = RANDOM["text_classification"]
 # Roles and contents stand between end tokens, so that no token reaches over the border of an answer.
 _CHAT = (
-    "{% for message in messages %}{{ message['role'] }}{{ eos_token }}{{ message['content'] }}{{ eos_token }}"
+    "{% if tools %}tools{{ eos_token }}{{ tools | tojson }}{{ eos_token }}{% endif %}"
+    "{% for message in messages %}{{ message['role'] }}{{ eos_token }}"
+    "{% if message['reasoning_content'] %}{{ message['reasoning_content'] }}{{ eos_token }}{% endif %}"
+    "{{ message['content'] or '' }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}{{ eos_token }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}assistant{{ eos_token }}{% endif %}"
 )

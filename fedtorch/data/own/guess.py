@@ -104,6 +104,8 @@ def guess(tables: Sequence[Table], *, can_generate: bool | None = None) -> Guess
     if "choices" in read:  # of which one is read
         longest = max(len(text.split()) for text in columns[found.roles["choices"]].values)
         read |= {"choices": 0, "completion": int(1.5 * longest) + 2}
+    if "messages" in read and "tools" in columns:
+        read["tools"] = _tokens(columns["tools"])
     found.answer_tokens = read.pop("target", 0)
     found.tokens = sum(read.values())
     _tell_gaps(found, columns, looked)
