@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedtorch.comm import addresses, rendezvous
 from fedtorch.comm.backend import choose
-from fedtorch.comm.notes import read_heartbeat, read_note, read_verdict
+from fedtorch.comm.notes import read_heartbeat, read_note, read_part, read_verdict
 from fedtorch.comm.process import process_state, this_process
 from fedtorch.core.errors import FedtorchError
 
