@@ -28,6 +28,9 @@ VERDICTS = [
 ]
 
 
+PART = {"clients": [0, 2], "weights": [(1.5).hex(), (-2.0).hex()]}
+
+
 def text_of(draw: st.DrawFn, value: Any) -> str:
     for _ in range(draw(st.integers(1, 3))):
         value = spoilt(draw, value)
@@ -57,6 +60,9 @@ def try_notes(draw: st.DrawFn) -> None:
         assert error.exit_code in (4, 7) and str(error) is not None
     with only_named_errors():
         process_state(this_process(), read_heartbeat(beat, 2))
+    with only_named_errors():
+        weights = read_part(text_of(draw, PART), 1, {0, 2, 5})
+        assert weights and weights.keys() <= {0, 2, 5} and all(weights.values())
 
 
 @cases(100)
