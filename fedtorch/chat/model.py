@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.core.client import folder_name
-from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.state_keys import BEST_IS_RECEIVED, BEST_PRIVATE, BEST_WEIGHTS, PRIVATE
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.models.adapters.saved import is_adapter
@@ -75,6 +75,8 @@ def load_side(run: Run, client: str, side: SideName) -> GPT2LMHeadModel:
             adapted: GPT2LMHeadModel = load_model(folder)
             return adapted
         model: GPT2LMHeadModel = load_from(GPT2LMHeadModel, folder, dtype=torch.float32)
+    except FedtorchError:
+        raise
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{folder} holds no GPT-2 ({type(error).__name__}); run the training again") from error
     if models != run.folder / "model":
