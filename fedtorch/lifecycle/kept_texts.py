@@ -32,7 +32,7 @@ class LogFile(logging.FileHandler):
         try:
             super().close()
         except OSError:
-            self.stream = None  # type: ignore[assignment]
+            self.stream = None
 
 
 def keep_texts() -> None:
