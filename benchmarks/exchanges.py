@@ -139,7 +139,7 @@ def _round(comm: Any, size: int, each_s: float, clients: int, is_early: bool) ->
     own = range((comm.rank - 1) * clients, comm.rank * clients) if comm.rank else ()
     local = UpdateBuffer(size, torch.float32, Path("unused"), 1 << 40)
     vectors = [torch.randn(size, generator=generator_for(0, "early benchmark", place)) for place in own]
-    ranks = {rank: clients for rank in range(1, comm.size)}
+    ranks = {NAMES[place]: 1 + place // clients for place in range(clients * (comm.size - 1))}
     comm.barrier("train", round=0)
     began = time.perf_counter()
     early = comm.begin_early(local, 40, round=0, ranks=ranks) if is_early else None

@@ -20,6 +20,7 @@ from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.job_environment import check_job_environment
 from fedtorch.lifecycle.exit import end, explained
+from fedtorch.lifecycle.kept_texts import keep_texts
 from fedtorch.lifecycle.session import build_all
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import resume_command
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     if args.nodes is not None and (args.ranks is not None or not args.dry_run):
         parser.error("--nodes goes with --dry-run, and in place of --ranks")
     keep_standard_streams()
+    keep_texts()
     stop = stop or StopFlag()
     # from before data are read, which may take minutes; the ranks agree to stop when they meet
     with nullcontext() if args.dry_run else stop.listening():

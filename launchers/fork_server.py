@@ -10,10 +10,10 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from fedtorch.lifecycle.kept_texts import print_frames
 from fedtorch.lifecycle.streams import flush_streams
 from fedtorch.main import main
 
@@ -123,8 +123,8 @@ def _serve(channel: socket.socket, arguments: list[str], rank: Callable[[list[st
             channel.send(_forked_twice(json.loads(request), files, channel, arguments, rank))
             for file in files:
                 os.close(file)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        print_frames(error)
         code = 1
     finally:
         os._exit(code)
@@ -210,8 +210,8 @@ def be_rank(
         code = rank(arguments)
     except SystemExit as end:  # as Python itself does
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        print_frames(error)
     finally:
         flush_streams()
         os._exit(code)

@@ -43,6 +43,7 @@ class RankProcess:
             SystemExit: with fedtorch's exit code, or by submitit after it has requeued the job.
         """
         from fedtorch.comm.signing import VARIABLE  # with torch; a signal meanwhile is submitit's to answer
+        from fedtorch.lifecycle.kept_texts import print_frames
         from fedtorch.main import main
 
         requeue = _join_as_rank()
@@ -60,7 +61,11 @@ class RankProcess:
                 time.sleep(3.0)  # another rank's code may end the job before that
 
         stop.hand_over = hand_over  # where saving takes longer than system.shutdown_grace
-        code = main(self.arguments, stop)
+        try:
+            code = main(self.arguments, stop)
+        except Exception as error:  # a defect; submitit would keep its text in a file beside the run
+            print_frames(error)
+            code = 1
         # None: another rank was told; the signal on its way to this one is submitit's
         if code == Interrupted.exit_code and stop.signal in (requeue, None) and callable(handler):
             signal.signal(requeue, handler)

@@ -15,12 +15,13 @@ from transformers.utils import logging
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.core.client import folder_name
-from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.state_keys import BEST_IS_RECEIVED, BEST_PRIVATE, BEST_WEIGHTS, PRIVATE
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.models.adapters.saved import is_adapter
 from fedtorch.models.saved import load_model
 from fedtorch.models.side import Passing
+from fedtorch.text.model_files import load_from
 from fedtorch.tracking.run_folder import Run, read_run
 from fedtorch.train.precision import autocast, has_fp16
 
@@ -73,7 +74,9 @@ def load_side(run: Run, client: str, side: SideName) -> GPT2LMHeadModel:
         if is_adapter(folder):
             adapted: GPT2LMHeadModel = load_model(folder)
             return adapted
-        model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        model: GPT2LMHeadModel = load_from(GPT2LMHeadModel, folder, dtype=torch.float32)
+    except FedtorchError:
+        raise
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{folder} holds no GPT-2 ({type(error).__name__}); run the training again") from error
     if models != run.folder / "model":

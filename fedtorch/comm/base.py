@@ -143,12 +143,12 @@ class Communicator(ABC):
         """This rank's of the server's `messages`, by rank; what other ranks pass is ignored. No rank gets another's."""
 
     def begin_early(
-        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[int, int]
+        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
     ) -> Early | None:
         """Let updates travel while others train, see `comm.early`; None on all ranks: they do not.
 
-        exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks: those
-        that will have updates -> how many; the same on all ranks.
+        exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks:
+        client that will have an update -> rank that it will be on; the same on all ranks.
         The sum that comes of it counts in the `aggregate` of the same round where it is what is asked for there. From
         here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what counts arrivals.
         """

@@ -219,7 +219,7 @@ class DistributedCommunicator(Communicator):
         return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
     def begin_early(
-        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[int, int]
+        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
     ) -> Early | None:
         """See the base class."""
         exchange = self._options.exchange if self.staging is None else "reduce"  # no thread of its own on a GPU

@@ -38,7 +38,7 @@ from fedtorch.comm.checks import SumCheck
 from fedtorch.comm.reproducible import SumScale
 from fedtorch.comm.sending_pace import SendingPace
 from fedtorch.comm.store import Store
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.core.names import Names
 from fedtorch.core.update import Report
 
@@ -59,6 +59,7 @@ class Early(ABC):
         self._key = f"early/{group.generation}/{group.sequence}"
         self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._problem = ""
+        self._is_verdict = False  # is it known which rank is wrong, and said in the problem?
         self._thread = Thread(target=self._run_guarded, name="fedtorch-early", daemon=True)
         self._thread.start()
 
@@ -87,11 +88,14 @@ class Early(ABC):
         """After all ranks have met: on the server, receive what is announced and end.
 
         Raises:
+            PreflightError: on the server, a rank's announcement cannot be; names the rank. The group is closed.
             FedtorchError: what was under way failed on this rank; the group is closed.
         """
         self._end(lambda: None)
         if (problem := self._problem) and not self._main.group.is_broken:
             self._main.group.drop()
+            if self._is_verdict:
+                raise PreflightError(problem)
             self._main.group.on_error(problem)
 
     def _end(self, beat: Callable[[], None]) -> None:
@@ -105,6 +109,7 @@ class Early(ABC):
             self._run()
         except Exception as error:  # the text only, a live traceback keeps sockets open; raised by `finish`
             self._problem = (str(error) or type(error).__name__).splitlines()[0]
+            self._is_verdict = isinstance(error, PreflightError)
             self._aside.group.drop()
 
     @abstractmethod

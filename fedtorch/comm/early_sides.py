@@ -21,11 +21,12 @@ from fedtorch.comm.direct import Transfer
 from fedtorch.comm.early import Early, Queued
 from fedtorch.comm.header import Op
 from fedtorch.comm.local_updates import send_sum, send_updates
+from fedtorch.comm.notes import read_part
 from fedtorch.comm.reproducible import SUM_DTYPE, RunningSum, SumScale, windows
 from fedtorch.comm.sending_pace import SendingPace
 from fedtorch.comm.store import Store
 from fedtorch.comm.window_memory import give_back, start_take
-from fedtorch.core.errors import PreflightError
+from fedtorch.core.names import Names
 from fedtorch.core.update import Report
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,19 @@ class _Part(NamedTuple):
 class EarlyReceiver(Early):
     """On the server."""
 
-    def __init__(self, aggregation: Aggregation, store: Store, scale: SumScale, pace: SendingPace) -> None:
-        local = aggregation.local
+    def __init__(
+        self,
+        aggregation: Aggregation,
+        store: Store,
+        scale: SumScale,
+        pace: SendingPace,
+        ranks: Mapping[str, int],
+    ) -> None:
+        """ranks: client that will have an update -> rank that it will be on."""
+        local, places = aggregation.local, Names.of(aggregation.names)
+        self._left = {rank: set[int]() for rank in aggregation.group.members}
+        for client, rank in ranks.items():
+            self._left[rank].add(places.place(client))
         self._sum = RunningSum(local.size, scale, local.sums)
         self._weights: dict[str, float] = {}
         self._parts: list[_Part] = []
@@ -144,26 +156,19 @@ class EarlyReceiver(Early):
         grad = self._main.local.get(name)
         for start, stop in windows(len(grad)):
             self._sum.add(start, grad[start:stop], weight)
-        self._note({name: weight})
-
-    def _note(self, weights: Mapping[str, float]) -> None:
-        if twice := self._weights.keys() & weights.keys():
-            raise PreflightError(f"client `{min(twice)}` was sent by two ranks; expected one")
-        self._weights.update(weights)
+        self._weights[name] = weight
 
     def _receive_next(self, rank: int) -> bool:
         """The next part that the rank has announced; False if there is none."""
         key = f"{self._key}/{rank}/{self._next[rank]}"
         if not self._store.has([key]):
             return False
-        note = json.loads(self._store.get(key))
+        found = read_part(self._store.get(key), rank, self._left[rank])
         self._store.delete([key])
         self._next[rank] += 1
         self._announced += 1
-        weights = {
-            self._main.names[int(client)]: float.fromhex(weight)
-            for client, weight in zip(note["clients"], note["weights"], strict=True)
-        }
+        self._left[rank] -= found.keys()
+        weights = {self._main.names[client]: weight for client, weight in found.items()}
         weight = next(iter(weights.values())) if len(weights) == 1 else None
         squares, digests = 0.0, []
         for start, window in self._arriving(rank, SUM_DTYPE if weight is None else self._main.local.dtype):
@@ -174,7 +179,7 @@ class EarlyReceiver(Early):
         group = self._aside.group
         give_back(group)
         is_whole = group.receive_numbers(len(digests), rank) == digests
-        self._note(weights)
+        self._weights.update(weights)
         self._parts.append(_Part(rank, tuple(weights), squares, is_whole))
         return True
 
@@ -201,7 +206,7 @@ def begin_early(
     store: Store,
     exponent: int | None,
     exchange: str,
-    ranks: Mapping[int, int],
+    ranks: Mapping[str, int],
     former: Early | None = None,
 ) -> Early | None:
     """Begin, on all ranks alike; None on all of them where it would not help, or the server has no scale.
@@ -210,16 +215,17 @@ def begin_early(
     an earlier round.
     """
     group, local = aggregation.group, aggregation.local
-    senders = len(ranks.keys() - {0})
+    senders, own = len({*ranks.values()} - {0}), [*ranks.values()].count(group.rank)
     if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
         return None
-    most = ranks.get(group.rank, 0) * local.size * SUM_DTYPE.itemsize if group.rank else 0
+    most = own * local.size * SUM_DTYPE.itemsize if group.rank else 0
     group.agree(Op.EARLY, round=aggregation.round, length=local.size, dtype=local.dtype, num_bytes=most)
     told = torch.tensor([exponent is not None, exponent or 0], dtype=torch.int64)
     group.broadcast_numbers(told)
     is_known, servers = told.tolist()
     if not is_known:
         return None
-    kind = EarlySender if group.rank else EarlyReceiver
-    pace = SendingPace(ranks.get(group.rank, 0), time.monotonic(), former._pace.s_per_byte if former else 0.0)
-    return kind(aggregation, store, SumScale(servers), pace)
+    pace = SendingPace(own, time.monotonic(), former._pace.s_per_byte if former else 0.0)
+    if group.rank:
+        return EarlySender(aggregation, store, SumScale(servers), pace)
+    return EarlyReceiver(aggregation, store, SumScale(servers), pace, ranks)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from fedtorch.core.errors import PreflightError
@@ -43,6 +44,10 @@ _ERROR: Mapping[str, Field] = {"error": str, "kind": str}
 _PLACES: Mapping[str, Field] = {
     "places": lambda value: isinstance(value, dict) and all(isinstance(place, str) for place in value.values()),
     "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
+}
+_PART: Mapping[str, Field] = {
+    "clients": lambda value: isinstance(value, list) and len(value) > 0 and all(type(each) is int for each in value),
+    "weights": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
 }
 _AGREED: Mapping[str, Field] = {"stop": bool, "ok": bool}
 _RETURNED: Mapping[str, Field] = {
@@ -95,6 +100,40 @@ def read_entry(text: str) -> dict[str, Any]:
     """
     sender = f"the answer of {name(0)} at the door"
     return _checked(_mapping(text, sender), _ENTRY, sender)
+
+
+def read_part(text: str, rank: int, own: Container[int]) -> dict[int, float]:
+    """A part of a sum that a rank sends early: client, by its index in the manifest, -> its weight, in this order.
+
+    own: the clients of that rank in this round that it has not sent yet.
+
+    Raises:
+        PreflightError: names the rank, and what is wrong with its note.
+    """
+    sender = f"the note of {name(rank)} of a part that it sends early"
+    note = _checked(_mapping(text, sender), _PART, sender)
+    clients, written = note["clients"], note["weights"]
+    if len(clients) != len(written) or len(set(clients)) != len(clients):
+        raise PreflightError(
+            f"{sender} has {len(clients)} clients, {len(set(clients))} of them different, and "
+            f"{len(written)} weights; expected as many of each"
+        )
+    if foreign := [client for client in clients if client not in own]:
+        raise PreflightError(
+            f"{sender} has client {foreign[0]}, which is no client of that rank in this round, or was sent already"
+        )
+    return dict(zip(clients, (_weight(each, sender) for each in written), strict=True))
+
+
+def _weight(written: str, sender: str) -> float:
+    """Raises PreflightError: it is no finite number other than 0, in hexadecimal."""
+    try:
+        weight = float.fromhex(written)
+    except (ValueError, OverflowError):
+        weight = math.nan
+    if not math.isfinite(weight) or weight == 0:
+        raise PreflightError(f"{sender} has the weight {written[:40]!r}, expected a finite number other than 0")
+    return weight
 
 
 def read_heartbeat(text: str, rank: int) -> dict[str, Any]:

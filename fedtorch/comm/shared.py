@@ -58,7 +58,7 @@ class Shared(Direct):
         if (start := self._own.start(tensor)) is not None and start % SLOT_BYTES == 0:
             return _Lent(self.tell(start // SLOT_BYTES, 0, _SLOT), self.hear(0, _READ))
         if not self._idle:
-            self._idle.append(self._unread.popleft().wait())
+            self._idle.append(self._known(self._unread.popleft().wait(), 0))
         slot = self._idle.popleft()
         self._own.part(slot * SLOT_BYTES, tensor).copy_(tensor)
         filled = self.tell(slot, 0, _SLOT)
@@ -76,7 +76,7 @@ class Shared(Direct):
         Meanwhile nothing else must be sent.
         """
         while self._unread:
-            self._idle.append(self._unread.popleft().wait())
+            self._idle.append(self._known(self._unread.popleft().wait(), 0))
         return [self._own.whole(torch.uint8)[n * SLOT_BYTES :][:SLOT_BYTES] for n in range(SLOTS)]
 
     def take(self, like: Tensor, rank: int) -> Work:
@@ -115,7 +115,7 @@ class Shared(Direct):
         found, can = vector, servers[0] > 0 and all(other[2] == servers[2] for other in others)
         if can and place:
             try:
-                mapped = Segment(vector.nbytes, path_of(*servers[:2]), only_reads=True)
+                mapped = Segment(vector.nbytes, path_of(*servers[:2]))
                 mapped.close_file()
                 found = mapped.whole(vector.dtype)
             except OSError as error:
@@ -150,12 +150,21 @@ class Shared(Direct):
         Raises:
             RuntimeError: there is no such slot.
         """
-        if not 0 <= number < SLOTS:
-            raise RuntimeError(f"rank {rank} of the group named slot {number} of {SLOTS}")
+        self._known(number, rank)
         if is_taken:
             self.give_back()
             self._taken = rank, number
         return self._peers[rank].part(number * SLOT_BYTES, like)
+
+    def _known(self, number: int, rank: int) -> int:
+        """The number of a slot, as another rank says.
+
+        Raises:
+            RuntimeError: there is no such slot.
+        """
+        if not 0 <= number < SLOTS:
+            raise RuntimeError(f"rank {rank} of the group named slot {number} of {SLOTS}")
+        return number
 
     def _tell_read(self, rank: int, number: int) -> None:
         while len(self._telling) >= SLOTS * len(self._peers):

@@ -4,14 +4,16 @@ Nothing but numbers moves, and all ranks add at the same time, those without cli
 numbers, so the bits are those of any other way. The steps of `aggregation` from its fourth on, on all ranks alike but
 where one is named:
 
-    5. the ranks tell each other where their updates are, and the server where the sum is to be written, and which way
-       it would take otherwise
+    5. the ranks tell each other where their updates are and where each writes its slice of the sum, and the server
+       which way it would take otherwise
     6. all updates are found; if a rank cannot reach one, all go back to step 3, for that other way
-    7. every rank writes its slice of the sum
+    7. every rank writes its slice of the sum, in memory of its own that others only read
     8. each tells the server Σ of the squares of every client's whole numbers in its slice, and of the slice's own. What
-       the ranks found of a client must come to what that client reported, and every slice must be as large as was said
+       the ranks found of a client must come to what that client reported, and every slice must be as large as was said.
+       The server copies the slices of others and measures them in the same pass: what is checked is what it has
 
-Nobody changes an update before all ranks have met for the next round, nor the sum before the server has used it.
+Nobody changes an update, nor a slice, before all ranks have met for the next round. Who does changes no more than he
+could have written in the first place: of what others write every number is read once.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from fedtorch.comm.header import Op
 from fedtorch.comm.reproducible import SumScale, add_all, slice_of
 from fedtorch.comm.update_memory import NOWHERE
 from fedtorch.core.kernels import Fold
-from fedtorch.core.norms import norm_and_max
+from fedtorch.core.norms import copied
 
 
 @dataclass
@@ -38,7 +40,9 @@ class _Found:
     updates: list[Tensor]
     """Whole ones, of each term."""
     out: Tensor
-    """Where the sum is written, by all ranks."""
+    """Whole, in memory of this rank: its slice of the sum is written there."""
+    slices: list[Tensor]
+    """The same of every rank, to be read; elsewhere than on the server empty."""
     scale: SumScale
     """Of the sum, with the server's divisor."""
     otherwise: Op
@@ -63,14 +67,17 @@ def collect(
     group, (out, check), back = aggregation.group, into, scale.back()
     *each, squares = _add(found, terms, *_slice(aggregation, found, 0))
     for place, rank in enumerate(group.members[1:], start=1):
-        *others, claimed = as_numbers(group.receive_numbers(len(terms) + 1, rank))
+        *others, claimed = told = as_numbers(group.receive_numbers(len(terms) + 1, rank))
+        if min(told) < 0:
+            check.problems.append(f"rank {rank} reported {min(told):.6g} as a sum of squares in its slice")
+            others, claimed = [0.0] * len(terms), 0.0
         each = [sum(pair) for pair in zip(each, others, strict=True)]
         start, stop = _slice(aggregation, found, place)
-        norm = norm_and_max(out[start:stop])[0] / back
+        norm = copied(found.slices[place][start:stop], out[start:stop])[0] / back
         # both are of the same numbers, rounded once more in `out`
         if not abs(norm - math.sqrt(claimed)) <= TOLERANCE * norm + 0.5 * math.sqrt(stop - start):
             check.problems.append(f"a slice of the sum, that of rank {rank}, {DAMAGED}")
-        squares += norm**2
+        squares += norm * norm  # infinity, where `**` would raise
     for term, own in zip(terms, each, strict=True):
         check.see_client(aggregation.names[term.client], own)
     check.see_sum(squares, out)
@@ -81,7 +88,10 @@ def collect(
 def _find(
     aggregation: Aggregation, terms: Sequence[Term], scale: SumScale, otherwise: Op, out: Tensor | None
 ) -> _Found | None:
-    """Steps 5 and 6; None: a rank cannot reach what it needs. out, otherwise, scale's divisor: the server's count."""
+    """Steps 5 and 6; None: a rank cannot reach what it needs.
+
+    otherwise, scale's divisor: the server's count. out: of the server; the others take a vector of their own.
+    """
     group, memory, local = aggregation.group, aggregation.memory, aggregation.local
     memory.begin(group.generation)
     size, own = aggregation.length(terms), {}
@@ -89,20 +99,22 @@ def _find(
         if term.rank == group.rank:
             own[number] = local.get(aggregation.names[term.client])
     places = [memory.place(own[number]) if number in own else NOWHERE for number in range(len(terms))]
-    told = [otherwise, *as_integers([scale.divisor]), *(NOWHERE if out is None else memory.place(out))]
+    out = local.sums.lend(size, local.dtype) if out is None else out
+    told = [otherwise, *as_integers([scale.divisor]), *memory.place(out)]
     rows = group.all_gather_numbers([*told, *(number for place in places for number in place)])
     head, held = rows[0], [row[len(told) :] for row in rows]
     found: list[Tensor | None] = []
     for number, term in enumerate(terms):
         of_rank = held[group.members.index(term.rank)][4 * number :][:4]
         found.append(memory.find(of_rank, size, local.dtype) if number not in own else own[number])
-    out = memory.find(head[2:6], size, local.dtype, writes=True) if out is None else out
     updates = [update for update in found if update is not None]
-    can = out is not None and len(updates) == len(terms)
-    if not all(can for (can,) in group.all_gather_numbers([int(can)])) or out is None:
+    others = [memory.find(row[2:6], size, local.dtype) for row in rows[1:]] if group.rank == 0 else []
+    slices = [out, *(each for each in others if each is not None)]
+    can = len(updates) == len(terms) and len(slices) == len(others) + 1
+    if not all(can for (can,) in group.all_gather_numbers([int(can)])):
         memory.is_open = False
         return None
-    return _Found(updates, out, SumScale(scale.exponent, *as_numbers(head[1:2])), Op(head[0]))
+    return _Found(updates, out, slices, SumScale(scale.exponent, *as_numbers(head[1:2])), Op(head[0]))
 
 
 def _slice(aggregation: Aggregation, found: _Found, place: int) -> tuple[int, int]:

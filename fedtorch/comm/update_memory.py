@@ -1,4 +1,4 @@
-"""Memory for a rank's updates and for their sum, which the other ranks of its machine read and write where it is."""
+"""Memory for a rank's updates and its part of their sum, which the other ranks of its machine read where it is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UpdateMemory:
         self._segment: Segment | None = None
         self._bytes, self._each, self._used = 0, 0, 0
         self._back: list[int] = []
-        self._others: dict[tuple[int, int, int, bool], Segment] = {}
+        self._others: dict[tuple[int, int, int], Segment] = {}
         self._generation = 0
 
     def lend(self, size: int, dtype: torch.dtype, most: int) -> Tensor | None:
@@ -81,15 +81,15 @@ class UpdateMemory:
             self._generation = generation
             self._others.clear()
 
-    def find(self, place: Place, size: int, dtype: torch.dtype, *, writes: bool = False) -> Tensor | None:
-        """Another rank's vector, shape (size,), to be read, or with `writes` to be written to; None: out of reach."""
+    def find(self, place: Place, size: int, dtype: torch.dtype) -> Tensor | None:
+        """Another rank's vector, shape (size,), to be read; None: out of reach, or what the rank says cannot be."""
         process, file, num_bytes, start = place
-        if not process or not 0 <= start <= num_bytes - size * dtype.itemsize:
+        if process <= 0 or not 0 <= start <= num_bytes - size * dtype.itemsize or start % dtype.itemsize:
             return None
-        key = process, file, num_bytes, writes
+        key = process, file, num_bytes
         try:
             if key not in self._others:
-                segment = self._others[key] = Segment(num_bytes, path_of(process, file), only_reads=not writes)
+                segment = self._others[key] = Segment(num_bytes, path_of(process, file))
                 segment.close_file()
         except OSError as error:
             log.info("updates are sent, for another rank's cannot be read where they are: %s", error.strerror or error)

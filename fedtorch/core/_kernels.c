@@ -114,12 +114,12 @@ static unsigned lowest(uint64_t word)
                     SQUARES(lanes, whole, length);                                                                     \
                 squares[k] += TOTAL(lanes);                                                                            \
             }                                                                                                          \
-            if (sums) {                                                                                                \
-                const double *restrict from = sums + start;                                                            \
+            if (sums) { /* copied first: read once, as another process may write there meanwhile */                    \
                 double lanes[8] = {0};                                                                                 \
+                memcpy(whole, sums + start, length * sizeof(double));                                                  \
                 for (size_t i = 0; i < length; i++)                                                                    \
-                    block[i] += from[i];                                                                               \
-                SQUARES(lanes, from, length);                                                                          \
+                    block[i] += whole[i];                                                                              \
+                SQUARES(lanes, whole, length);                                                                         \
                 squares[count] += TOTAL(lanes);                                                                        \
             }                                                                                                          \
             if (out) {                                                                                                 \
@@ -172,15 +172,18 @@ DEFINE_FOLD(fedtorch_fold_f64, double)
         for (size_t i = 0; i < length; i++)                                                                            \
             out[i] = from[i] - values[i];                                                                              \
     }                                                                                                                  \
-    /* Of `values`; with `from` of the difference from - values, which goes to `out`. */                               \
+    /* Of `values`; with `out` of a copy of them that goes there, with `from` of the difference from - values. */      \
     static double pairwise_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, int streams, size_t length,       \
                                     BITS *largest)                                                                     \
     {                                                                                                                  \
         if (length <= LEAF) {                                                                                          \
             TYPE less[LEAF];                                                                                           \
-            if (!from)                                                                                                 \
+            if (!out)                                                                                                  \
                 return leaf_##SUFFIX(values, length, largest);                                                         \
-            subtract_##SUFFIX(from, values, less, length);                                                             \
+            if (from)                                                                                                  \
+                subtract_##SUFFIX(from, values, less, length);                                                         \
+            else                                                                                                       \
+                memcpy(less, values, length * sizeof(TYPE));                                                           \
             if (streams)                                                                                               \
                 stream(out, less, length * sizeof(TYPE));                                                              \
             else                                                                                                       \
@@ -202,14 +205,16 @@ DEFINE_FOLD(fedtorch_fold_f64, double)
             memcpy(largest++, &top, sizeof top);                                                                       \
         }                                                                                                              \
     }                                                                                                                  \
-    /* The same of out = from - values, which may be `values`, in the same pass; past the caches with `streams`. */    \
+    /* The same of out = from - values, which may be `values`, in the same pass; past the caches with `streams`. NULL  \
+       for `from`: of out = values, each read once, as another process may write there meanwhile. */                   \
     void fedtorch_norm_difference_##SUFFIX(const TYPE *from, const TYPE *values, TYPE *out, int streams, size_t length,\
                                            size_t chunk, double *squares, TYPE *largest)                               \
     {                                                                                                                  \
         for (size_t start = 0; start < length; start += chunk) {                                                       \
             BITS top = 0;                                                                                              \
             size_t part = length - start < chunk ? length - start : chunk;                                             \
-            *squares++ = pairwise_##SUFFIX(from + start, values + start, out + start, streams, part, &top);            \
+            const TYPE *first = from ? from + start : NULL;                                                            \
+            *squares++ = pairwise_##SUFFIX(first, values + start, out + start, streams, part, &top);                   \
             memcpy(largest++, &top, sizeof top);                                                                       \
         }                                                                                                              \
         if (streams)                                                                                                   \

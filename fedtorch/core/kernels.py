@@ -130,8 +130,9 @@ class Fold:
             if self.measures_each or (place + 1 == len(self.values) and self.sums is None):
                 each[place] = float(np.dot(added, added))
         if self.sums is not None:
-            np.add(total, self.sums[part], out=total)
-            of_sums = float(np.dot(self.sums[part], self.sums[part]))
+            sums = self.sums[part].copy()  # read once, as another process may write there meanwhile
+            np.add(total, sums, out=total)
+            of_sums = float(np.dot(sums, sums))
         if self.out is not None:
             of_all = float(np.dot(total, total))
             out = self.out[part]
@@ -170,21 +171,29 @@ def squares_and_max(values: Vector, chunk: int) -> tuple[npt.NDArray[np.float64]
     return squares, largest
 
 
-def difference(start: Vector, values: Vector, out: Vector, chunk: int) -> tuple[npt.NDArray[np.float64], Vector]:
-    """`squares_and_max` of out = start − values, in the same pass; `out` may be `values`."""
+def difference(start: Vector | None, values: Vector, out: Vector, chunk: int) -> tuple[npt.NDArray[np.float64], Vector]:
+    """`squares_and_max` of out = start − values, in the same pass; `out` may be `values`.
+
+    start: None: of out = values, of which each is read once, so that what is measured is what `out` has, also where
+        another process writes to `values` meanwhile.
+    """
     count = -(-len(out) // chunk)
     squares, largest = np.zeros(count), np.zeros(count, out.dtype)
     call = function_for("norm_difference", out)
-    if call is not None and all(each.dtype == out.dtype and is_readable(each) for each in (start, values)):
-        if not len(start) == len(values) == len(out):
-            raise ValueError(f"vectors of {len(start)}, {len(values)} and {len(out)} numbers; expected equal lengths")
+    given = [values] if start is None else [start, values]
+    if call is not None and all(each.dtype == out.dtype and is_readable(each) for each in given):
+        if {len(each) for each in given} != {len(out)}:
+            raise ValueError(f"vectors of {[*map(len, given), len(out)]} numbers; expected equal lengths")
         streams = out.nbytes > STREAM_BYTES and _start(out) != _start(values)  # in place its lines are fetched anyway
         ends = squares.ctypes.data, largest.ctypes.data
-        call(start.ctypes.data, values.ctypes.data, out.ctypes.data, streams, len(out), chunk, *ends)
+        call(_start(start), values.ctypes.data, out.ctypes.data, streams, len(out), chunk, *ends)
         return squares, largest
     for place in range(count):
         part = slice(place * chunk, (place + 1) * chunk)
-        np.subtract(start[part], values[part], out=out[part])
+        if start is None:
+            np.copyto(out[part], values[part], casting="no")
+        else:
+            np.subtract(start[part], values[part], out=out[part])
         squares[place : place + 1], largest[place : place + 1] = squares_and_max(out[part], chunk)
     return squares, largest
 

@@ -40,6 +40,15 @@ def difference(start: Tensor, vector: Tensor, out: Tensor) -> tuple[float, float
     return _of_chunks(lambda: kernels.difference(first, second, values, CHUNK), values)
 
 
+def copied(vector: Tensor, out: Tensor) -> tuple[float, float]:
+    """`norm_and_max` of `out`, into which `vector` is copied in the same pass; one dtype and length.
+
+    Each number is read once: what is measured is what `out` has, also where another process changes `vector` meanwhile.
+    """
+    values, read = out.detach().numpy(), vector.detach().numpy()
+    return _of_chunks(lambda: kernels.difference(None, read, values, CHUNK), values)
+
+
 def is_finite(vector: Tensor) -> bool:
     """Is every element? One pass without a mask, unless something is wrong or the sum is beyond the dtype."""
     return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())

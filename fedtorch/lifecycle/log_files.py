@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.lifecycle.kept_texts import LogFile
 from fedtorch.tracking.console import TerminalHandler
 
 
@@ -19,7 +20,7 @@ def start_logging(folder: Path, rank: int) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        file = logging.FileHandler(folder / f"log.rank{rank}.txt")
+        file = LogFile(folder / f"log.rank{rank}.txt")
     except OSError as error:
         raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -15,11 +15,12 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.models.adapters.lora import add_adapter, kept_path
 from fedtorch.models.adapters.mapped import map_base
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.pretrained import fit_vocabulary
+from fedtorch.text.model_files import load_from
 from fedtorch.text.pretrained import first_line, located
 
 Head = Literal["SequenceClassification", "TokenClassification", "Seq2SeqLM", "CausalLM"]
@@ -131,18 +132,20 @@ class AnyModel:
         """The model, and the names of the tensors that were drawn."""
         assert self.path is not None
         place = located(self.path, key="task.model.path")
-        self._refuse_code(place)
         try:
-            model, info = loader.from_pretrained(
+            model, info = load_from(
+                loader,
                 place,
+                allows_code=self.allow_code,
+                advice="read it, and set task.model.allow_code to true if you trust it",
                 dtype="auto" if self._keeps_dtype else torch.float32,
-                use_safetensors=True,
                 output_loading_info=True,
-                trust_remote_code=self.allow_code,
                 ignore_mismatched_sizes=head in NEW_HEADS,
                 **self.options,
                 **settings,
             )
+        except FedtorchError as error:
+            raise ConfigError(f"task.model.path is {self.path!r}: {error}") from error
         except Exception as error:
             raise ConfigError(
                 f"task.model.path is {self.path!r}, from which {loader.__name__} makes nothing ({first_line(error)}); "
@@ -171,17 +174,6 @@ class AnyModel:
                 "too few embeddings, and new ones would be no part of the adapter; enlarge the base and save it first"
             )
         map_base(model, Path(place))
-
-    def _refuse_code(self, place: str) -> None:
-        if self.allow_code:
-            return
-        found = transformers.PretrainedConfig.get_config_dict(place)[0]
-        if code := found.get("auto_map"):
-            files = sorted({str(value).partition(".")[0] + ".py" for value in code.values()})
-            raise ConfigError(
-                f"task.model.path is {self.path!r}, whose {', '.join(files)} would be run; read it, and set "
-                "task.model.allow_code to true if you trust it"
-            )
 
     def _check_options(self) -> None:
         if self.random is None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase, modeling_utils
 from transformers.utils import logging as hf_logging
 
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.models import networks
+from fedtorch.text.model_files import load_from
 from fedtorch.text.pretrained import first_line, located
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,9 @@ def load_config(kind: str, name: str, *, key: str, instead: str) -> Any:
     """The configuration of the model `name`; arguments and errors as in `load_pretrained`."""
     place = located(name, key=key)
     try:
-        return AutoConfig.from_pretrained(place)
+        return load_from(AutoConfig, place)
+    except FedtorchError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise _unusable(kind, name, key, instead, error) from error
 
@@ -59,9 +62,9 @@ def load_pretrained(
     place = located(name, key=key)
     hf_logging.disable_progress_bar()  # its bar would run into ours
     try:
-        model, info = loader.from_pretrained(
-            place, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
+        model, info = load_from(loader, place, dtype=dtype, output_loading_info=True, **options)
+    except FedtorchError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise _unusable(kind, name, key, instead, error) from error
     drawn = sorted(info["missing_keys"])

@@ -17,7 +17,8 @@ from fedtorch.models import networks
 from fedtorch.models.adapters.lora import add_adapter
 from fedtorch.models.adapters.saved import base_of, is_adapter
 from fedtorch.models.adapters.settings import Adapter
-from fedtorch.text.pretrained import first_line
+from fedtorch.text.model_files import check_folder, load_from
+from fedtorch.text.pretrained import first_line, located
 from fedtorch.text.words import FILE as WORDS
 from fedtorch.text.words import read_words
 
@@ -35,12 +36,13 @@ def load_saved(folder: Path) -> tuple[Any, Any]:
     try:
         if has_sides(folder):
             sides = {side: load_model(folder / side) for side in SIDES}
-            return sides, AutoTokenizer.from_pretrained(folder / SIDES[0])
+            return sides, load_from(AutoTokenizer, folder / SIDES[0])
+        check_folder(folder)
         if any((folder / name).is_file() for name in _NETWORKS):
             model = networks.load(folder)
             has_words = (folder / WORDS).is_file()
-            return model, read_words(folder) if has_words else AutoTokenizer.from_pretrained(folder)
-        return load_model(folder), AutoTokenizer.from_pretrained(folder)
+            return model, read_words(folder) if has_words else load_from(AutoTokenizer, folder)
+        return load_model(folder), load_from(AutoTokenizer, folder)
     except FedtorchError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -51,20 +53,21 @@ def load_saved(folder: Path) -> tuple[Any, Any]:
 
 def load_model(folder: Path) -> Any:
     """The model of the class that `save_pretrained` has noted, in fp32 and eval mode; also of an adapter's folder."""
+    check_folder(folder)
     names = json.loads((folder / "config.json").read_text()).get("architectures") or ["a model without a class"]
-    kind = getattr(transformers, names[0], None)
-    if kind is None:
-        raise ConfigError(f"{folder} holds a {names[0]}, which transformers lacks; load it with the code it came with")
+    name = str(names[0])[:100] if isinstance(names, list) else "a model without a class"
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise ConfigError(f"{folder} holds a {name}, which transformers lacks; load it with the code it came with")
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
         if is_adapter(folder):
-            config = AutoConfig.from_pretrained(folder)
-            options = {"config": config, "use_safetensors": True, "ignore_mismatched_sizes": True}
-            model = kind.from_pretrained(base_of(folder), dtype=torch.float32, **options)
+            options = {"config": load_from(AutoConfig, folder), "ignore_mismatched_sizes": True}
+            model = load_from(kind, located(base_of(folder)), dtype=torch.float32, **options)
             add_adapter(model, Adapter(path=str(folder)), seed=0)
             return model.eval()
-        return kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+        return load_from(kind, folder, dtype=torch.float32).eval()
     finally:
         if shown:
             hf_logging.enable_progress_bar()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -27,7 +26,7 @@ class EarlySum:
         names = [client.name for client, _ in drawn]
         if scale is None or any(context.updates.places(name) is not None for name in names):
             return
-        ranks = Counter(workers[placed[name]][0] for name in names)
+        ranks = {name: workers[placed[name]][0] for name in names}
         self._early = context.members.retry_on_loss(
             "early",
             lambda: context.comm.begin_early(context.updates, scale.exponent, round=context.round, ranks=ranks),

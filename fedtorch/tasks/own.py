@@ -110,7 +110,9 @@ class OwnTask(Scored):
         """The tokenizer; one without a padding token pads with its end token, which attention masks tell apart."""
         model = self.source_model
         key, name = ("task.tokenizer", self.tokenizer) if self.tokenizer else ("task.model.path", model.path)
-        tokenizer = load_tokenizer_as("model's", name or self.folder / "tokenizer", lacks, key=key)
+        tokenizer = load_tokenizer_as(
+            "model's", name or self.folder / "tokenizer", lacks, key=key, allows_code=model.allow_code
+        )
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer

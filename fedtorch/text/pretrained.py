@@ -11,7 +11,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Tokenizer
 
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.text.model_files import check_folder, load_from
 
 PACKAGE, HUB = "package:", "hub:"
 _FILES = ("tokenizer.json", "spiece.model", "vocab.txt", "vocab.json")
@@ -62,7 +63,12 @@ def located(name: str | Path, *, key: str = "") -> str:
 
 
 def load_tokenizer_as(
-    kind: str, name: str | Path, problem_of: Callable[[PreTrainedTokenizerBase], str | None], *, key: str = ""
+    kind: str,
+    name: str | Path,
+    problem_of: Callable[[PreTrainedTokenizerBase], str | None],
+    *,
+    key: str = "",
+    allows_code: bool = False,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder, in an installed package, or of a hub name: see `located`.
 
@@ -72,18 +78,23 @@ def load_tokenizer_as(
     Args:
         kind: of the tokenizer that is needed, for messages: `T5`, `GPT-2`.
         key: the config key that has the name, for messages.
+        allows_code: see `load_from`.
 
     Raises:
         ConfigError: no such folder, package or name, or what is there is no usable tokenizer.
+        DataError: a file of it is a FIFO, a socket or a device.
     """
     place, before = located(name, key=key), f"{key}: " if key else ""
     loader = AutoTokenizer
+    check_folder(Path(place), allows_code=allows_code)
     if not any((Path(place) / file).is_file() for file in _FILES):
         raise ConfigError(f"{before}{name} has none of {', '.join(_FILES)}; it is not a tokenizer's folder")
     if not any((Path(place) / file).is_file() for file in _NAMING) and (Path(place) / "spiece.model").is_file():
         loader = T5Tokenizer
     try:
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(place)
+        tokenizer: PreTrainedTokenizerBase = load_from(loader, place, allows_code=allows_code)
+    except FedtorchError:
+        raise
     except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy
         raise ConfigError(
             f"{before}no tokenizer could be loaded from {name} ({first_line(error)}); give the `tokenizer` folder that "

@@ -102,8 +102,11 @@ class TerminalHandler(logging.Handler):
         """Print above whatever bar is on the screen."""
         try:
             tqdm.write(self.format(record), file=sys.stderr)
-        except Exception:  # as every handler of the standard library does: logging must not end a program
+        except Exception:  # logging must not end a program
             self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the standard library's name
+        """The line is lost: `logging`'s own would print it on stderr with a traceback, debug lines too."""
 
 
 def duration(seconds: float) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.server_updates import Exchange
-from fedtorch.core.errors import DeadlineError
+from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
@@ -50,7 +50,9 @@ def fill(comm: Communicator, homes: list[int], folder: str) -> tuple[UpdateBuffe
 def one_round(comm: Communicator, homes: list[int], folder: str, without: str, exponent: int | None = EXPONENT) -> Any:
     """Digest of the sum without one client, and whether it was the early one."""
     local, reports = fill(comm, homes, folder)
-    sender = comm.begin_early(local, exponent if comm.is_server else None, round=3, ranks=Counter(homes))
+    sender = comm.begin_early(
+        local, exponent if comm.is_server else None, round=3, ranks=dict(zip(NAMES, homes, strict=True))
+    )
     took: list[bool] = []
     if sender is not None:
         for report in reports:
@@ -213,3 +215,53 @@ def test_a_rank_that_cannot_send_ends_the_run_with_its_reason(tmp_path: Path) ->
     found = run_ranks(failing, 3, str(tmp_path))
     assert any("no such file: updates of rank 1" in text for text in found)
     assert all(found)
+
+
+NOTES = {
+    "a client that there is not": {"clients": [99], "weights": ["0x1p+0"]},
+    "a client from the end": {"clients": [-6], "weights": ["0x1p+0"]},
+    "a client of another rank": {"clients": [1], "weights": ["0x1p+0"]},
+    "a client twice": {"clients": [0, 0], "weights": ["0x1p+0", "0x1p+0"]},
+    "no client": {"clients": [], "weights": []},
+    "another number of weights": {"clients": [0], "weights": []},
+    "a client that is no number": {"clients": [True], "weights": ["0x1p+0"]},
+    "an infinite weight": {"clients": [0], "weights": ["inf"]},
+    "a weight that is none": {"clients": [0], "weights": ["nan"]},
+    "a weight beyond float64": {"clients": [0], "weights": ["0x1p+99999"]},
+    "a word": {"clients": [0], "weights": ["many"]},
+    "a list": [1, 2],
+    "no weights": {"clients": [0]},
+}
+
+
+def announcing(folder: str, note: Any) -> tuple[str, str]:
+    """Rank 1 announces something else than it has; the class and text of what a rank ends with."""
+    if isinstance(note, dict) and 1 in note.get("clients", []):  # rank 2's, so it must not be sent before
+        folder += "/other"
+    dumps = json.dumps
+
+    def lying(value: Any, **options: Any) -> str:
+        is_part = isinstance(value, dict) and "weights" in value
+        return (
+            dumps(note) if is_part and threading.current_thread().name == "fedtorch-early" else dumps(value, **options)
+        )
+
+    try:
+        with DistributedCommunicator.join(NAMES, timeout_s=30, exchange="send") as comm:
+            comm.preflight({"config": "same"})
+            if comm.rank == 1:
+                early_sides.json.dumps = lying  # type: ignore[assignment]
+            one_round(comm, HOMES[3], folder, "")
+    except FedtorchError as error:
+        return type(error).__name__, str(error)
+    finally:
+        json.dumps = dumps
+    return "", ""
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_an_announcement_that_cannot_be_names_the_rank_that_made_it(kind: str, tmp_path: Path) -> None:
+    server, *others = run_ranks(announcing, 3, str(tmp_path), NOTES[kind])
+    assert server[0] == PreflightError.__name__
+    assert "the note of rank 1 of a part that it sends early" in server[1]
+    assert all(kind and "rank 2" not in text for kind, text in others)

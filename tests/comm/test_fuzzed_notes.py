@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedtorch.comm import addresses, rendezvous
 from fedtorch.comm.backend import choose
-from fedtorch.comm.notes import read_heartbeat, read_note, read_verdict
+from fedtorch.comm.notes import read_heartbeat, read_note, read_part, read_verdict
 from fedtorch.comm.process import process_state, this_process
 from fedtorch.core.errors import FedtorchError
 
@@ -26,6 +26,9 @@ VERDICTS = [
     {"error": "different seeds", "kind": "preflight"},
     {"backend": "gloo", "shared": [0, 1]},
 ]
+
+
+PART = {"clients": [0, 2], "weights": [(1.5).hex(), (-2.0).hex()]}
 
 
 def text_of(draw: st.DrawFn, value: Any) -> str:
@@ -57,6 +60,9 @@ def try_notes(draw: st.DrawFn) -> None:
         assert error.exit_code in (4, 7) and str(error) is not None
     with only_named_errors():
         process_state(this_process(), read_heartbeat(beat, 2))
+    with only_named_errors():
+        weights = read_part(text_of(draw, PART), 1, {0, 2, 5})
+        assert weights and weights.keys() <= {0, 2, 5} and all(weights.values())
 
 
 @cases(100)

@@ -161,10 +161,10 @@ def denied() -> None:
     """It may not open another process's memory."""
     made = Segment.__init__
 
-    def refused(self: Segment, size: int, path: str | None = None, *, only_reads: bool = False) -> None:
+    def refused(self: Segment, size: int, path: str | None = None) -> None:
         if path is not None:
             raise PermissionError(13, "Permission denied")
-        made(self, size, path, only_reads=only_reads)
+        made(self, size, path)
 
     Segment.__init__ = refused  # type: ignore[method-assign]
 

@@ -79,10 +79,10 @@ def refused(folder: str, is_vector: bool) -> tuple[str, bool]:
     if os.environ["RANK"] == "1":
         made = Segment.__init__
 
-        def denied(self: Segment, size: int, path: str | None = None, *, only_reads: bool = False) -> None:
-            if path is not None and only_reads == is_vector:
+        def denied(self: Segment, size: int, path: str | None = None) -> None:
+            if path is not None and (size != SLOTS * SLOT_BYTES) == is_vector:
                 raise PermissionError(13, "Permission denied")
-            made(self, size, path, only_reads=only_reads)
+            made(self, size, path)
 
         Segment.__init__ = denied  # type: ignore[method-assign]
     with join(True) as comm:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,7 @@ import pytest
 import torch
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm import distributed, local_updates, sum_slices, update_memory
+from fedtorch.comm import checks, distributed, local_updates, sum_slices, update_memory
 from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
@@ -196,6 +201,94 @@ def test_a_slice_that_is_not_what_its_rank_says_does_not_count(
     assert requested == [Op.SUM_SLICES] * 3
 
 
+def when_there(path: Path, act: Callable[[], None]) -> threading.Thread:
+    """A thread that acts once the file is there."""
+
+    def wait() -> None:
+        end = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.002)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def writing_late(homes: dict[str, int], folder: str) -> Any:
+    """Rank 1 changes what it wrote once the server has checked it, before the server uses it."""
+    checked, written = Path(folder) / "checked", Path(folder) / "written"
+    if os.environ["RANK"] == "1":
+        inner = sum_slices._add
+
+        def remembered(found: Any, *args: Any) -> Any:
+            def change() -> None:
+                found.out[slice(*slice_of(SIZE, 3, 1))] *= 1e6
+                written.touch()
+
+            when_there(checked, change)
+            return inner(found, *args)
+
+        sum_slices._add = remembered
+    if os.environ["RANK"] == "0":
+        see_sum = checks.SumCheck.see_sum
+
+        def slow(self: Any, *args: Any) -> None:
+            see_sum(self, *args)
+            checked.touch()
+            when_there(written, lambda: None).join()
+
+        checks.SumCheck.see_sum = slow  # type: ignore[method-assign]
+    return on_ranks(homes, folder, SIZE, 7)
+
+
+def test_what_is_changed_after_the_check_does_not_count(tmp_path: Path) -> None:
+    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7)
+    (found, requested, _), *_ = run_ranks(writing_late, 3, spread([1, 2]), str(tmp_path))
+    assert (tmp_path / "written").exists()
+    assert found == alone[0] and requested == [Op.SUM_SLICES] * 3
+
+
+def reporting(homes: dict[str, int], folder: str, wrong: float, at: int) -> Any:
+    """Rank 2 reports an impossible number of its slice."""
+    if os.environ["RANK"] == "2":
+        inner = sum_slices._add
+
+        def lies(*args: Any) -> list[float]:
+            numbers = inner(*args)
+            numbers[at] = wrong
+            return numbers
+
+        sum_slices._add = lies
+    caught: list[str] = []
+    logging.getLogger("fedtorch.comm.accepted").addHandler(Kept(caught))
+    return on_ranks(homes, folder, SIZE, 7), caught
+
+
+class Kept(logging.Handler):
+    """Keeps messages."""
+
+    def __init__(self, kept: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(record.getMessage())
+
+
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("wrong", [-1.0, -math.inf, math.nan, math.inf, 1e308])
+def test_a_number_of_a_slice_that_cannot_be_does_not_count(wrong: float, at: int, tmp_path: Path) -> None:
+    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7)
+    ((found, requested, _), caught), *_ = run_ranks(reporting, 3, spread([1, 2]), str(tmp_path), wrong, at)
+    assert found == alone[0]  # of updates that were sent one by one
+    assert requested == [Op.SUM_SLICES] * 3 and len(caught) == 3
+    if wrong < 0:
+        assert all(f"rank 2 reported {wrong:.6g} as a sum of squares in its slice" in text for text in caught)
+    elif at == -1:
+        assert all("that of rank 2, did not arrive" in text for text in caught)
+
+
 def dying(homes: dict[str, int], folder: str) -> Any:
     """Rank 1 is killed while others read its updates."""
     inner = sum_slices._add
@@ -256,11 +349,14 @@ def test_what_another_rank_says_of_its_memory_is_checked() -> None:
     process, file, num_bytes, start = memory.place(vector)
     found = other.find((process, file, num_bytes, start), SIZE, torch.float32)
     assert found is not None and torch.equal(found, vector)
-    written = other.find((process, file, num_bytes, start), SIZE, torch.float32, writes=True)
-    assert written is not None
-    written[3] = 4.0
-    assert vector[3] == 4.0
-    for place in (NOWHERE, (process, file, num_bytes, num_bytes - 8), (process, file, num_bytes, -8), (0, 1, 2, 3)):
+    for place in (
+        NOWHERE,
+        (process, file, num_bytes, start + 2),
+        (-process, file, num_bytes, start),
+        (process, file, num_bytes, num_bytes - 8),
+        (process, file, num_bytes, -8),
+        (0, 1, 2, 3),
+    ):
         assert other.find(place, SIZE, torch.float32) is None
     assert other.find((process, 10_000, num_bytes, start), SIZE, torch.float32) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Quadratic
 
+from fedtorch.core import kernels
 from fedtorch.core.kernels import library
-from fedtorch.core.norms import CHUNK, norm_and_max
+from fedtorch.core.norms import CHUNK, copied, norm_and_max
 
 NAN, INF = math.nan, math.inf
 
@@ -103,3 +105,36 @@ def test_the_largest_of_zeros_has_no_sign(kernels: str, monkeypatch: pytest.Monk
             assert math.copysign(1.0, norm_and_max(torch.tensor(zeros))[1]) == 1.0
     finally:
         library.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, 5, CHUNK + 3, 4 * CHUNK + 77])
+@pytest.mark.parametrize("is_native", [True, False])
+def test_what_is_copied_has_the_norm_and_the_bits_of_where_it_came_from(
+    dtype: torch.dtype, size: int, is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_native:
+        monkeypatch.setattr(kernels, "function_for", lambda *given: None)
+    vector = torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(3))
+    out = torch.full((size,), 7.0, dtype=dtype)
+    assert copied(vector, out) == norm_and_max(vector)
+    assert out.equal(vector)
+
+
+def test_what_is_measured_of_a_copy_is_what_was_copied() -> None:
+    """While another thread, as another process would, changes the memory that it comes from."""
+    theirs, out, over = torch.ones(4 * CHUNK), torch.zeros(4 * CHUNK), threading.Event()
+
+    def changes() -> None:
+        while not over.is_set():
+            theirs.fill_(3.0)
+            theirs.fill_(1.0)
+
+    thread = threading.Thread(target=changes)
+    thread.start()
+    try:
+        for _ in range(200):
+            assert copied(theirs, out) == norm_and_max(out)
+    finally:
+        over.set()
+        thread.join()

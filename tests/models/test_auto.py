@@ -185,7 +185,7 @@ def test_files_that_would_be_run_are_named_and_not_run(tokenizer: PreTrainedToke
     code = {"AutoConfig": "shape.ShapeConfig", "AutoModelForSequenceClassification": "shape.Shape"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "shape", "auto_map": code}))
     (tmp_path / "shape.py").write_text("raise SystemExit('run')")
-    with pytest.raises(ConfigError, match=r"whose shape\.py would be run; read it, and set task.model.allow_code"):
+    with pytest.raises(ConfigError, match=r"by which shape\.py would be run; read it, and set task.model.allow_code"):
         build({"path": str(tmp_path)}, tokenizer)
 
 

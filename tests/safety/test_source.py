@@ -10,6 +10,7 @@ import pytest
 
 import fedtorch
 import launchers
+from fedtorch.models.networks import loading
 
 ROOTS = (Path(fedtorch.__file__).parent, Path(launchers.__file__).parent)
 FILES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
@@ -87,3 +88,62 @@ def test_the_scan_finds(source: str) -> None:
 @pytest.mark.parametrize("source", ["model.eval()", "re.compile(text)", "json.load(file)", "adapter.load(weights)"])
 def test_the_scan_leaves_alone(source: str) -> None:
     assert not list(findings(source))
+
+
+ONE_WAY = "model_files.py"
+COPIED = "loading.py"  # lies beside exported weights too, where the package is not
+
+
+WAYS = ("from_pretrained", "_from_pretrained", "get_config_dict")
+
+
+def loads(source: str) -> Iterator[ast.AST]:
+    """Whatever names `from_pretrained`, called or not, or another way by which transformers and peft load a folder."""
+    for node in ast.walk(ast.parse(source)):
+        if (isinstance(node, ast.Attribute) and node.attr in WAYS) or (
+            isinstance(node, ast.Constant) and node.value in WAYS
+        ):
+            yield node
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "transformers.pipeline":
+            yield node
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("transformers"):
+            yield from (alias for alias in node.names if alias.name == "pipeline")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name + "/" + path.name)
+def test_models_and_tokenizers_are_loaded_by_one_function(path: Path) -> None:
+    assert path.name in (ONE_WAY, COPIED) or not list(loads(path.read_text()))
+
+
+def test_that_function_and_the_copied_file_run_no_code_and_ask_no_network() -> None:
+    one_way, copied = (next(path.read_text() for path in FILES if path.name == name) for name in (ONE_WAY, COPIED))
+    for source, count in ((one_way, 1), (copied, 2)):
+        calls = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) and is_loading(n)]
+        assert len(calls) == count
+    (call,) = (n for n in ast.walk(ast.parse(one_way)) if isinstance(n, ast.Call) and is_loading(n))
+    assert [ast.unparse(keyword.value) for keyword in call.keywords] == ["safe", "weights", "given"]
+    assert '"local_files_only": True, "trust_remote_code": allows_code' in one_way
+    assert all("**_SAFE" in line for line in copied.splitlines() if "from_pretrained" in line)
+    assert {*SAFE.items()} <= {*loading._SAFE.items()}
+
+
+SAFE = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+
+
+def is_loading(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "from_pretrained"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "AutoModel.from_pretrained(name)",
+        "load = AutoModel.from_pretrained",
+        "getattr(AutoModel, 'from_pretrained')(name)",
+        "PretrainedConfig.get_config_dict(name)",
+        "transformers.pipeline('text-generation', name)",
+        "from transformers import pipeline",
+    ],
+)
+def test_another_way_to_load_is_found(source: str) -> None:
+    assert list(loads(source))

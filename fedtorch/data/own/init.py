@@ -81,9 +81,12 @@ class ModelKind:
         """
         if name.startswith("hub:"):
             return cls()
+        from fedtorch.text.model_files import check_folder
         from fedtorch.text.pretrained import located  # imports transformers
 
-        file = Path(located(name, key="--model")) / "config.json"
+        folder = Path(located(name, key="--model"))
+        check_folder(folder)
+        file = folder / "config.json"
         try:
             config = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from typing import Any
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.extras import require
 from fedtorch.data.own.keys import Hub
+from fedtorch.data.own.saved_set import check_saved
 from fedtorch.data.own.text_files import READERS, TextRows
 
 KINDS = (*READERS, ".parquet", ".arrow")
@@ -119,6 +120,7 @@ def _saved(folder: Path) -> list[Table]:
     _require()
     from datasets import DatasetDict, load_from_disk
 
+    check_saved(folder)
     try:
         found = load_from_disk(str(folder))
     except Exception as error:

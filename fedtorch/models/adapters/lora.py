@@ -30,6 +30,7 @@ from fedtorch.models.adapters.mapped import map_base
 from fedtorch.models.adapters.precision import pass_gradients_quickly, score_in_fp32, train_in_fp32
 from fedtorch.models.adapters.settings import KEY, Adapter
 from fedtorch.models.adapters.square import made_plain, make_square
+from fedtorch.text.model_files import check_folder, load_from
 from fedtorch.text.pretrained import located
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -86,7 +87,7 @@ def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | N
         if adapter.public_rows is not None:
             raise ConfigError(f"{KEY}.public_rows is set, which only tasks over data of your own take; remove it")
         base = None if source is None else kept_path(source)
-        if base is not None and model.config.vocab_size != AutoConfig.from_pretrained(located(base)).vocab_size:
+        if base is not None and model.config.vocab_size != load_from(AutoConfig, located(base)).vocab_size:
             raise ConfigError(f"{KEY} is set but {source} has fewer embeddings than the tokenizer has tokens, and new "
                               "ones would be no part of the adapter; enlarge the base and save it first")  # fmt: skip
         if base is not None:
@@ -262,6 +263,7 @@ def _read(adapter: Adapter) -> Any:
     from peft import LoraConfig
 
     path = Path(adapter.path or "")
+    check_folder(path)
     try:
         keys = json.loads((path / CONFIG).read_bytes())
     except (OSError, ValueError) as error:

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.files import hash_file
+from fedtorch.core.regular_file import check_regular
 from fedtorch.models.adapters.lora import CONFIG, NAME, removed, save_adapter
 from fedtorch.models.pretrained import save_model
 from fedtorch.text.pretrained import located
@@ -74,4 +75,6 @@ def saved_keys(folder: Path) -> dict[str, Any]:
 def base_digests(path: str) -> dict[str, str]:
     """`base <file>` -> the start of its sha256, of every file with weights of the base: facts of a run."""
     files = sorted(Path(located(path, key="task.model.path")).glob("*.safetensors"))
+    for file in files:
+        check_regular(file, "task.model.path: the weights")
     return {f"base {file.name}": hash_file(file, hashlib.sha256()).hexdigest()[:16] for file in files}

@@ -17,6 +17,13 @@ from .hydranet import HydraNet
 from .patched_bert import Ranker
 from .re2 import Re2Network
 
+_SAFE: dict[str, Any] = {
+    "dtype": torch.float32,
+    "use_safetensors": True,
+    "local_files_only": True,
+    "trust_remote_code": False,
+}
+
 
 def load(folder: Path | str) -> nn.Module:
     """The model in `folder` on the CPU, in fp32 and eval mode: a `Ranker`, `HydraNet`, `Re2Network` or `EsimNetwork`.
@@ -36,13 +43,13 @@ def load(folder: Path | str) -> nn.Module:
 
 def _ranker(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
     # sdpa hands a patch the whole mask, as in training
-    bert = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True)
+    bert = AutoModel.from_pretrained(folder, attn_implementation="sdpa", **_SAFE)
     patch = settings.pop("patch")
     return Ranker(bert, patch=patch and SimpleNamespace(**patch), **settings)
 
 
 def _hydranet(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-    encoder = AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    encoder = AutoModel.from_pretrained(folder, **_SAFE)
     return HydraNet(encoder, **settings)
 
 
