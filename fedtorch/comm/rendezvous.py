@@ -19,6 +19,7 @@ _KINDS: dict[str, type[FedtorchError]] = {
     "forged": ForgedNoteError,
     "preflight": PreflightError,
 }
+_PAUSE_S = 0.2
 Notes = dict[int, dict[str, Any]]  # by rank
 Decide = Callable[[Notes], dict[str, Any]]
 
@@ -118,6 +119,21 @@ class Rendezvous:
             if came or not keys:
                 return lost
 
+    def _signed(self, key: str, rank: int) -> str:
+        """What the rank has left there; anybody else's note is passed over, and the rank's own awaited.
+
+        Raises:
+            ForgedNoteError: it did not come for as long as a rank may be silent.
+        """
+        give_up_at = time.monotonic() + self._liveness.patience(rank)
+        while (text := self._liveness.read(key, rank)) is None:
+            self._liveness.beat()
+            self._liveness.check([rank])
+            if time.monotonic() > give_up_at:
+                return self._store.get(key)  # raises
+            time.sleep(_PAUSE_S)
+        return text
+
     def _meet(self, note: dict[str, Any], decide: Decide, *, allow_loss: bool = False) -> dict[str, Any]:
         name = f"meeting{self._meetings}"
         previous = f"meeting{self._meetings - 1}/verdict"
@@ -125,7 +141,7 @@ class Rendezvous:
         if self._rank:
             self._store.set(f"{name}/{self._rank}", json.dumps(note))
             self.wait({0: f"{name}/verdict"})
-            return _raise_or_return(read_verdict(self._store.get(f"{name}/verdict")), self._rank)
+            return _raise_or_return(read_verdict(self._signed(f"{name}/verdict", 0)), self._rank)
         others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
         lost: list[int] = []
         try:
@@ -133,7 +149,7 @@ class Rendezvous:
                 lost = self._wait_for_alive(others)
             else:
                 self.wait(others)
-            notes = {r: read_note(self._store.get(key), r) for r, key in others.items() if r not in lost}
+            notes = {r: read_note(self._signed(key, r), r) for r, key in others.items() if r not in lost}
             self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
             verdict = decide({0: note, **notes})
             if lost:

@@ -16,9 +16,11 @@ import torch.distributed as dist
 
 from fedtorch.comm.attempt import agree_on_attempt
 from fedtorch.comm.interfaces import LOOPBACK_NAMES, is_own
+from fedtorch.comm.same_secret import check_secret
 from fedtorch.comm.signing import UNSIGNED, Signature
-from fedtorch.core.errors import DeadlineError, PreflightError
+from fedtorch.core.errors import DeadlineError, ForgedNoteError, PreflightError
 
+NOBODY: Mapping[int, str] = {}
 _Answer = tuple[Any, str]  # value, or what went wrong
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 
@@ -98,6 +100,8 @@ class Store:
     """Where this rank's groups listen, which find each other by this store; empty: where gloo does by itself."""
     signature: Signature
     """Of every value, so that nobody but the job's ranks can write one; not of what torch itself keeps here."""
+    ignored: dict[str, int]
+    """Key -> how many values were found there that no rank of this job has written, and `read` did not give back."""
 
     def __init__(
         self,
@@ -110,6 +114,7 @@ class Store:
         self.timeout_s, self.where, self.signature = timeout_s, where, signature
         self.start_s = start_s or timeout_s
         self._is_dead = False
+        self.ignored, self._forged = {}, dict[str, bytes]()
         self._calls = _CallThread("fedtorch-store")
         self._waiter: tuple[_CallThread, dist.Store] | None = None
         self._awaited: tuple[tuple[str, ...], queue.SimpleQueue[_Answer]] | None = None
@@ -122,25 +127,32 @@ class Store:
 
     @classmethod
     def join(
-        cls, environ: Mapping[str, str], timeout_s: float, secret: str = "", start_s: float | None = None
+        cls,
+        environ: Mapping[str, str],
+        timeout_s: float,
+        secret: str = "",
+        start_s: float | None = None,
+        who: Mapping[int, str] = NOBODY,
     ) -> JobMember:
         """Find or host the store that the environment of torchrun or srun describes.
 
         secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write. start_s: how long the
-        store may be late; None: timeout_s.
+        store may be late; None: timeout_s. who: rank -> whose it is, for messages.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
         dead addresses of the first and hangs. With several machines the ranks agree on it (`agree_on_attempt`).
 
         Raises:
-            PreflightError: a variable is missing or not a number, the port is taken, or no store answers there.
+            PreflightError: a variable is missing or not a number, the port is taken, no store answers there, or the
+                server there has another secret.
         """
         rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
         port, host = _number(environ, "MASTER_PORT"), environ.get("MASTER_ADDR", "")
         if not host or not 0 <= rank < size:
             raise PreflightError(f"MASTER_ADDR={host!r} RANK={rank} WORLD_SIZE={size}; start with torchrun or srun")
-        hosts = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        is_servers = environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        hosts, has_agents = rank == 0 and is_servers, int(environ.get("GROUP_WORLD_SIZE", 1)) > 1
         job = environ.get("TORCHELASTIC_RUN_ID", "none")
         limit, start_s = timedelta(seconds=timeout_s), start_s or timeout_s
 
@@ -155,7 +167,9 @@ class Store:
         try:
             store = cls(connect, timeout_s, f"{host}:{port}", Signature(secret, job), start_s)
             attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            if int(environ.get("GROUP_WORLD_SIZE", 1)) > 1:
+            if is_servers or has_agents:  # else the launcher has given all ranks the same secret
+                check_secret(store, rank, who, is_hosted_by_server=is_servers)
+            if has_agents:
                 attempt = agree_on_attempt(store, rank, size)
             store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
             store.signature = replace(store.signature, scope=f"{job}/{attempt}")
@@ -185,6 +199,17 @@ class Store:
             ForgedNoteError: no rank of this job has written it.
         """
         return self.signature.check(key, self._call(lambda: self.inner.get(key)).decode("utf-8", "replace"))
+
+    def read(self, key: str) -> str | None:
+        """Read; None where no rank of this job has written what is there, which is then counted. The key must exist."""
+        found = self._call(lambda: self.inner.get(key))
+        try:
+            return self.signature.check(key, found.decode("utf-8", "replace"))
+        except ForgedNoteError:
+            if self._forged.get(key) != found:  # not once more at each look
+                self._forged[key] = found
+                self.ignored[key] = self.ignored.get(key, 0) + 1
+            return None
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether every key exists."""
