@@ -20,6 +20,8 @@ _KINDS: dict[str, type[FedtorchError]] = {
     "preflight": PreflightError,
 }
 _PAUSE_S = 0.2
+_SHOWN = 20  # differences in one message
+_KEY, _CONFIG = "key `", "config"  # facts of single keys, and of all of them
 Notes = dict[int, dict[str, Any]]  # by rank
 Decide = Callable[[Notes], dict[str, Any]]
 
@@ -57,7 +59,8 @@ class Rendezvous:
         """See Communicator.preflight; the verdict on the GPUs that the ranks have, as `backend.choose` gives it."""
 
         def decide(notes: Notes) -> dict[str, Any]:
-            return _compare({rank: note.get("facts", {}) for rank, note in notes.items()}) or choose(backend, notes)
+            facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
+            return _compare(facts, self._liveness.labels) or choose(backend, notes)
 
         return self._meet({"facts": dict(facts), **gpu}, decide)
 
@@ -185,18 +188,28 @@ def _purpose(note: dict[str, Any]) -> str:
     return f"phase {note['phase']} of round {note['round']}" if "phase" in note else "preflight"
 
 
-def _compare(facts: dict[int, dict[str, str]]) -> dict[str, Any]:
-    """An error that lists every fact in which a rank differs from the server."""
-    mine = facts[0]
-    differences = [
-        f"{field}: rank {rank} has {theirs.get(field, 'nothing')}, the server has {mine.get(field, 'nothing')}"
-        for rank, theirs in facts.items()
-        for field in sorted({*mine, *theirs})
-        if theirs.get(field) != mine.get(field)
-    ]
-    if differences:
-        return _preflight_error("the ranks do not run the same job; " + "; ".join(differences))
-    return {}
+def _compare(facts: dict[int, dict[str, str]], labels: Mapping[int, str]) -> dict[str, Any]:
+    """An error that lists the facts in which a rank differs from the server. labels: rank -> whose it is.
+
+    Where keys of the config differ their names are the first, and its digest tells nothing more.
+    """
+    mine, differences, hidden = facts[0], list[str](), False
+    for rank, theirs in facts.items():
+        fields = [field for field in {**mine, **theirs} if theirs.get(field) != mine.get(field)]
+        keys = [field for field in fields if field.startswith(_KEY)]
+        hidden = hidden or (_CONFIG in fields and not keys)
+        rest = sorted(field for field in fields if field not in keys and not (keys and field == _CONFIG))
+        differences += [
+            f"{field}: rank {rank}{labels.get(rank, '')} has {theirs.get(field, 'nothing')}, "
+            f"the server has {mine.get(field, 'nothing')}"
+            for field in [*keys, *rest]
+        ]
+    if not differences:
+        return {}
+    shown = "; ".join(differences[:_SHOWN])
+    shown += f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    shown += " (in a key whose value is masked, or that is cut off above)" if hidden else ""
+    return _preflight_error(f"the ranks do not run the same job; {shown}")
 
 
 def _preflight_error(text: str) -> dict[str, Any]:
