@@ -132,4 +132,3 @@ def _stranger(text: str, who: Mapping[int, str]) -> str:
     shown = "".join(letter for letter in host[:64] if letter.isalnum() or letter in "-._")
     silo = f"{who[rank]}, " if rank in who else ""
     return f"rank {rank} ({silo}on host `{shown}`, by its own words)"
-

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from datetime import timedelta
@@ -22,7 +23,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.notes import MAX_CHARACTERS, read_heartbeat, read_note, read_verdict
 from fedtorch.comm.options import Network
 from fedtorch.comm.same_secret import _stranger
-from fedtorch.comm.signing import VARIABLE, Signature, forget_secret, job_secret
+from fedtorch.comm.signing import VARIABLE, Signature, forget_secret, job_secret, read_secret
 from fedtorch.comm.store import host_store
 from fedtorch.core.errors import DeadlineError, ForgedNoteError, PreflightError
 
@@ -231,3 +232,46 @@ def test_where_nothing_is_known_there_is_no_secret_and_a_short_one_is_refused(tm
     (tmp_path / "job.secret").chmod(0o644)
     with pytest.raises(PreflightError, match="remove it"):
         job_secret({"TORCHELASTIC_RUN_ID": "none"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("", 0o600, "is empty, expected a secret; make one"),
+        (" \n", 0o600, "is empty, expected a secret"),
+        (SECRET, 0o644, r"can be read by others than its owner \(mode 644\); chmod 600"),
+        (SECRET, 0o640, r"can be read by others than its owner \(mode 640\)"),
+        (None, 0o600, r"the secret cannot be read from .*No such file"),
+    ],
+)
+def test_a_secrets_file_that_is_empty_or_open_to_others_is_refused(
+    text: str | None, mode: int, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "secret"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with pytest.raises(PreflightError, match=said):
+        read_secret(path)
+
+
+def test_a_secrets_file_is_read_without_the_end_of_its_line_and_a_service_may_be_named_in_its_list(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o400)
+    assert read_secret(path) == SECRET
+    entries = [
+        (1, 4, -1),
+        (2, 4, 1000),
+        (4, 0, -1),
+        (16, 4, -1),
+        (32, 0, -1),
+    ]  # as systemd gives a credential to a user
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"no access control lists on this disk: {error}")
+    assert path.stat().st_mode & 0o070 and read_secret(path) == SECRET
