@@ -188,7 +188,7 @@ class Session:
         folders = [runs[0].config.folder, config.folder]
         self.stop.last_words = partial(last_words, config, folders, comm.rank, self.command, runner)
         try:
-            with _shown(runner, runs[0].config, self.command):
+            with _shown(runner, start or 0, runs[0].config, self.command):
                 result = runner.run(start)
             if config.run.export == "all":
                 runner.export(config.folder / MODEL)
@@ -208,9 +208,9 @@ class Session:
         write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
 
 
-def _shown(runner: Runner, config: Config, command: str) -> AbstractContextManager[object]:
+def _shown(runner: Runner, done: int, config: Config, command: str) -> AbstractContextManager[object]:
     """Shows a silo the rounds that it takes part in; other ranks have the server's records."""
-    return SiloRounds(runner, config.folder, command, config.track.progress) if silo() else nullcontext()
+    return SiloRounds(runner, done, config.folder, command, config.track.progress) if silo() else nullcontext()
 
 
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:

@@ -45,10 +45,11 @@ class SiloRounds:
     A thread looks at the runner, so nothing that the ranks do together waits for a terminal or a disk.
     """
 
-    def __init__(self, runner: Runner, folder: Path, command: str, progress: Progress) -> None:
+    def __init__(self, runner: Runner, done: int, folder: Path, command: str, progress: Progress) -> None:
+        """done: rounds of an earlier process."""
         self._runner, self._folder, self._command, self._name = runner, folder, command, silo()
-        self._progress: Progress = "off" if progress == "off" else "lines"
-        self._console: Console | None = None
+        rounds = runner.components.config.rounds
+        self._console = Console("off" if progress == "off" else "lines", rounds, done)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fedtorch-silo", daemon=True)
 
@@ -61,14 +62,11 @@ class SiloRounds:
         self._thread.join()
 
     def _watch(self) -> None:
-        rounds = self._runner.components.config.rounds
+        self._write(self._console.done)
         while True:
             is_last = self._over.wait(_LOOK_S)
             done = self._runner.context.round
-            if self._console is None:
-                self._console = Console(self._progress, rounds, done)
-                self._write(done)
-            elif done > self._console.done:
+            if done > self._console.done:
                 for round in range(self._console.done + 1, done + 1):
                     self._console.round(round, [("silo", self._name)])
                 self._write(done)

@@ -111,8 +111,8 @@ class Membership:
         if not config.has_silos(staying):
             raise QuorumError(
                 f"round {round + 1}: {len(config.silos_of(staying))} silos are left after a loss, but "
-                f"clients.min_silos is {config.clients.min_silos} (2 with `fedtorch serve` and `join`, unless it is set): "
-                "of one silo alone the sum is its update. Start the run again with all silos, or set clients.min_silos "
+                f"clients.min_silos is {config.clients.min_silos} (2 with `fedtorch serve` and `join`, unless set): of "
+                "one silo alone the sum is its update. Start the run again with all silos, or set clients.min_silos "
                 "to 1, if everybody may see that update"
             )
         if left < least:

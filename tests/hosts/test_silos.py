@@ -73,8 +73,8 @@ LORAR = "algorithm: {name: fedavg, weights: lorar}\n"
             SECRET,
             2,
             "clients.min_silos is 2 (2 with `fedtorch serve` and `join`, unless it is set) but system.pinned gives "
-            "clients to 1 ranks; add silos there, or set clients.min_silos to 1, if everybody may see the update of one "
-            "silo",
+            "clients to 1 ranks; add silos there, or set clients.min_silos to 1, if everybody may see the update of "
+            "one silo",
         ),
         (["--silo", "north", "--server", "there"], {}, SECRET, 2, "--server is 'there'; expected HOST:PORT, such as"),
         (
@@ -252,20 +252,19 @@ def test_a_silo_with_another_secret_ends_alone_and_the_others_wait_for_the_right
     faults = "sleep:rank=2,round=1,phase=train,client=west,seconds=3"
     sides = {side: start(hosts, side, config, "rounds=3", faults=faults) for side in ("hub", "other")}
     log, run = hosts.hosts["hub"].disk / "run" / "log.rank0.txt", hosts.hosts["hub"].disk / "run"
-    for _ in range(2):
+    for times in (1, 2):
         wrong = start(hosts, "north", config, "rounds=3", secret=WRONG, stderr=subprocess.PIPE)
         assert wrong.wait(60) == 4
         assert wrong.stderr is not None and "is not that of the server at 10.83.0.1:29500" in wrong.stderr.read()
         own = json.loads((hosts.hosts["north"].disk / "run" / "status.json").read_text())
         assert (own["code"], own["silo"], own["state"]) == (4, "north", "failed")
-        assert "rank 1 (north, on host `north`, by its own words) came with another" in log.read_text()
+        assert log.read_text().count("rank 1 (north, on host `north`, by its own words) came with another") == times
         assert all(side.poll() is None for side in sides.values()), "the others wait"
         if not (run / "checkpoints").exists():
             sides["north"] = start(hosts, "north", config, "rounds=3")
             wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
             hosts.kill("north")
             sides.pop("north").wait(10)
-            log.unlink()
             hosts.boot("north")
     sides["north"] = start(hosts, "north", config, "rounds=3")
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
@@ -289,9 +288,11 @@ def test_a_silo_shows_its_rounds_in_plain_words_and_listens_at_known_ports(
     settings = ["rounds=3", f"clients.on_loss={on_loss}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     sides = {side: start(hosts, side, config, *settings, **pipes) for side in SIDES}
-    found = set[int]()
+    found, before = set[int](), set[tuple[str, int]]()
     while any(side.poll() is None for side in sides.values()):
-        found |= set.union(*(ports(hosts, name) for name in SIDES))
+        now = {(name, port) for name in SIDES for port in ports(hosts, name)}
+        found |= {port for _, port in now & before}  # gloo's that do not fit are closed in a moment
+        before = now
         time.sleep(0.1)
     said = {name: side.communicate()[0] for name, side in sides.items()}
     assert [side.returncode for side in sides.values()] == [0, 0, 0], said
