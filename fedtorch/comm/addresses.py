@@ -36,6 +36,7 @@ class Store(Protocol):
     """What is needed of `comm.store.Store`."""
 
     address: str
+    ports: Ports | None
     spans_hosts: bool
 
 

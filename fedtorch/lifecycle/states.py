@@ -49,7 +49,9 @@ def agree_on_states(
     for name, fault in faults.items():
         log.error("the state of client %s after %d rounds: %s", name, round, fault)
     comm.barrier("states are checked", round=0)
-    found_there = {name: {"newest": apart.newest(checkpoints.folder, name)} for name in faults}
+    found_there: dict[str, dict[str, int | float]] = {
+        name: {"newest": apart.newest(checkpoints.folder, name)} for name in faults
+    }
     gathered = comm.gather(
         [Message(comm.names.place(n), "numbers", status="failed", numbers=has) for n, has in found_there.items()],
         round=0,

@@ -119,15 +119,22 @@ def prepare(hosts: Network, data: Path, **system: object) -> str:
 
 
 def start(
-    hosts: Network, name: str, config: str, *settings: str, faults: str = "", secret: str = "", **options: Any
+    hosts: Network,
+    name: str,
+    config: str,
+    *settings: str,
+    faults: str = "",
+    secret: str = "",
+    options: tuple[str, ...] = (),
+    **pipes: Any,
 ) -> subprocess.Popen[str]:
     """The command of one side. secret: another one than the others'."""
     given = {"FEDTORCH_JOB_SECRET": secret} if secret else SECRET
     environ = {**os.environ, **given, "PYTHONPATH": str(ROOT), "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults}
     silo = SIDES.get(name, name)
     place = ["join", "--server", PLACE, "--silo", silo] if silo else ["serve", "--listen", PLACE]
-    words = [sys.executable, "-m", "fedtorch.cli", *place, "--config", config]
-    return hosts.popen(name, [*words, *(["--set", *settings] if settings else [])], env=environ, **options)
+    words = [sys.executable, "-m", "fedtorch.cli", *place, "--config", config, *options]
+    return hosts.popen(name, [*words, *(["--set", *settings] if settings else [])], env=environ, **pipes)
 
 
 def of_one_process(folder: Path, data: Path, *settings: str) -> str:
@@ -236,6 +243,36 @@ def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Networ
     homes = json.loads(manifests[-1].read_text())["manifest"]["homes"]
     assert homes == {"north": "north", "south": "south", "west": "west"}, "where the states are, of the one away too"
     assert json.loads((run / "status.json").read_text())["reason"] == "done without 1 lost clients: west"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_institution_is_added_and_another_one_removed(network: Callable[..., Network], tiny_data: Path) -> None:
+    """Each time all start once with `--resume force`; whoever stays goes on with its states."""
+    hosts = network(names=("hub", "north", "south", "west"))
+    run = hosts.hosts["hub"].disk / "run"
+    prepare(hosts, tiny_data)
+
+    def all_sides(pinned: dict[str, int], *settings: str, options: tuple[str, ...] = ()) -> list[int]:
+        about = {"timeout": 60.0, "start_timeout": 60.0, "pinned": pinned}
+        config = write_config(hosts.root, hosts.disk / "run", hosts.disk / "data", **about)
+        sides = [start(hosts, name, config, *settings, options=options) for name in ("hub", *pinned)]
+        return [side.wait(300) for side in sides]
+
+    def states(name: str) -> list[int]:
+        found = (hosts.hosts[name].disk / "run" / "checkpoints" / "clients").glob(f"{name}-*")
+        return sorted(int(path.stem.rpartition("-r")[2]) for path in found)
+
+    force = ("--resume", "force")
+    assert all_sides({"north": 1, "south": 2}, "rounds=2") == [0] * 3
+    assert states("north") and not states("west")
+    assert all_sides({"north": 1, "south": 2, "west": 3}, "rounds=4") == [8] * 4, "not by accident"
+    assert all_sides({"north": 1, "south": 2, "west": 3}, "rounds=4", options=force) == [0] * 4
+    assert "resuming after round 2" in hosts.log("hub", 0)
+    assert states("west")[-1] == 4 == states("north")[-1]
+    assert all_sides({"north": 1, "west": 2}, "rounds=6", options=force) == [0] * 3
+    assert "resuming after round 4" in hosts.log("hub", 0) and states("west")[-1] == 6
+    assert json.loads((run / "status.json").read_text())["round"] == 6
 
 
 WRONG = "known to nobody else at all"
