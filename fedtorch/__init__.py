@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 # No bit changes, and where the system has no such pages nothing does.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
+# torch's store warns of every address without a name, and prints a stack of C++ frames when the other end is gone. Our
+# own messages say that with rank and host. Read once, when torch is imported; set it to INFO to see all of it.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 _PUBLIC = {
     "run": "fedtorch.api.run",
     "open_run": "fedtorch.api.result",

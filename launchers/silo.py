@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from fedtorch.comm.signing import VARIABLE
+from fedtorch.comm.signing import VARIABLE, job_secret, read_secret
+from fedtorch.comm.store import OPTION as ADDRESS_OPTION
 from fedtorch.comm.trust import refuse_public
 from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, RestartsError, print_error
+from fedtorch.lifecycle.silo_status import VARIABLE as SILO
+from fedtorch.lifecycle.silo_status import write_silo_status
 from fedtorch.lifecycle.status import write_status
 
 from . import start_words
@@ -23,6 +27,8 @@ from .keep import MAX_RESTARTS, Kept, say
 from .submit import Request
 
 PORT = 29500
+MIN_SILOS = 2
+"""`clients.min_silos` where the config says nothing: with one silo left the sum of the updates is its update."""
 
 
 def silos(config: Config) -> dict[int, list[str]]:
@@ -67,19 +73,19 @@ def address(text: str, option: str, config: Config) -> tuple[str, int]:
 
 
 def environment(
-    rank: int, num_ranks: int, place: tuple[str, int], environ: Mapping[str, str], command: str
+    rank: int, num_ranks: int, place: tuple[str, int], option: str, secret: str, command: str
 ) -> dict[str, str]:
     """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
 
-    place: host and port of the server.
+    place: host and port of the server. option: by which they were given. secret: of the job.
 
     Raises:
-        PreflightError: the sides have no secret in common.
+        PreflightError: there is no secret.
     """
-    if not environ.get(VARIABLE):
+    if not secret:
         raise PreflightError(
-            f"{VARIABLE} is not set; make one (openssl rand -hex 32), give it to every silo by another way than this "
-            "wire, and set it to the same on all of them"
+            f"{VARIABLE} is not set, or empty, and there is no --secret-file; make one (openssl rand -hex 32), give it "
+            "to every silo by another way than this wire, and set it to the same on all of them"
         )
     return {
         "RANK": str(rank),
@@ -88,6 +94,8 @@ def environment(
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": place[0],
         "MASTER_PORT": str(place[1]),
+        ADDRESS_OPTION: option,  # for messages
+        VARIABLE: secret,
         "FEDTORCH_COMMAND": command,  # for status.json
     }
 
@@ -107,18 +115,30 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
         given = getattr(args, option)
         place = address(given, f"--{option}", config)
         ranks = silos(config)
+        if config.clients.min_silos is None:
+            request = replace(request, overrides=(*request.overrides, f"clients.min_silos={MIN_SILOS}"))
+            config = request.load()
         rank, told = side(config, ranks)
         again = [*start_words(name), f"--{option}", given, *(["--silo", args.silo] if rank else [])]
+        again += ["--secret-file", str(args.secret_file)] if args.secret_file else []
         again += ["--config", *map(str, args.config)]
         again += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
         command = shlex.join([*again, *set_options(args.set)])
-        environ = environment(rank, len(ranks) + 1, place, os.environ, command)
+        secret = read_secret(args.secret_file) if args.secret_file else os.environ.get(VARIABLE, "")
+        if secret:
+            job_secret({VARIABLE: secret}, config.folder)  # long enough?
+        environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command)
+        who = " and ".join(ranks.get(rank, ()))
+        if rank:
+            environ[SILO] = who
         print("\n".join(told), flush=True)
         try:
             return Kept(request.arguments(), environ, config.folder, say(prog)).run(args.max_restarts)
         except RestartsError as error:
             if not rank:
                 write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
+            else:
+                write_silo_status(config.folder, who, code=error.exit_code, reason=str(error), command=command)
             raise
     except FedtorchError as error:
         return print_error(error, prog)
@@ -131,6 +151,9 @@ def parser(prog: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(
         "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of this side's process (%(default)s)"
+    )
+    parser.add_argument(
+        "--secret-file", type=Path, metavar="FILE", help=f"with the secret that all sides share, in place of {VARIABLE}"
     )
     parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help="see fedtorch.main")
     return parser

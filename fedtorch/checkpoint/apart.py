@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedtorch.checkpoint.files import CLIENT_FILE, FileEntry, Manifest, sync
 from fedtorch.checkpoint.form import CLIENT_PATH
+from fedtorch.core.client import file_stem
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,12 @@ def tidy(folder: Path, oldest: int) -> None:
                 path.unlink(missing_ok=True)
     except OSError as error:
         log.warning("old states in %s could not be deleted: %s", folder, error)
+
+
+def newest(folder: Path, client: str) -> int:
+    """The round of the client's newest state in `folder`, unfinished files aside; -1 if there is none."""
+    found = (CLIENT_PATH.fullmatch(f"clients/{path.name}") for *_, path in _states(folder))
+    return max((int(match[2]) for match in found if match and match[1] == file_stem(client)), default=-1)
 
 
 def forget_after(folder: Path, round: int) -> None:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedtorch.checkpoint.form import paths_of, problems
+from fedtorch.checkpoint.form import check_form, paths_of, problems
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import hash_file
@@ -113,6 +113,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = sealed["manifest"]
         if sealed["xxh3"] != xxhash.xxh3_64_hexdigest(to_json(manifest).encode()):
             raise CheckpointError(f"{path} has other content than when it was written")
+        check_form(path, manifest)
         if problem := next(problems(folder, manifest), None):
             raise CheckpointError(f"{path} {problem}")
         files = {p: FileEntry(p, e["bytes"], int(e["xxh3"], 16)) for p, e in manifest["files"].items()}

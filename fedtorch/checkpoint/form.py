@@ -8,11 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.client import file_stem
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.version import VERSION
 
+FORM = 1
+"""Of what is written; a version that writes it in another way, which this one cannot read, counts on."""
 FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
 SERVER_FILES = ("server.safetensors", "server.json")
 CLIENT_PATH = re.compile(r"clients/([A-Za-z0-9_-]+)-r(\d{6,})(?:-part(\d+))?\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{1,16}")
+
+
+class OtherFormError(CheckpointError):
+    """The checkpoint is whole, but another version of fedtorch wrote it, in a form that this one does not read."""
+
+
+def check_form(path: Path, manifest: Any) -> None:
+    """Refuse a manifest of another form. Those of before forms were numbered are of the first.
+
+    Raises:
+        OtherFormError: names the version that reads it.
+    """
+    form = manifest.get("form", FORM) if isinstance(manifest, dict) else FORM
+    if form != FORM:
+        version = str(manifest.get("fedtorch", "of an unknown version"))[:40]
+        raise OtherFormError(
+            f"{path} was written by fedtorch {version} in form {str(form)[:10]}; fedtorch {VERSION}, which runs here, "
+            f"reads form {FORM}. Go on with fedtorch {version} on all sides, or begin anew in another `run.dir`; "
+            "nothing was changed"
+        )
 
 
 def folders(root: Path) -> dict[int, Path]:

@@ -10,8 +10,9 @@ from typing import Any
 import xxhash
 
 from fedtorch.checkpoint.files import FEW, MANIFEST, FileEntry, digest_file, save_tensors, sync, to_json
-from fedtorch.checkpoint.form import SERVER_FILES
+from fedtorch.checkpoint.form import FORM, SERVER_FILES
 from fedtorch.core.server import ServerState
+from fedtorch.core.version import VERSION
 
 
 class ClientLines:
@@ -65,7 +66,7 @@ def write_folder(
     sync(folder / "server.json")
     own = [FileEntry(name, (folder / name).stat().st_size, digest_file(folder / name)) for name in SERVER_FILES]
     files, of_clients = lines.of(clients)
-    parts = [to_json({"round": round, "config": config, "facts": facts})[1:-1]]
+    parts = [to_json({"form": FORM, "fedtorch": VERSION, "round": round, "config": config, "facts": facts})[1:-1]]
     parts.append(f'"files": {{{", ".join([*filter(None, [files]), *map(_file_line, own)])}}}')
     parts.append(f'"clients": {{{of_clients}}}')
     if away := {client: homes[client] for client in sorted(homes) if client in clients}:

@@ -33,7 +33,7 @@ from fedtorch.checkpoint.files import (
     writing,
 )
 from fedtorch.checkpoint.fits import check_fits
-from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.form import OtherFormError, folders
 from fedtorch.checkpoint.manifest import ClientLines, write_folder
 from fedtorch.checkpoint.retire import Retiring
 from fedtorch.core.client import ClientState
@@ -156,6 +156,8 @@ class Checkpoints:
                 continue
             try:
                 return self.open(folder, only)
+            except OtherFormError:
+                raise
             except CheckpointError as error:
                 faults.append(str(error))
                 logger.warning("THE CHECKPOINT OF ROUND %d IS DAMAGED AND WILL BE SKIPPED: %s", round, error)

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import Any, Protocol
 
 from fedtorch.comm.interfaces import LOOPBACK_NAMES, Interface, find, interfaces, is_loopback, network_name, towards
+from fedtorch.comm.ports import Ports, listen
 from fedtorch.comm.trust import problem_of, refuse_public
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Store(Protocol):
     """What is needed of `comm.store.Store`."""
 
     address: str
+    ports: Ports | None
     spans_hosts: bool
 
 
@@ -87,17 +89,26 @@ def bind(
     What libraries make listens on the same interface, unless the user has said where. before: what it was when more
     ranks were there than now, for those that are away. trusts: may it be a public address?
     """
-    binding = agree(meeting, wanted, os.environ, trusts=trusts) if may_span_hosts(os.environ) else None
+    binding = (
+        agree(meeting, wanted, os.environ, trusts=trusts, ports=store.ports) if may_span_hosts(os.environ) else None
+    )
     store.spans_hosts = binding is not None or bool(before)
     if binding is None:
         return tuple(before)
     log.debug("this rank is reached at %s", binding.interface)
     binding.tell_libraries()
-    store.address = "" if binding.is_users else binding.interface.address
+    store.address = "" if binding.is_users and store.ports is None else binding.interface.address
     return tuple(now or then for now, then in zip_longest(binding.hosts, before, fillvalue=""))
 
 
-def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str], *, trusts: bool = False) -> Binding | None:
+def agree(
+    meeting: Meeting,
+    wanted: str | None,
+    environ: Mapping[str, str],
+    *,
+    trusts: bool = False,
+    ports: Ports | None = None,
+) -> Binding | None:
     """Where this rank's groups are to listen; None on a job of one host: wherever they like. All ranks call it alike.
 
     1. Every rank tells the address by which it reaches MASTER_ADDR, or the one that `wanted` or GLOO_SOCKET_IFNAME
@@ -106,7 +117,7 @@ def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str], *, t
        loopback address is refused, and a public one unless the rank `trusts` it.
     3. The first rank of every host connects to every other host, and those that cannot are named.
 
-    wanted: `system.interface`.
+    wanted: `system.interface`. ports: of which this rank listens at one meanwhile, and its groups later.
 
     Raises:
         PreflightError: on all ranks; a host has no address that the others can reach.
@@ -122,7 +133,7 @@ def agree(meeting: Meeting, wanted: str | None, environ: Mapping[str, str], *, t
         others = [place for other, place in places.items() if other != network and place]
         found = next((way for place in others if (way := towards(place.split()[0])) and not way.is_loopback), found)
     told["problem"] = problem or ("" if trusts else problem_of(_address(found)))
-    listener = None if told["problem"] else _listen(found)
+    listener = None if told["problem"] else _listen(found, ports)
     try:
         port = str(listener.getsockname()[1]) if listener else ""
         places, _ = meeting.addresses({**told, "address": _shown(found), "port": port, "phase": "chosen"})
@@ -187,12 +198,12 @@ def _first(wanted: str | None, master: str) -> tuple[Interface | None, str]:
     return None, f"there is no interface or address `{wanted}` (system.interface or GLOO_SOCKET_IFNAME), only {there}"
 
 
-def _listen(found: Interface | None) -> socket.socket | None:
+def _listen(found: Interface | None, ports: Ports | None) -> socket.socket | None:
     """A socket for the others to try."""
     if found is None:
         return None
     with suppress(OSError):
-        listener = socket.create_server((found.address, 0), family=_family(found.address), backlog=1024)
+        listener = listen(found.address, ports, backlog=1024)
         threading.Thread(target=_accept, args=(listener,), name="fedtorch-addresses", daemon=True).start()
         return listener
     return None

@@ -11,6 +11,7 @@ import threading
 from typing_extensions import Self
 
 from fedtorch.comm.interfaces import is_own
+from fedtorch.comm.ports import listen
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import PreflightError
 
@@ -50,8 +51,7 @@ class DisconnectMonitor:
         """
         if rank == 0:
             where = "127.0.0.1" if host == "localhost" else host if is_own(host) else ""
-            family = socket.AF_INET6 if ":" in where else socket.AF_INET
-            listener = socket.create_server((where, 0), family=family, backlog=1024)
+            listener = listen(where, store.ports, backlog=1024)
             token = secrets.token_bytes(_TOKEN_BYTES)
             store.set("lifeline", f"{listener.getsockname()[1]} {token.hex()}")
             return cls({}, listener, token)

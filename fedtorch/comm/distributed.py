@@ -109,8 +109,8 @@ class DistributedCommunicator(Communicator):
         """
         network = network or Network()
         check_master(os.environ, trusts=network.trusted)
-        member = member or join_job(os.environ, timeout_s, secret, network.start_s, network.why_no_return)
-        disconnects = None
+        member = member or join_job(os.environ, timeout_s, secret, network.start_s, network.why_no_return, network.who)
+        disconnects, member.store.ports = None, network.ports
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")

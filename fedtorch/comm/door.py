@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fedtorch.comm.notes import read_entry
-from fedtorch.comm.store import Entry, JobMember, Store
+from fedtorch.comm.store import NOBODY, Entry, JobMember, Store
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 log = logging.getLogger(__name__)
@@ -31,18 +31,23 @@ _KNOCK_EVERY_S = 0.5
 
 
 def join_job(
-    environ: Mapping[str, str], timeout_s: float, secret: str, start_s: float | None, why_not: str = ""
+    environ: Mapping[str, str],
+    timeout_s: float,
+    secret: str,
+    start_s: float | None,
+    why_not: str = "",
+    who: Mapping[int, str] = NOBODY,
 ) -> JobMember:
     """Find or host the job's store; a rank that was there before waits until it is let in.
 
     Where the job ends while it waits, it looks for the next attempt, which has to begin within `start_s`.
-    why_not: why a rank cannot come back into this job; empty: it can.
+    why_not: why a rank cannot come back into this job; empty: it can. who: rank -> whose it is, for messages.
 
     Raises:
         PreflightError: see `Store.join` and `come_back`.
     """
     while True:
-        member = Store.join(environ, timeout_s, secret, start_s)
+        member = Store.join(environ, timeout_s, secret, start_s, who)
         try:
             return come_back(member, why_not) if member.rank and was_there(member) else member
         except DeadlineError as error:
@@ -52,7 +57,8 @@ def join_job(
 
 def was_there(member: JobMember) -> bool:
     """Has a process of this rank's number been in this attempt of the job, which is not over?"""
-    return member.store.has([f"heartbeat/{member.rank}"]) and not member.store.has([OVER])
+    beat = f"heartbeat/{member.rank}"
+    return member.store.has([beat]) and member.store.read(beat) is not None and not member.store.has([OVER])
 
 
 def come_back(member: JobMember, why_not: str = "") -> JobMember:
@@ -98,12 +104,13 @@ def waiting(store: Store, lost: Collection[int]) -> dict[int, str]:
         time.sleep(0.05)
         alive |= {rank for rank in knocking if _knocks(store, rank) != before[rank]}
     store.door.delete([f"knock/{rank}" for rank in knocking if rank not in alive])
-    return {rank: store.door.get(f"knock/{rank}") for rank in sorted(alive)}
+    words = {rank: store.door.read(f"knock/{rank}") for rank in sorted(alive)}
+    return {rank: word for rank, word in words.items() if word is not None}
 
 
 def is_waiting(store: Store, rank: int) -> bool:
     """Does the rank knock, so that it is no longer where it was?"""
-    return store.door.has([f"knock/{rank}"])
+    return store.door.has([f"knock/{rank}"]) and store.door.read(f"knock/{rank}") is not None
 
 
 def let_in(store: Store, words: Mapping[int, str], entry: Entry) -> None:
@@ -115,4 +122,4 @@ def let_in(store: Store, words: Mapping[int, str], entry: Entry) -> None:
 
 
 def _knocks(store: Store, rank: int) -> str:
-    return store.door.get(f"knocks/{rank}") if store.door.has([f"knocks/{rank}"]) else ""
+    return store.door.read(f"knocks/{rank}") or "" if store.door.has([f"knocks/{rank}"]) else ""

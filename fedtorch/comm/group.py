@@ -275,7 +275,7 @@ class Group:
     def _connect(self, backend: Backend, name: str, place: int, size: int, store: dist.Store | None = None) -> Any:
         # by generation: a broken group's addresses must not be found again
         prefixed = dist.PrefixStore(f"federation{self.generation or ''}{name}", store or self.store.inner)
-        return make_group(backend, prefixed, place, size, self.liveness.timeout_s, self.store.address)
+        return make_group(backend, prefixed, place, size, self.liveness.timeout_s, self.store.address, self.store.ports)
 
     def _watch(self) -> None:
         """While this rank waits for a payload.

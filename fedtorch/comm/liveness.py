@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from fedtorch.comm.disconnect import DisconnectMonitor
 from fedtorch.comm.door import is_waiting
 from fedtorch.comm.notes import name, read_heartbeat
 from fedtorch.comm.process import process_state, this_process
+from fedtorch.comm.signing import VARIABLE
 from fedtorch.comm.store import Store
 from fedtorch.core.errors import DeadlineError
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 1.0  # between two writes of the same phase and client
 STACKS_AT = 0.9  # of the timeout: so long after its last heartbeat a rank writes its stacks, before it is ended
@@ -106,7 +110,7 @@ class Liveness:
         self.read_all()
         now = time.monotonic()
         gone = [r for r in awaited if self._seen[r].beat.get("left") or self._is_gone(r)]
-        return gone or [r for r in awaited if now - self._seen[r].since > self._patience(r)]
+        return gone or [r for r in awaited if now - self._seen[r].since > self.patience(r)]
 
     def dead(self, ranks: Collection[int]) -> list[int]:
         """Those of the ranks whose process is known to be gone."""
@@ -126,10 +130,29 @@ class Liveness:
         """Read every other rank's heartbeat."""
         for other, seen in self._seen.items():
             key = f"heartbeat/{other}"
-            if self._store.has([key]):
-                beat = read_heartbeat(self._store.get(key), other)
+            if self._store.has([key]) and (text := self.read(key, other)) is not None:
+                beat = read_heartbeat(text, other)
                 if beat != seen.beat:
                     self._seen[other] = _Seen(beat, time.monotonic())
+
+    def read(self, key: str, other: int) -> str | None:
+        """What the rank has left under `key`, which exists; None, and a line in the log, where another one has."""
+        before = self._store.ignored.get(key, 0)
+        value = self._store.read(key)
+        if (count := self._store.ignored.get(key, 0)) > before and str(count).rstrip("0") == "1":  # 1, 10, 100
+            log.warning(
+                "what stands in the store under `%s` was not written by %s, nor by another rank of this job: it is "
+                "ignored (%d so far), and the rank itself is awaited. Somebody else writes there, or has another %s",
+                key,
+                name(other) + self.labels.get(other, ""),
+                count,
+                VARIABLE,
+            )
+        return value
+
+    def patience(self, other: int) -> float:
+        """How long the rank may be silent."""
+        return self.timeout_s if self._seen[other].beat else self._store.start_s
 
     def unaccounted(self) -> list[int]:
         """After a failed collective: the ranks that did not say that it failed for them too, nor that they left."""
@@ -160,10 +183,6 @@ class Liveness:
             return f"{role} was started anew and waits to be let in: {doing}"
         stopped = " (its process is stopped)" if state == "stopped" else ""
         return f"{role} gave no sign of life for {silence:.0f} s{stopped}: {doing}"
-
-    def _patience(self, other: int) -> float:
-        """How long the rank may be silent."""
-        return self.timeout_s if self._seen[other].beat else self._store.start_s
 
     def _is_gone(self, other: int) -> bool:
         if is_waiting(self._store, other):

@@ -10,6 +10,7 @@ import torch
 
 from fedtorch.comm.backend import Choice
 from fedtorch.comm.disconnect import DisconnectMonitor
+from fedtorch.comm.ports import Ports
 from fedtorch.comm.sum_ways import Exchange
 
 
@@ -29,6 +30,9 @@ class Network:
     """Rank -> whose it is, for messages, where ranks belong to somebody."""
     shares_memory: bool = True
     """May payloads go through memory that all ranks share, where they are on one machine?"""
+
+    ports: Ports | None = None
+    """Of which each listener has one, beside the store's; None: any."""
 
     def labels(self, hosts: tuple[str, ...]) -> dict[int, str]:
         """What messages add to a rank's number. hosts: by rank, or none."""

@@ -19,6 +19,9 @@ _KINDS: dict[str, type[FedtorchError]] = {
     "forged": ForgedNoteError,
     "preflight": PreflightError,
 }
+_PAUSE_S = 0.2
+_SHOWN = 20  # differences in one message
+_KEY, _CONFIG = "key `", "config"  # facts of single keys, and of all of them
 Notes = dict[int, dict[str, Any]]  # by rank
 Decide = Callable[[Notes], dict[str, Any]]
 
@@ -56,7 +59,8 @@ class Rendezvous:
         """See Communicator.preflight; the verdict on the GPUs that the ranks have, as `backend.choose` gives it."""
 
         def decide(notes: Notes) -> dict[str, Any]:
-            return _compare({rank: note.get("facts", {}) for rank, note in notes.items()}) or choose(backend, notes)
+            facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
+            return _compare(facts, self._liveness.labels) or choose(backend, notes)
 
         return self._meet({"facts": dict(facts), **gpu}, decide)
 
@@ -118,6 +122,21 @@ class Rendezvous:
             if came or not keys:
                 return lost
 
+    def _signed(self, key: str, rank: int) -> str:
+        """What the rank has left there; anybody else's note is passed over, and the rank's own awaited.
+
+        Raises:
+            ForgedNoteError: it did not come for as long as a rank may be silent.
+        """
+        give_up_at = time.monotonic() + self._liveness.patience(rank)
+        while (text := self._liveness.read(key, rank)) is None:
+            self._liveness.beat()
+            self._liveness.check([rank])
+            if time.monotonic() > give_up_at:
+                return self._store.get(key)  # raises
+            time.sleep(_PAUSE_S)
+        return text
+
     def _meet(self, note: dict[str, Any], decide: Decide, *, allow_loss: bool = False) -> dict[str, Any]:
         name = f"meeting{self._meetings}"
         previous = f"meeting{self._meetings - 1}/verdict"
@@ -125,7 +144,7 @@ class Rendezvous:
         if self._rank:
             self._store.set(f"{name}/{self._rank}", json.dumps(note))
             self.wait({0: f"{name}/verdict"})
-            return _raise_or_return(read_verdict(self._store.get(f"{name}/verdict")), self._rank)
+            return _raise_or_return(read_verdict(self._signed(f"{name}/verdict", 0)), self._rank)
         others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
         lost: list[int] = []
         try:
@@ -133,7 +152,7 @@ class Rendezvous:
                 lost = self._wait_for_alive(others)
             else:
                 self.wait(others)
-            notes = {r: read_note(self._store.get(key), r) for r, key in others.items() if r not in lost}
+            notes = {r: read_note(self._signed(key, r), r) for r, key in others.items() if r not in lost}
             self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
             verdict = decide({0: note, **notes})
             if lost:
@@ -169,18 +188,28 @@ def _purpose(note: dict[str, Any]) -> str:
     return f"phase {note['phase']} of round {note['round']}" if "phase" in note else "preflight"
 
 
-def _compare(facts: dict[int, dict[str, str]]) -> dict[str, Any]:
-    """An error that lists every fact in which a rank differs from the server."""
-    mine = facts[0]
-    differences = [
-        f"{field}: rank {rank} has {theirs.get(field, 'nothing')}, the server has {mine.get(field, 'nothing')}"
-        for rank, theirs in facts.items()
-        for field in sorted({*mine, *theirs})
-        if theirs.get(field) != mine.get(field)
-    ]
-    if differences:
-        return _preflight_error("the ranks do not run the same job; " + "; ".join(differences))
-    return {}
+def _compare(facts: dict[int, dict[str, str]], labels: Mapping[int, str]) -> dict[str, Any]:
+    """An error that lists the facts in which a rank differs from the server. labels: rank -> whose it is.
+
+    Where keys of the config differ their names are the first, and its digest tells nothing more.
+    """
+    mine, differences, hidden = facts[0], list[str](), False
+    for rank, theirs in facts.items():
+        fields = [field for field in {**mine, **theirs} if theirs.get(field) != mine.get(field)]
+        keys = [field for field in fields if field.startswith(_KEY)]
+        hidden = hidden or (_CONFIG in fields and not keys)
+        rest = sorted(field for field in fields if field not in keys and not (keys and field == _CONFIG))
+        differences += [
+            f"{field}: rank {rank}{labels.get(rank, '')} has {theirs.get(field, 'nothing')}, "
+            f"the server has {mine.get(field, 'nothing')}"
+            for field in [*keys, *rest]
+        ]
+    if not differences:
+        return {}
+    shown = "; ".join(differences[:_SHOWN])
+    shown += f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    shown += " (in a key whose value is masked, or that is cut off above)" if hidden else ""
+    return _preflight_error(f"the ranks do not run the same job; {shown}")
 
 
 def _preflight_error(text: str) -> dict[str, Any]:

@@ -38,6 +38,30 @@ def job_secret(environ: Mapping[str, str], folder: Path) -> str:
     return _shared_by_file(folder) if is_one_agent else ""
 
 
+def read_secret(path: Path) -> str:
+    """The secret in a file, without the end of its line.
+
+    Raises:
+        PreflightError: there is no such file, it cannot be read or is empty, or others than its owner may read it.
+    """
+    try:
+        found, mode = path.read_text().strip(), path.stat().st_mode
+        has_list = hasattr(os, "listxattr") and "system.posix_acl_access" in os.listxattr(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PreflightError(
+            f"the secret cannot be read from {path} ({error}); is it the path, and whose is it?"
+        ) from None
+    if not found:
+        raise PreflightError(f"{path} is empty, expected a secret; make one: umask 077; openssl rand -hex 32 > {path}")
+    # with an access control list, as systemd gives to credentials, the group's bits are not the group's
+    if mode & 0o007 or (mode & 0o070 and not has_list):
+        raise PreflightError(
+            f"{path} can be read by others than its owner (mode {mode & 0o777:o}); chmod 600 {path}, and make a new "
+            "secret if others are on this machine"
+        )
+    return found
+
+
 def forget_secret(folder: Path) -> None:
     """Once all ranks have it the file has served."""
     (folder / _FILE).unlink(missing_ok=True)

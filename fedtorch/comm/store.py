@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import queue
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -15,34 +14,16 @@ from typing import Any
 import torch.distributed as dist
 
 from fedtorch.comm.attempt import agree_on_attempt
+from fedtorch.comm.call_thread import Answer, CallThread
 from fedtorch.comm.interfaces import LOOPBACK_NAMES, is_own
+from fedtorch.comm.ports import Ports
+from fedtorch.comm.same_secret import check_secret
 from fedtorch.comm.signing import UNSIGNED, Signature
-from fedtorch.core.errors import DeadlineError, PreflightError
+from fedtorch.core.errors import DeadlineError, ForgedNoteError, PreflightError
 
-_Answer = tuple[Any, str]  # value, or what went wrong
+OPTION = "FEDTORCH_ADDRESS_OPTION"  # by which a launcher was told host and port
+NOBODY: Mapping[int, str] = {}
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
-
-
-class _CallThread:
-    """A thread that makes calls one after the other, each of which may hang."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[_Answer]]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def start(self, job: Callable[[], Any]) -> queue.SimpleQueue[_Answer]:
-        """Where the answer will be; of this call alone: one that was given up answers nobody else."""
-        answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        self._jobs.put((job, answers))
-        return answers
-
-    def _run(self) -> None:
-        while True:
-            job, answers = self._jobs.get()
-            try:
-                answers.put((job(), ""))
-            except Exception as error:  # for the caller; the text only, a live traceback keeps sockets open
-                answers.put((None, (str(error) or repr(error)).splitlines()[0]))
 
 
 @dataclass(frozen=True)
@@ -96,8 +77,12 @@ class Store:
     """May payloads go through memory that ranks of one host share?"""
     address: str = ""
     """Where this rank's groups listen, which find each other by this store; empty: where gloo does by itself."""
+    ports: Ports | None = None
+    """Of which each listener has one; None: any."""
     signature: Signature
     """Of every value, so that nobody but the job's ranks can write one; not of what torch itself keeps here."""
+    ignored: dict[str, int]
+    """Key -> how many values were found there that no rank of this job has written, and `read` did not give back."""
 
     def __init__(
         self,
@@ -110,9 +95,10 @@ class Store:
         self.timeout_s, self.where, self.signature = timeout_s, where, signature
         self.start_s = start_s or timeout_s
         self._is_dead = False
-        self._calls = _CallThread("fedtorch-store")
-        self._waiter: tuple[_CallThread, dist.Store] | None = None
-        self._awaited: tuple[tuple[str, ...], queue.SimpleQueue[_Answer]] | None = None
+        self.ignored, self._forged = {}, dict[str, bytes]()
+        self._calls = CallThread("fedtorch-store")
+        self._waiter: tuple[CallThread, dist.Store] | None = None
+        self._awaited: tuple[tuple[str, ...], queue.SimpleQueue[Answer]] | None = None
         self.inner = self._call(connect, self.start_s)
 
     @cached_property
@@ -122,25 +108,32 @@ class Store:
 
     @classmethod
     def join(
-        cls, environ: Mapping[str, str], timeout_s: float, secret: str = "", start_s: float | None = None
+        cls,
+        environ: Mapping[str, str],
+        timeout_s: float,
+        secret: str = "",
+        start_s: float | None = None,
+        who: Mapping[int, str] = NOBODY,
     ) -> JobMember:
         """Find or host the store that the environment of torchrun or srun describes.
 
         secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write. start_s: how long the
-        store may be late; None: timeout_s.
+        store may be late; None: timeout_s. who: rank -> whose it is.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
         dead addresses of the first and hangs. With several machines the ranks agree on it (`agree_on_attempt`).
 
         Raises:
-            PreflightError: a variable is missing or not a number, the port is taken, or no store answers there.
+            PreflightError: a variable is missing or not a number, the port is taken, no store answers there, or the
+                server there has another secret.
         """
         rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
         port, host = _number(environ, "MASTER_PORT"), environ.get("MASTER_ADDR", "")
         if not host or not 0 <= rank < size:
             raise PreflightError(f"MASTER_ADDR={host!r} RANK={rank} WORLD_SIZE={size}; start with torchrun or srun")
-        hosts = rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        is_servers = environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        hosts, has_agents = rank == 0 and is_servers, int(environ.get("GROUP_WORLD_SIZE", 1)) > 1
         job = environ.get("TORCHELASTIC_RUN_ID", "none")
         limit, start_s = timedelta(seconds=timeout_s), start_s or timeout_s
 
@@ -155,7 +148,9 @@ class Store:
         try:
             store = cls(connect, timeout_s, f"{host}:{port}", Signature(secret, job), start_s)
             attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            if int(environ.get("GROUP_WORLD_SIZE", 1)) > 1:
+            if is_servers or has_agents:  # else the launcher has given all ranks the same secret
+                check_secret(store, rank, who, is_hosted_by_server=is_servers)
+            if has_agents:
                 attempt = agree_on_attempt(store, rank, size)
             store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
             store.signature = replace(store.signature, scope=f"{job}/{attempt}")
@@ -163,15 +158,7 @@ class Store:
             return JobMember(store, rank, size, hosts)
         except DeadlineError as error:
             text = str(error)
-        if "EADDRINUSE" in text or "Address already in use" in text:
-            raise PreflightError(
-                f"port {port} of {host} is taken by another program; set MASTER_PORT (torchrun: --master-port) to a "
-                f"free one"
-            )
-        raise PreflightError(
-            f"rank {rank} found no store at MASTER_ADDR={host} MASTER_PORT={port} within {start_s:g} s "
-            f"(system.start_timeout); is rank 0 running, and is the port its own? ({text})"
-        )
+        raise PreflightError(_why_not(text, environ.get(OPTION, ""), rank, host, port, start_s))
 
     def set(self, key: str, value: str) -> None:
         """Write."""
@@ -185,6 +172,17 @@ class Store:
             ForgedNoteError: no rank of this job has written it.
         """
         return self.signature.check(key, self._call(lambda: self.inner.get(key)).decode("utf-8", "replace"))
+
+    def read(self, key: str) -> str | None:
+        """Read; None where no rank of this job has written what is there, which is then counted. The key must exist."""
+        found = self._call(lambda: self.inner.get(key))
+        try:
+            return self.signature.check(key, found.decode("utf-8", "replace"))
+        except ForgedNoteError:
+            if self._forged.get(key) != found:  # not once more at each look
+                self._forged[key] = found
+                self.ignored[key] = self.ignored.get(key, 0) + 1
+            return None
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether every key exists."""
@@ -200,7 +198,7 @@ class Store:
         wanted = tuple(keys)
         if self._awaited is None or self._awaited[0] != wanted:
             if self._awaited is not None or self._waiter is None:  # the first one, or the last still blocks its thread
-                self._waiter = _CallThread("fedtorch-store-wait"), self._call(lambda: self.inner.clone())  # type: ignore[attr-defined]
+                self._waiter = CallThread("fedtorch-store-wait"), self._call(lambda: self.inner.clone())  # type: ignore[attr-defined]
             calls, connection = self._waiter
             self._awaited = wanted, calls.start(lambda: connection.wait(list(wanted), _FOREVER))
         try:
@@ -271,3 +269,18 @@ def _number(environ: Mapping[str, str], key: str) -> int:
     if not text.isdecimal():
         raise PreflightError(f"environment variable {key} is {text!r}, expected a number; start with torchrun or srun")
     return int(text)
+
+
+def _why_not(text: str, option: str, rank: int, host: str, port: int, start_s: float) -> str:
+    """Why there is no store, for the user; option: by which host and port were given, where it was not the environment.
+
+    text: how torch says it.
+    """
+    if "EADDRINUSE" in text or "Address already in use" in text:
+        change = f"`{option}`" if option else "MASTER_PORT (torchrun: --master-port)"
+        return f"port {port} of {host} is taken by another program; set {change} to a free one"
+    where = f"{option} {host}:{port}" if option else f"MASTER_ADDR={host} MASTER_PORT={port}"
+    return (
+        f"rank {rank} found no store at {where} within {start_s:g} s (system.start_timeout); is rank 0 running, and is "
+        f"the port its own? ({text})"
+    )

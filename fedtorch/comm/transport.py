@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedtorch.comm.direct import Direct, Work
 from fedtorch.comm.environment import environment
+from fedtorch.comm.ports import Ports, gloo_device
 from fedtorch.comm.reproducible import WINDOW
 
 Backend = Literal["gloo", "nccl"]
@@ -223,15 +224,26 @@ class Staged:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def make_group(backend: Backend, store: dist.Store, rank: int, size: int, timeout_s: float, address: str = "") -> Any:
-    """A process group beside torch's default one. address: of this machine, where gloo listens; empty: by itself."""
+def make_group(
+    backend: Backend,
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    address: str = "",
+    ports: Ports | None = None,
+) -> Any:
+    """A process group beside torch's default one.
+
+    address: of this machine, where gloo listens; empty: by itself. ports: of which one is its port; None: of any.
+    """
     limit = timedelta(seconds=timeout_s)
     if backend == "gloo" and not address:
         return dist.ProcessGroupGloo(store, rank, size, limit)
     if backend == "gloo":
         gloo: Any = dist.ProcessGroupGloo  # whose options are missing in torch 2.13's type stubs
         listening = gloo._Options()
-        listening._devices = [gloo.create_device(hostname=address)]
+        listening._devices = [gloo_device(address, ports)]
         listening._timeout, listening._threads = limit, _THREADS
         return gloo(store, rank, size, listening)
     options = dist.ProcessGroupNCCL.Options()

@@ -27,6 +27,11 @@ class ClientsConfig:
     """Of `sampling: poisson`: the probability with which each client takes part in a round, by itself."""
     min: Count = 1
     """With fewer accepted updates than this the server takes no step in that round."""
+    min_silos: Count | None = None
+    """With accepted updates of fewer silos than this (ranks that `system.pinned` gives clients to) the server takes no
+    step in that round: of one silo alone the sum is its update, and whoever sees the model sees it. null: 2 with
+    `fedtorch serve` and `join`, else no limit. Where rounds hide who takes part (`privacy.kind: client`) only a silo
+    that is lost counts."""
     on_failure: Literal["skip", "stop"] = "skip"
     """A client whose training fails, whose update is not finite or not what was reported, or whose numbers cannot be
     true: go on without it, or end the run."""
@@ -55,6 +60,12 @@ class ClientsConfig:
             raise ConfigError(
                 f"clients.min is {self.min} but clients.per_round is {self.per_round}, so no round could count; "
                 f"set clients.min to at most {self.per_round}"
+            )
+        if self.min_silos is not None and self.per_round != "all" and self.per_round < self.min_silos:
+            raise ConfigError(
+                f"clients.min_silos is {self.min_silos} (2 with `fedtorch serve` and `join`, unless it is set) but "
+                f"clients.per_round is {self.per_round}, so no round could count; draw more clients, or set "
+                "clients.min_silos to 1, if everybody may see the update of one silo"
             )
         if self.extra and self.per_round == "all":
             raise ConfigError(

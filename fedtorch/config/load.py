@@ -30,6 +30,7 @@ from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
 from fedtorch.config.yaml_tree import Key, Tree, write
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.version import VERSION
 
 DEFAULT = Path(__file__).with_name("default.yaml")
 """The job that runs when no config is named; package data."""
@@ -37,6 +38,7 @@ DEFAULT = Path(__file__).with_name("default.yaml")
 NOT_SET = "not set"
 """Stands for the value of a key that one of two configs lacks."""
 
+_MOST, _LONGEST = 100, 200  # entries of a mapping and characters of a value that ranks compare as they are
 _HIDDEN = ("task_name", "algorithm_name")
 
 
@@ -131,6 +133,36 @@ def digest(config: Config, *, everything: bool = False) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def config_facts(config: Config) -> dict[str, str]:
+    """What ranks compare of their configs: the version that read it, a digest of all, and every key for the message."""
+    keys = {f"key `{key}`": value for key, value in shown_keys(config).items()}
+    return {"fedtorch": VERSION, "config": digest(config, everything=True), **keys}
+
+
+def shown_keys(config: Config) -> dict[str, str]:
+    """Every key with its value as text, for ranks to compare: secrets masked, long values and long mappings cut off.
+
+    A digest stands for what is cut off.
+    """
+    data = to_dict(config, masked=True)
+    return {key: _cut(text) for key, text in _few(data)}
+
+
+def _few(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, value as shown) of what is not a mapping, and of mappings of more than `_MOST` entries."""
+    for key, value in data.items():
+        if isinstance(value, dict) and len(value) <= _MOST:
+            yield from _few(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _shown(value, key)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... ({len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
 def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """One line per key that can change results and differs; empty exactly when the digests are equal.
 
@@ -166,7 +198,7 @@ def _build(tree: Tree) -> Config:
     problems += [
         f"{key} is masked{at(tree, tuple(key.split('.')))}; give its value with --set {key}=..."
         for key, value in _leaves(data)
-        if value == MASK
+        if value == MASK or (isinstance(value, list) and json.dumps(MASK) in json.dumps(value, default=str))
     ]
     parts: dict[str, Any] = {}
     for section, (_, _, default) in NAMED.items():

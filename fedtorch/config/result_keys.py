@@ -24,6 +24,7 @@ NO_EFFECT = (
     "system.server_works",  # results do not depend on which rank trains a client,
     "system.backend",
     "system.interface",
+    "system.ports",
     "system.start_timeout",
     "system.trust_network",
     "system.shared_memory",
@@ -32,7 +33,8 @@ NO_EFFECT = (
     "system.state_memory_mb",
     "system.keep_freed_mb",
     "system.oom_retry",  # a run that has enough memory never needs it,
-    "clients.on_loss",  # nor one that loses nobody this
+    "clients.on_loss",  # nor one that loses nobody this,
+    "clients.min_silos",  # nor one in whose rounds enough silos count
     "privacy.max_epsilon",  # when to stop
     "privacy.ledger",  # where what was released is kept
 )

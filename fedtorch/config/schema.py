@@ -7,7 +7,7 @@ ranges of single values are checked when a file is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -173,6 +173,13 @@ class Config:
                 "system.backend is nccl but clients.on_loss is continue, and an NCCL group cannot be formed anew "
                 "around a rank that is lost; set system.backend to auto or clients.on_loss to restart"
             )
+        fewest, silos = self.clients.min_silos, len(self.silos_of(self.system.pinned))
+        if fewest is not None and silos < fewest:
+            raise ConfigError(
+                f"clients.min_silos is {fewest} (2 with `fedtorch serve` and `join`, unless it is set) but "
+                f"system.pinned gives clients to {silos} ranks; add silos there, or set clients.min_silos to "
+                + ("1, if everybody may see the update of one silo" if silos else "null")
+            )
         if self.paradigm == "centralized":
             self._check_centralized()
         if self.paradigm != "federated" and self.clients.max_norm_to_median is not None:
@@ -215,6 +222,15 @@ class Config:
     def folder(self) -> Path:
         """The run folder: `run.dir`, or `runs/<run.name>`."""
         return Path(self.run.dir) if self.run.dir is not None else Path("runs") / self.run.name
+
+    def silos_of(self, clients: Iterable[str]) -> set[int]:
+        """The ranks with which the data of these clients are, where `system.pinned` says so of ranks."""
+        pinned = self.system.pinned if self.system.pinned_to == "rank" else {}
+        return {pinned[name] for name in clients if name in pinned}
+
+    def has_silos(self, clients: Iterable[str]) -> bool:
+        """Are these clients of as many silos as `clients.min_silos` asks for?"""
+        return self.clients.min_silos is None or len(self.silos_of(clients)) >= self.clients.min_silos
 
     def client_for(self, name: str) -> ClientConfig:
         """The local training of one client: `client` with the fields of `per_client.<name>` in place."""

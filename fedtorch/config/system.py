@@ -87,6 +87,9 @@ class SystemConfig:
     """On jobs of several hosts: the network interface (`eth1`), or the network that has its address (`10.0.0.0/8`), by
     which the hosts reach each other; null: the one by which a host reaches MASTER_ADDR, and that one the others.
     GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME come first where they are set."""
+    ports: str | None = None
+    """On jobs of several hosts: the ports at which ranks listen for each other, such as `40000-40999`, for a firewall;
+    null: any that the kernel gives out. Beside MASTER_PORT. Must be among those (net.ipv4.ip_local_port_range)."""
     trust_network: bool = False
     """On jobs of several hosts: may ranks talk to each other over public addresses? What travels is not encrypted, so
     without it they refuse (docs/silos.md: WireGuard)."""
@@ -154,11 +157,30 @@ class SystemConfig:
                 f"system.interface is {self.interface[:40]!r}; expected the name of a network interface, such as "
                 "`eth1`, or a network or address, such as `10.0.0.0/8`"
             )
+        port_range(self.ports)
         if (self.placement == "pinned") != bool(self.pinned):
             raise ConfigError(
                 f"system.placement is {self.placement} but system.pinned has {len(self.pinned)} clients; set both: "
                 "`placement: pinned` and the rank of every client, such as `pinned: {north: 1, south: 2}`"
             )
+
+
+def port_range(text: str | None) -> tuple[int, int] | None:
+    """First and last port of `system.ports`; None where it is null.
+
+    Raises:
+        ConfigError: it is no range of ports.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1024 <= first <= last - 15 <= 65520:
+        raise ConfigError(
+            f"system.ports is {text[:40]!r}; expected the first and the last of at least 16 ports above 1023, such as "
+            "`40000-40999`"
+        )
+    return first, last
 
 
 def _names_a_network(text: str) -> bool:

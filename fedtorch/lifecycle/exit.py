@@ -18,6 +18,7 @@ from fedtorch.core.errors import (
     LostRankError,
     RestartsError,
 )
+from fedtorch.lifecycle.silo_status import is_servers, silo, write_silo_status
 from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import ended_with, write_status
 from fedtorch.lifecycle.streams import print_error
@@ -59,6 +60,8 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
     )
     for folder in dict.fromkeys(folders if rank == 0 else ()):
         write_status(folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
+    if silo():
+        write_silo_status(config.folder, silo(), code=Interrupted.exit_code, reason=reason, command=command)
     log.error("%s", reason)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream is not None:
@@ -71,8 +74,11 @@ def note_end(config: Config, error: FedtorchError, rank: int, command: str, *, b
     begun: when this rank began, by time.time(); what status.json said before that was of an earlier attempt.
     """
     is_lost = isinstance(error, LostRankError) and 0 in error.ranks
-    if rank == 0 or (is_lost and not _has_spoken(config.folder, begun)):
-        write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
+    reason = str(error).splitlines()[0]
+    if silo() and not is_servers(config.folder):
+        write_silo_status(config.folder, silo(), code=error.exit_code, reason=reason, command=command)
+    elif rank == 0 or (is_lost and not _has_spoken(config.folder, begun)):
+        write_status(config.folder, code=error.exit_code, reason=reason, command=command)
 
 
 def _has_spoken(folder: Path, begun: float) -> bool:

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
@@ -17,10 +17,12 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
+from fedtorch.comm.ports import check_ports
 from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
 from fedtorch.comm.store import JobMember
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
+from fedtorch.config.system import port_range
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
@@ -31,6 +33,7 @@ from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run, set_aside
 from fedtorch.lifecycle.signals import StopFlag
+from fedtorch.lifecycle.silo_status import SiloRounds, silo
 from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
 from fedtorch.lifecycle.status import write_status
 from fedtorch.rounds.membership import Returned
@@ -172,13 +175,12 @@ class Session:
             built.show_remarks()  # a resumed run has them in its log already
         mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
         tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None
-        facts = lasting_facts(built)
         components = built.components(
             comm,
             checkpoints,
             stop=self.stop,
             tracker=tracker,
-            facts=facts,
+            facts=lasting_facts(built),
             mechanism=mechanism,
             is_engine_shared=any(later.engine is built.engine for later in runs[at + 1 :]),
         )
@@ -186,7 +188,8 @@ class Session:
         folders = [runs[0].config.folder, config.folder]
         self.stop.last_words = partial(last_words, config, folders, comm.rank, self.command, runner)
         try:
-            result = runner.run(start)
+            with _shown(runner, start or 0, runs[0].config, self.command):
+                result = runner.run(start)
             if config.run.export == "all":
                 runner.export(config.folder / MODEL)
             if tracker is not None:
@@ -205,6 +208,11 @@ class Session:
         write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
 
 
+def _shown(runner: Runner, done: int, config: Config, command: str) -> AbstractContextManager[object]:
+    """Shows a silo the rounds that it takes part in; other ranks have the server's records."""
+    return SiloRounds(runner, done, config.folder, command, config.track.progress) if silo() else nullcontext()
+
+
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:
     """A server that only serves lets go of bases, now that they were compared; not of one that another run needs."""
     for engine in {id(built.engine): built.engine for built in runs}.values():
@@ -218,9 +226,19 @@ def _names(runs: Sequence[BuiltRun]) -> Names:
 
 def _network(config: Config) -> Network:
     system = config.system
+    if (ports := port_range(system.ports)) is not None:
+        check_ports(ports)
     whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
     shares = system.shared_memory == "auto"
-    return Network(system.interface, system.trust_network, system.start_timeout, whole, _who(config), shares)
+    return Network(
+        system.interface,
+        system.trust_network,
+        system.start_timeout,
+        whole,
+        _who(config),
+        shares,
+        ports,
+    )
 
 
 def _who(config: Config) -> dict[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedtorch.checkpoint import apart
@@ -32,7 +32,8 @@ def agree_on_states(
     found: on the server, the checkpoint. source: the folder of another run's, which this one goes on from.
 
     Raises:
-        CheckpointError: on all ranks, if a state is missing and `checkpoint.missing_clients` is `refuse`.
+        CheckpointError: on all ranks, if a state is missing and `checkpoint.missing_clients` is `refuse`, or if there
+            is a newer one in its place, which is nobody's to throw away.
     """
     messages = []
     if found is not None:
@@ -48,8 +49,17 @@ def agree_on_states(
     for name, fault in faults.items():
         log.error("the state of client %s after %d rounds: %s", name, round, fault)
     comm.barrier("states are checked", round=0)
-    gathered = comm.gather([Message(comm.names.place(name), "numbers", status="failed") for name in faults], round=0)
-    missing = [comm.names[message.client] for message in comm.broadcast_messages(gathered, round=0)]
+    found_there: dict[str, dict[str, int | float]] = {
+        name: {"newest": apart.newest(checkpoints.folder, name)} for name in faults
+    }
+    gathered = comm.gather(
+        [Message(comm.names.place(n), "numbers", status="failed", numbers=has) for n, has in found_there.items()],
+        round=0,
+    )
+    missing = {
+        comm.names[message.client]: int(message.numbers.get("newest", -1))
+        for message in comm.broadcast_messages(gathered, round=0)
+    }
     if missing:
         _refuse_or_say(built, comm, here, missing)
     checkpoints.resumed = apart.without(here, missing)
@@ -72,9 +82,19 @@ def _fault(here: Manifest, name: str, comm: Communicator) -> str:
     return ""
 
 
-def _refuse_or_say(built: BuiltRun, comm: Communicator, here: Manifest, missing: Sequence[str]) -> None:
-    shown = "; ".join(_lost(built, comm, here, name) for name in missing[:_SHOWN])
-    shown += f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+def _refuse_or_say(built: BuiltRun, comm: Communicator, here: Manifest, missing: Mapping[str, int]) -> None:
+    """missing: client -> the round of the newest state that is there in place of the right one; -1: there is none."""
+    newer = {name: round for name, round in missing.items() if round > here.round}
+    listed = newer or missing
+    shown = "; ".join(_lost(built, comm, here, name, listed[name]) for name in list(listed)[:_SHOWN])
+    shown += f"; and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    if newer:
+        raise CheckpointError(
+            f"the server's checkpoint is older than the states of {len(newer)} clients: it is of round {here.round} "
+            f"({here.folder}), and these go on from a later one: {shown}; was the server's folder restored from a "
+            "backup? Put its newest checkpoint back, or bring the states of that round back to where these clients "
+            "live; nothing was deleted"
+        )
     what = f"after {here.round} rounds the states of {len(missing)} clients are not where the clients live: {shown}"
     if built.config.checkpoint.missing_clients == "refuse":
         raise CheckpointError(
@@ -85,10 +105,12 @@ def _refuse_or_say(built: BuiltRun, comm: Communicator, here: Manifest, missing:
         log.warning("%s; these clients start anew (checkpoint.missing_clients)", what)
 
 
-def _lost(built: BuiltRun, comm: Communicator, here: Manifest, name: str) -> str:
+def _lost(built: BuiltRun, comm: Communicator, here: Manifest, name: str, newest: int) -> str:
     home = _home(built, name)
     host = comm.hosts[home] if comm.hosts and home is not None else ""
     where = f" on host `{host}` (rank {home})" if host else ""
     saved = here.homes.get(name, "")
     moved = f", saved on host `{saved}`" if saved and saved != host else ""
-    return f"client `{name}`{where}: {here.locate(here.clients[name][0])}{moved}"
+    older = f", where there is one of round {newest}, so that this disk is the older side" if newest >= 0 else ""
+    found = f" has one of round {newest}" if newest > here.round else f": {here.locate(here.clients[name][0])}{older}"
+    return f"client `{name}`{where}{found}{moved}"

@@ -20,13 +20,18 @@ logger = logging.getLogger(__name__)
 NAME = "status.json"
 
 
-def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, round: int | None = None) -> None:
-    """Write `run_dir`/status.json in one step; server only. A disk that refuses is a warning, not the run's end.
+def write_status(
+    run_dir: Path, *, code: int | None, reason: str, command: str, round: int | None = None, silo: str = ""
+) -> None:
+    """Write `run_dir`/status.json in one step; by the server, or by a silo in its own folder.
+
+    A disk that refuses is a warning, not the run's end.
 
     code: the exit code; None while the run is going on. reason: one line, without any client's text.
-    command: the one that continues the run. round: rounds done. These three come last in the file.
+    command: the one that continues the run. These three come last in the file. round: rounds done. silo: whose it is.
     """
     record = {
+        **({"silo": silo} if silo else {}),
         "state": _state(code),
         "round": round,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

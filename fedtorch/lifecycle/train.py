@@ -15,7 +15,8 @@ from fedtorch.lifecycle.exit import explained, last_words, note_end, of_last_att
 from fedtorch.lifecycle.log_files import start_logging
 from fedtorch.lifecycle.session import Session
 from fedtorch.lifecycle.signals import StopFlag
-from fedtorch.lifecycle.status import write_status
+from fedtorch.lifecycle.silo_status import silo, write_silo_status
+from fedtorch.lifecycle.status import read_status, write_status
 
 log = logging.getLogger("fedtorch")
 
@@ -36,7 +37,12 @@ def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: st
         keep_freed(config.system.keep_freed_mb)
         stop.grace_s = config.system.shutdown_grace
         stop.last_words = partial(last_words, config, [config.folder], rank, command)
+        if silo():
+            write_silo_status(config.folder, silo(), code=None, reason="waits for the server", command=command)
         Session(rank, num_ranks, resume, command, stop, stacks).train(config)
+        if silo():
+            done = read_status(config.folder).get("round")
+            write_silo_status(config.folder, silo(), code=0, reason="done", command=command, round=done)
     except KeyboardInterrupt:  # where signals do not end the process, a second one comes as this
         reason = "interrupted before it could save; what came after the last checkpoint will be repeated"
         write_status(config.folder, code=Interrupted.exit_code, reason=reason, command=command)

@@ -177,7 +177,8 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
     Raises:
         NonFiniteError, QuorumError: on all ranks, when the server decided that the run must end.
     """
-    limit = context.mechanism.least(context.config.clients.min)
+    clients = context.config.clients
+    least = f"{context.mechanism.least(clients.min)}" + (f" of {clients.min_silos} silos" if clients.min_silos else "")
     if context.comm.is_server:
         # where clients are hidden how many fail tells something of them; the worker's log has a line
         for report, reason in () if context.mechanism.hides_clients else decision.refused:
@@ -185,10 +186,10 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
         context.server.numbers[VOID_ROUNDS] = decision.void_rounds
         if decision.void_rounds:
             log.warning(
-                "round %d: %d usable updates, clients.min is %d: the server takes no step",
+                "round %d: %d usable updates, clients.min is %s: the server takes no step",
                 context.round + 1,
                 decision.usable,
-                limit,
+                least,
             )
     if decision.verdict == "NonFiniteError":
         raise NonFiniteError(
@@ -197,7 +198,7 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
         )
     if decision.verdict == "QuorumError":
         raise QuorumError(
-            f"round {context.round + 1}: fewer than clients.min = {limit} usable updates in {QUORUM_PATIENCE} "
+            f"round {context.round + 1}: fewer than clients.min = {least} usable updates in {QUORUM_PATIENCE} "
             "rounds in a row; the log names each client's reason"
         )
 
@@ -259,7 +260,8 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
     config = context.config.clients
     accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median, known)
     usable = sum(report.draws for report in accepted)
-    enough = usable >= context.mechanism.least(config.min)
+    are_enough = context.mechanism.hides_clients or context.config.has_silos(report.client for report in accepted)
+    enough = usable >= context.mechanism.least(config.min) and are_enough
     void_rounds = 0 if enough else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
     has_failed = any(report.status not in (LOST, LATE) for report, _ in refused)
     if has_failed and config.on_failure == "stop":

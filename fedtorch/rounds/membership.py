@@ -106,6 +106,15 @@ class Membership:
         if self.comm.is_server and clients:
             shown = ", ".join(map(self.components.mechanism.shown, clients[:10])) + (", ..." if clients[10:] else "")
             log.warning("round %d: lost %d clients, %d are left: %s", round + 1, len(clients), left, shown)
+        config = self.components.config
+        staying = [name for name in config.system.pinned if name not in self.lost]
+        if not config.has_silos(staying):
+            raise QuorumError(
+                f"round {round + 1}: {len(config.silos_of(staying))} silos are left after a loss, but "
+                f"clients.min_silos is {config.clients.min_silos} (2 with `fedtorch serve` and `join`, unless set): of "
+                "one silo alone the sum is its update. Start the run again with all silos, or set clients.min_silos "
+                "to 1, if everybody may see that update"
+            )
         if left < least:
             raise QuorumError(
                 f"round {round + 1}: {left} clients are left after a loss, but clients.min is "

@@ -15,7 +15,7 @@ import transformers
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
-from fedtorch.config.load import digest, to_dict
+from fedtorch.config.load import config_facts, to_dict
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
 from fedtorch.core.clients import names_of
@@ -119,7 +119,7 @@ class BuiltRun(Plan):
     def facts(self) -> dict[str, str]:
         """What must be the same on every rank, as text; compared before any group is made."""
         return {
-            "config": digest(self.config, everything=True),
+            **config_facts(self.config),
             "seed": str(self.config.run.seed),
             "code": code_digest(type(self.task), type(self.algorithm), type(self.sampler)),
             "clients of the first round": _cohort_digest(self.first_cohort),

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import Message
-from fedtorch.config.load import digest
+from fedtorch.config.load import config_facts
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError
 from fedtorch.rounds.placement import make_topology, workers_with_data
@@ -35,7 +35,7 @@ def exchange_sizes(config: Config, comm: Communicator, known: Config | None = No
         ConfigError: the task cannot do with its own clients' files.
         DataError: on all ranks, if one lacks a client that it is to have; that rank's message says which files.
     """
-    comm.preflight({"config": digest(config, everything=True)})
+    comm.preflight(config_facts(config))
     task = check_task(config)
     found, problem = _own(config, task, comm, known)
     comm.barrier("sizes", round=0)

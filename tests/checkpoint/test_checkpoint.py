@@ -21,6 +21,7 @@ from fedtorch.checkpoint.store import Checkpoints, FileEntry
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
+from fedtorch.core.version import VERSION
 from fedtorch.lifecycle.status import write_status
 
 CONFIG = {"rounds": 60, "server": {"lr": 1.0, "betas": (0.9, 0.99)}}
@@ -250,6 +251,7 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
+from fedtorch.core.version import VERSION
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
 checkpoints.write(1, ServerState({"weights": torch.zeros(10)}), {}, config={}, facts={})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -371,6 +373,31 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     manifest = json.loads(path.read_bytes())["manifest"]
     change(manifest)
     path.write_text(to_json({"manifest": manifest, "xxh3": xxh3_64_hexdigest(to_json(manifest).encode())}))
+
+
+def test_a_run_folder_of_another_form_names_the_version_that_reads_it_and_is_left_as_it_is(
+    checkpoints: Checkpoints,
+) -> None:
+    save(checkpoints, 1, "atis")
+    path = save(checkpoints, 2, "atis") / "manifest.json"
+    assert json.loads(path.read_bytes())["manifest"]["fedtorch"] == VERSION
+    forge(path, lambda manifest: manifest.update(form=7, fedtorch="0.9.3"))
+    before = path.read_bytes()
+    with pytest.raises(
+        CheckpointError, match="was written by fedtorch 0.9.3 in form 7; .* Go on with fedtorch 0.9.3"
+    ) as error:
+        checkpoints.latest()
+    assert error.value.exit_code == 8 and "--resume never" not in str(error.value), (
+        "not the checkpoint before it either"
+    )
+    assert path.read_bytes() == before
+
+
+def test_a_run_folder_of_before_forms_had_numbers_is_read(checkpoints: Checkpoints) -> None:
+    path = save(checkpoints, 1, "atis") / "manifest.json"
+    forge(path, lambda manifest: (manifest.pop("form"), manifest.pop("fedtorch")))
+    found = checkpoints.latest()
+    assert found is not None and found.round == 1
 
 
 def another_client(manifest: dict[str, Any]) -> None:

@@ -70,4 +70,4 @@ def test_what_is_written_is_read_back(
     assert found.config == {"rounds": 3, "folder": "x"} and found.facts == facts
     text = (folder / MANIFEST).read_text()
     assert (len(text.splitlines()) > 1) is (len(names) <= few)
-    assert [*json.loads(text)["manifest"]][:5] == ["round", "config", "facts", "files", "clients"]
+    assert [*json.loads(text)["manifest"]][:5] == ["form", "fedtorch", "round", "config", "facts"]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import socket
+import struct
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +21,11 @@ from ranks import Outcome, free_port, run_ranks, start_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.notes import MAX_CHARACTERS, read_heartbeat, read_note, read_verdict
-from fedtorch.comm.signing import VARIABLE, Signature, forget_secret, job_secret
+from fedtorch.comm.options import Network
+from fedtorch.comm.same_secret import _stranger
+from fedtorch.comm.signing import VARIABLE, Signature, forget_secret, job_secret, read_secret
 from fedtorch.comm.store import host_store
-from fedtorch.core.errors import ForgedNoteError, PreflightError
+from fedtorch.core.errors import DeadlineError, ForgedNoteError, PreflightError
 
 SECRET = "0123456789abcdef0123456789abcdef"
 BARRIER = {"phase": "train", "round": 1, "stop": False, "ok": True}
@@ -71,30 +78,49 @@ def test_verdicts_and_heartbeats_are_read_as_carefully() -> None:
             read_heartbeat(json.dumps(BEAT | change), 2)
 
 
+def forge_later(stranger: dist.TCPStore) -> None:
+    """Write once the rank has written; the server still waits for another one."""
+    stranger.wait([os.environ["FORGED_KEY"]], timedelta(seconds=10))
+    stranger.set(os.environ["FORGED_KEY"], os.environ["FORGED"])
+
+
 def meet_with_a_stranger() -> str:
     """Between two meetings somebody writes what the environment says; rank 2 comes late to the next one."""
-    with DistributedCommunicator.join(["a"], timeout_s=10, secret=os.environ.get(VARIABLE, "")) as comm:
+    with DistributedCommunicator.join(["a"], timeout_s=4, secret=os.environ.get(VARIABLE, "")) as comm:
         comm.barrier("train", round=0)
         if comm.rank == 1:
             stranger = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
-            stranger.set(os.environ["FORGED_KEY"], os.environ["FORGED"])
-        time.sleep(0.5 * (comm.rank == 2))
+            if "LATE" in os.environ:
+                threading.Thread(target=forge_later, args=(stranger,), daemon=True).start()
+            else:
+                stranger.set(os.environ["FORGED_KEY"], os.environ["FORGED"])
+        time.sleep(0.7 * (comm.rank == 2))
         comm.barrier("train", round=1)
         comm.barrier("train", round=2)
     return "went on"
 
 
-def forge(key: str, value: str, secret: str) -> list[Outcome]:
-    environ = {"FORGED_KEY": f"fedtorch/none/attempt0/{key}", "FORGED": value, VARIABLE: secret}
+def forge(key: str, value: str, secret: str, **more: str) -> list[Outcome]:
+    environ = {"FORGED_KEY": f"fedtorch/none/attempt0/{key}", "FORGED": value, VARIABLE: secret, **more}
     return start_ranks(meet_with_a_stranger, 3, environ=environ).join(timeout=30)
 
 
-def test_a_forged_verdict_ends_the_job_so_that_it_is_started_again() -> None:
+def test_a_forged_verdict_is_passed_over_and_the_servers_own_awaited() -> None:
     """Unsigned, it was believed, and ended the job with a code after which no launcher starts it again."""
     outcomes = forge("meeting1/verdict", json.dumps({"error": "made up", "kind": "preflight"}), SECRET)
-    assert "`meeting1/verdict` was not written by a rank of this job" in outcomes[1].error
+    assert [outcome.result for outcome in outcomes] == ["went on"] * 3
+
+
+def test_a_forged_note_is_passed_over_and_the_ranks_own_awaited() -> None:
+    for key in ("meeting1/2", "heartbeat/2"):
+        outcomes = forge(key, f"{'0' * 64} {json.dumps(BARRIER | {'stop': True})}", SECRET)
+        assert [outcome.result for outcome in outcomes] == ["went on"] * 3
+
+
+def test_a_forged_note_after_the_true_one_ends_the_job_so_that_it_is_started_again() -> None:
+    outcomes = forge("meeting1/1", "made up", SECRET, LATE="1")
+    assert "`meeting1/1` was not written by a rank of this job" in outcomes[0].error
     assert [outcome.exit_code for outcome in outcomes] == [ForgedNoteError.exit_code] * 3
-    assert not any("made up" in outcome.error for outcome in outcomes)
 
 
 def test_without_a_secret_what_cannot_be_read_is_an_error_that_names_its_place() -> None:
@@ -118,14 +144,56 @@ def test_ranks_that_share_a_secret_meet() -> None:
 
 
 def differ() -> Any:
-    os.environ[VARIABLE] += os.environ["RANK"]
-    return sum_up()
+    if os.environ["RANK"] in os.environ["DIFFERS"]:
+        os.environ[VARIABLE] += os.environ["RANK"]
+    network = Network(who={1: "north"})
+    with DistributedCommunicator.join(["a"], timeout_s=5, secret=os.environ[VARIABLE], network=network) as comm:
+        comm.preflight({"job": "the same"})
+    return "met"
 
 
-def test_ranks_with_different_secrets_do_not_meet() -> None:
-    outcomes = start_ranks(differ, 2, environ={VARIABLE: SECRET}).join(timeout=30)
-    assert all(outcome.exit_code == ForgedNoteError.exit_code for outcome in outcomes)
-    assert f"the ranks differ in {VARIABLE}" in outcomes[0].error
+@pytest.mark.parametrize("nodes", ["1", "2"])
+@pytest.mark.parametrize(("differs", "wrong"), [("1", [1]), ("12", [1, 2]), ("0", [1, 2])])
+def test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits(
+    differs: str, wrong: list[int], nodes: str
+) -> None:
+    environ = {VARIABLE: SECRET, "DIFFERS": differs, "GROUP_WORLD_SIZE": nodes}
+    outcomes = start_ranks(differ, 3, environ=environ).join(timeout=30)
+    for rank in wrong:
+        assert outcomes[rank].exit_code == PreflightError.exit_code
+        assert f"the secret of this side ({VARIABLE}) is not that of the server" in outcomes[rank].error
+    assert outcomes[0].exit_code == DeadlineError.exit_code, "nobody came in time, which another try may mend"
+    assert "rank 1" in outcomes[0].error and "was never there in" in outcomes[0].error
+
+
+def come_after_a_stranger() -> Any:
+    """Rank 1 comes first with another secret, as by mistake, then with the right one."""
+    right, network, said = os.environ[VARIABLE], Network(who={1: "north"}), list[str]()
+    if os.environ["RANK"] == "1":
+        with pytest.raises(PreflightError):
+            DistributedCommunicator.join(["a"], timeout_s=15, secret=f"{right}, no more", network=network)
+    else:
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("fedtorch").addHandler(handler)
+    with DistributedCommunicator.join(["a"], timeout_s=15, secret=right, network=network) as comm:
+        return comm.barrier("train", round=1), said
+
+
+def test_the_server_names_who_has_another_secret_and_goes_on_with_the_right_one() -> None:
+    (stops, said), *_ = run_ranks(come_after_a_stranger, 2, environ={VARIABLE: SECRET})
+    assert not stops
+    host = re.sub(r"[^\w.-]", "", socket.gethostname())
+    assert any(f"rank 1 (north, on host `{host}`, by its own words) came with another" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 9000, "{}", '{"rank": "1", "host": "x"}', '{"rank": 1, "host": 3}', "\x00\xff", "1"]
+)
+def test_a_note_of_who_has_another_secret_is_read_as_what_anybody_may_have_written(text: str) -> None:
+    assert _stranger(text, {}) == "somebody"
+    odd = json.dumps({"rank": 1, "host": "a\x1b[2J\n`rm`" + "x" * 99})
+    assert _stranger(odd, {1: "north"}) == f"rank 1 (north, on host `a2Jrm{'x' * 54}`, by its own words)"
 
 
 def test_a_store_of_local_ranks_listens_on_loopback_alone() -> None:
@@ -164,3 +232,46 @@ def test_where_nothing_is_known_there_is_no_secret_and_a_short_one_is_refused(tm
     (tmp_path / "job.secret").chmod(0o644)
     with pytest.raises(PreflightError, match="remove it"):
         job_secret({"TORCHELASTIC_RUN_ID": "none"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("", 0o600, "is empty, expected a secret; make one"),
+        (" \n", 0o600, "is empty, expected a secret"),
+        (SECRET, 0o644, r"can be read by others than its owner \(mode 644\); chmod 600"),
+        (SECRET, 0o640, r"can be read by others than its owner \(mode 640\)"),
+        (None, 0o600, r"the secret cannot be read from .*No such file"),
+    ],
+)
+def test_a_secrets_file_that_is_empty_or_open_to_others_is_refused(
+    text: str | None, mode: int, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "secret"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with pytest.raises(PreflightError, match=said):
+        read_secret(path)
+
+
+def test_a_secrets_file_is_read_without_the_end_of_its_line_and_a_service_may_be_named_in_its_list(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o400)
+    assert read_secret(path) == SECRET
+    entries = [
+        (1, 4, -1),
+        (2, 4, 1000),
+        (4, 0, -1),
+        (16, 4, -1),
+        (32, 0, -1),
+    ]  # as systemd gives a credential to a user
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"no access control lists on this disk: {error}")
+    assert path.stat().st_mode & 0o070 and read_secret(path) == SECRET

@@ -17,6 +17,8 @@ from ranks import run_ranks
 from toy import Quadratic
 
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.rendezvous import _compare
+from fedtorch.config.load import shown_keys
 from fedtorch.config.schema import Config, PartitionConfig
 from fedtorch.core.errors import PreflightError
 from fedtorch.setup.build import build
@@ -42,7 +44,9 @@ MUTATIONS: dict[str, tuple[Callable[[Config], Config], dict[str, str], str]] = {
         {},
         "private parameters",
     ),
-    "config": (lambda config: replace(config, client=replace(SGD, lr=0.2)), {}, "config"),
+    "key": (lambda config: replace(config, client=replace(SGD, lr=0.2)), {}, "key `client.lr`"),
+    "two keys": (lambda config: replace(config, rounds=7, client=replace(SGD, lr=0.2)), {}, "key `rounds`"),
+    "version": (lambda config: config, {"fedtorch": "0.0.9"}, "fedtorch"),
     "seed": (lambda config: replace(config, run=replace(config.run, seed=1)), {}, "seed"),
     "package version": (lambda config: config, {"torch": "2.0.0"}, "torch"),
     "code": (lambda config: config, {"code": "0123456789abcdef"}, "code"),
@@ -85,3 +89,26 @@ def test_a_rank_with_another_model_config_or_version_is_named_with_both_values(
     for text, seconds in (found[name] for found in errors):
         assert f"{field}: rank 1 has {facts.get(field, '')}" in text and ", the server has " in text
         assert seconds < 10
+
+
+def test_a_digest_is_not_shown_beside_the_keys_that_explain_it(errors: list[dict[str, tuple[str, float]]]) -> None:
+    for found in errors:
+        assert "key `client.lr`: rank 1 has 0.2, the server has 0.1" in found["two keys"][0]
+        assert " config: " not in found["two keys"][0] and "(in a key whose" not in found["two keys"][0]
+
+
+def test_values_of_secrets_are_masked_and_long_ones_cut_off_in_what_ranks_compare() -> None:
+    base = make_config(Path("run"), TASK)
+    names = {f"client{number}": 1 for number in range(300)}
+    system = replace(base.system, placement="pinned", pinned=names)
+    trackers = ({"name": "mlflow", "token": "not to be seen"},)
+    shown = shown_keys(replace(base, system=system, run=replace(base.run, name="n" * 200, trackers=trackers)))
+    assert "not to be seen" not in str(shown)
+    assert len(shown["system.pinned"]) < 300 and "sha256" in shown["system.pinned"]
+    assert shown["rounds"] == str(base.rounds) and len(str(shown)) < 20_000
+
+
+def test_where_only_a_masked_value_differs_the_message_says_so() -> None:
+    facts = {0: {"config": "a", "key `run.name`": "x"}, 1: {"config": "b", "key `run.name`": "x"}}
+    error = _compare(facts, {1: " (south, host `b`)"})["error"]
+    assert "config: rank 1 (south, host `b`) has b, the server has a" in error and "whose value is masked" in error

@@ -66,6 +66,40 @@ def test_the_disk_of_a_host_is_lost(network: Callable[..., Network]) -> None:
     assert states(hosts, "b")
 
 
+@pytest.mark.parametrize("mode", ["refuse", "restart"])
+def test_a_server_restored_from_a_backup_says_that_it_is_older_and_deletes_nothing(
+    mode: str, network: Callable[..., Network]
+) -> None:
+    hosts = network()
+    settings = ["checkpoint.keep=1", f"checkpoint.missing_clients={mode}"]
+    words = stopped(hosts, *settings)
+    run_dir, backup = hosts.hosts["a"].disk / "run", hosts.root / "backup"
+    shutil.copytree(run_dir, backup)
+    assert run(hosts, words) == [0] * 4
+    shutil.rmtree(run_dir)
+    shutil.copytree(backup, run_dir)
+    there = {path.name for path in (hosts.hosts["b"].disk / "run").glob("checkpoints/clients/*")}
+    assert run(hosts, words) == [8] * 4
+    name = sorted(states(hosts, "b"))[0]
+    assert "the server's checkpoint is older than the states of" in reason(hosts) and "of round 2" in reason(hosts)
+    assert f"client `{name}` on host `b` (rank " in reason(hosts) and "has one of round 3" in reason(hosts)
+    assert "missing_clients" not in reason(hosts) and "--resume never" not in reason(hosts)
+    assert {path.name for path in (hosts.hosts["b"].disk / "run").glob("checkpoints/clients/*")} == there
+
+
+def test_a_silo_restored_from_a_backup_is_called_the_older_side(network: Callable[..., Network]) -> None:
+    hosts = network()
+    words = write_config(hosts, "checkpoint.keep=1")
+    assert run(hosts, words, "term:rank=0,round=1,phase=broadcast,attempt=0") == [75] * 4
+    folder, backup = hosts.hosts["b"].disk / "run" / "checkpoints", hosts.root / "backup"
+    shutil.copytree(folder, backup)
+    assert run(hosts, words, "term:rank=0,round=2,phase=broadcast,attempt=0") == [75] * 4
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    assert run(hosts, words) == [8] * 4
+    assert ", where there is one of round 1, so that this disk is the older side" in reason(hosts)
+
+
 def test_a_client_that_moved_or_whose_state_is_damaged_is_named(network: Callable[..., Network]) -> None:
     hosts = network()
     words = stopped(hosts)

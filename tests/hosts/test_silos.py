@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hosts import Network
@@ -39,14 +41,40 @@ LORAR = "algorithm: {name: fedavg, weights: lorar}\n"
     ("words", "system", "environ", "code", "message"),
     [
         (["--silo", "nort"], {}, SECRET, 2, "--silo is nort, which system.pinned does not have; did you mean `north`?"),
-        (["--silo", "north"], {}, {}, 4, "FEDTORCH_JOB_SECRET is not set; make one (openssl rand -hex 32)"),
+        (
+            ["--silo", "north"],
+            {},
+            {},
+            4,
+            "FEDTORCH_JOB_SECRET is not set, or empty, and there is no --secret-file; make one (openssl rand",
+        ),
+        (
+            ["--silo", "north"],
+            {},
+            {"FEDTORCH_JOB_SECRET": ""},
+            4,
+            "FEDTORCH_JOB_SECRET is not set, or empty, and there",
+        ),
+        (["--silo", "north"], {}, {"FEDTORCH_JOB_SECRET": "short"}, 4, "FEDTORCH_JOB_SECRET has 5 characters"),
+        (["--silo", "north", "--secret-file", "/nowhere"], {}, SECRET, 4, "the secret cannot be read from /nowhere"),
+        (["--silo", "north"], {"ports": "1-2"}, SECRET, 2, "system.ports is '1-2'; expected the first and the last"),
+        (["--silo", "north"], {"ports": "70000-80000"}, SECRET, 2, "system.ports is '70000-80000'; expected"),
         (["--silo", "north"], {"pinned_to": "node"}, SECRET, 2, "a silo is one rank, so set `placement: pinned`"),
         (
             ["--silo", "north"],
-            {"pinned": {"north": 3}},
+            {"pinned": {"north": 3, "south": 5}},
             SECRET,
             2,
-            "system.pinned names ranks 3; number the silos",
+            "system.pinned names ranks 3, 5; number the silos",
+        ),
+        (
+            ["--silo", "north"],
+            {"pinned": {"north": 1, "south": 1}},
+            SECRET,
+            2,
+            "clients.min_silos is 2 (2 with `fedtorch serve` and `join`, unless it is set) but system.pinned gives "
+            "clients to 1 ranks; add silos there, or set clients.min_silos to 1, if everybody may see the update of "
+            "one silo",
         ),
         (["--silo", "north", "--server", "there"], {}, SECRET, 2, "--server is 'there'; expected HOST:PORT, such as"),
         (
@@ -90,13 +118,23 @@ def prepare(hosts: Network, data: Path, **system: object) -> str:
     return write_config(hosts.root, hosts.disk / "run", hosts.disk / "data", **system)
 
 
-def start(hosts: Network, name: str, config: str, *settings: str, faults: str = "") -> subprocess.Popen[str]:
-    """The command of one side."""
-    environ = {**os.environ, **SECRET, "PYTHONPATH": str(ROOT), "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults}
+def start(
+    hosts: Network,
+    name: str,
+    config: str,
+    *settings: str,
+    faults: str = "",
+    secret: str = "",
+    options: tuple[str, ...] = (),
+    **pipes: Any,
+) -> subprocess.Popen[str]:
+    """The command of one side. secret: another one than the others'."""
+    given = {"FEDTORCH_JOB_SECRET": secret} if secret else SECRET
+    environ = {**os.environ, **given, "PYTHONPATH": str(ROOT), "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults}
     silo = SIDES.get(name, name)
     place = ["join", "--server", PLACE, "--silo", silo] if silo else ["serve", "--listen", PLACE]
-    words = [sys.executable, "-m", "fedtorch.cli", *place, "--config", config]
-    return hosts.popen(name, [*words, *(["--set", *settings] if settings else [])], env=environ)
+    words = [sys.executable, "-m", "fedtorch.cli", *place, "--config", config, *options]
+    return hosts.popen(name, [*words, *(["--set", *settings] if settings else [])], env=environ, **pipes)
 
 
 def of_one_process(folder: Path, data: Path, *settings: str) -> str:
@@ -128,7 +166,7 @@ def test_two_silos_and_a_server_with_one_command_each(
     there = {name: {path.name for path in (host.disk / "run").iterdir()} for name, host in hosts.hosts.items()}
     assert {name for name in there["hub"] if "log." in name} == {"log.rank0.txt"}
     assert not list((run / "checkpoints").glob("clients/*")) and "model" not in there["hub"]
-    assert not {"metrics.jsonl", "results.json", "status.json", "tensorboard"} & (there["north"] | there["other"])
+    assert not {"metrics.jsonl", "results.json", "tensorboard"} & (there["north"] | there["other"])
     assert f"serve --listen {PLACE} --config {config}" in json.loads((run / "status.json").read_text())["command"]
     assert digest(run) == of_one_process(tmp_path, tiny_data)
 
@@ -163,7 +201,7 @@ def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
 ) -> None:
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
-    settings = ["clients.on_loss=continue", "clients.min=1", "rounds=8"]
+    settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=8"]
     faults = "sleep:rank=2,phase=train,client=west,seconds=2"
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
@@ -188,7 +226,7 @@ def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Networ
     hosts = network(names=("hub", "north", "south", "west"))
     pinned = {"north": 1, "south": 2, "west": 3}
     config = prepare(hosts, tiny_data, timeout=30.0, start_timeout=90.0, pinned=pinned)
-    settings = ["clients.on_loss=continue", "clients.min=1", "rounds=10"]
+    settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=10"]
     faults = "sleep:rank=1,phase=train,seconds=2"
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in hosts.hosts}
     run = hosts.hosts["hub"].disk / "run"
@@ -205,6 +243,164 @@ def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Networ
     homes = json.loads(manifests[-1].read_text())["manifest"]["homes"]
     assert homes == {"north": "north", "south": "south", "west": "west"}, "where the states are, of the one away too"
     assert json.loads((run / "status.json").read_text())["reason"] == "done without 1 lost clients: west"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_institution_is_added_and_another_one_removed(network: Callable[..., Network], tiny_data: Path) -> None:
+    """Each time all start once with `--resume force`; whoever stays goes on with its states."""
+    hosts = network(names=("hub", "north", "south", "west"))
+    run = hosts.hosts["hub"].disk / "run"
+    prepare(hosts, tiny_data)
+
+    def all_sides(pinned: dict[str, int], *settings: str, options: tuple[str, ...] = ()) -> list[int]:
+        about = {"timeout": 60.0, "start_timeout": 60.0, "pinned": pinned}
+        config = write_config(hosts.root, hosts.disk / "run", hosts.disk / "data", **about)
+        sides = [start(hosts, name, config, *settings, options=options) for name in ("hub", *pinned)]
+        return [side.wait(300) for side in sides]
+
+    def states(name: str) -> list[int]:
+        found = (hosts.hosts[name].disk / "run" / "checkpoints" / "clients").glob(f"{name}-*")
+        return sorted(int(path.stem.rpartition("-r")[2]) for path in found)
+
+    force = ("--resume", "force")
+    assert all_sides({"north": 1, "south": 2}, "rounds=2") == [0] * 3
+    assert states("north") and not states("west")
+    assert all_sides({"north": 1, "south": 2, "west": 3}, "rounds=4", options=force) == [0] * 4
+    assert "resuming after round 2" in hosts.log("hub", 0)
+    assert states("west")[-1] == 4 == states("north")[-1]
+    assert all_sides({"north": 1, "west": 2}, "rounds=6", options=force) == [0] * 3
+    assert "resuming after round 4" in hosts.log("hub", 0) and states("west")[-1] == 6
+    assert json.loads((run / "status.json").read_text())["round"] == 6
+
+
+WRONG = "known to nobody else at all"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_silo_with_another_secret_ends_alone_and_the_others_wait_for_the_right_one(
+    network: Callable[..., Network], tiny_data: Path, tmp_path: Path
+) -> None:
+    """At the start, and once more when its machine was switched off and comes back with the old secret."""
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=20.0, start_timeout=120.0)
+    faults = "sleep:rank=2,round=1,phase=train,client=west,seconds=3"
+    sides = {side: start(hosts, side, config, "rounds=3", faults=faults) for side in ("hub", "other")}
+    log, run = hosts.hosts["hub"].disk / "run" / "log.rank0.txt", hosts.hosts["hub"].disk / "run"
+    for times in (1, 2):
+        wrong = start(hosts, "north", config, "rounds=3", secret=WRONG, stderr=subprocess.PIPE)
+        assert wrong.wait(60) == 4
+        assert wrong.stderr is not None and "is not that of the server at 10.83.0.1:29500" in wrong.stderr.read()
+        own = json.loads((hosts.hosts["north"].disk / "run" / "status.json").read_text())
+        assert (own["code"], own["silo"], own["state"]) == (4, "north", "failed")
+        assert log.read_text().count("rank 1 (north, on host `north`, by its own words) came with another") == times
+        assert all(side.poll() is None for side in sides.values()), "the others wait"
+        if not (run / "checkpoints").exists():
+            sides["north"] = start(hosts, "north", config, "rounds=3")
+            wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+            hosts.kill("north")
+            sides.pop("north").wait(10)
+            hosts.boot("north")
+    sides["north"] = start(hosts, "north", config, "rounds=3")
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
+    assert digest(run) == of_one_process(tmp_path, tiny_data, "rounds=3")
+
+
+def ports(hosts: Network, name: str) -> set[int]:
+    """At which a host listens."""
+    lines = [line.split() for line in hosts.command(name, "cat /proc/net/tcp /proc/net/tcp6").splitlines()]
+    return {int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("on_loss", ["restart", "continue"])
+def test_a_silo_shows_its_rounds_in_plain_words_and_listens_at_known_ports(
+    on_loss: str, network: Callable[..., Network], tiny_data: Path
+) -> None:
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=60.0, start_timeout=90.0, ports="40000-40999")
+    settings = ["rounds=3", f"clients.on_loss={on_loss}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    sides = {side: start(hosts, side, config, *settings, **pipes) for side in SIDES}
+    found, before = set[int](), set[tuple[str, int]]()
+    while any(side.poll() is None for side in sides.values()):
+        now = {(name, port) for name in SIDES for port in ports(hosts, name)}
+        found |= {port for _, port in now & before}  # gloo's that do not fit are closed in a moment
+        before = now
+        time.sleep(0.1)
+    said = {name: side.communicate()[0] for name, side in sides.items()}
+    assert [side.returncode for side in sides.values()] == [0, 0, 0], said
+    assert len(found) > 2 and not {port for port in found if not 40000 <= port <= 40999} - {29500}
+    for text in said.values():
+        assert not [line for line in text.splitlines() if "frame #" in line or "[W" in line or "socket.cpp" in line]
+    for name, clients in (("north", "north"), ("other", "south and west")):
+        assert all(f"round {number}/3  silo {clients}" in said[name] for number in (1, 2, 3))
+        own = json.loads((hosts.hosts[name].disk / "run" / "status.json").read_text())
+        assert (own["silo"], own["state"], own["round"], own["code"]) == (clients, "done", 3, 0)
+        assert "join --server 10.83.0.1:29500 --silo" in own["command"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_with_one_silo_left_the_run_waits_for_the_others(network: Callable[..., Network], tiny_data: Path) -> None:
+    """Of one alone the sum is its update."""
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
+    settings = ["clients.on_loss=continue", "rounds=6"]
+    faults = "sleep:rank=2,phase=train,client=west,seconds=2"
+    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
+    run = hosts.hosts["hub"].disk / "run"
+    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    hosts.kill("north")
+    sides["north"].wait(10)
+    log = run / "log.rank0.txt"
+    give_up_at = time.monotonic() + 60
+    while "1 silos are left after a loss, but clients.min_silos is 2" not in log.read_text():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.2)
+    hosts.boot("north")
+    sides["north"] = start(hosts, "north", config, *settings)
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
+    assert json.loads((run / "status.json").read_text())["reason"] == "done"
+
+
+def test_a_taken_port_is_said_with_the_option_that_changes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDTORCH_JOB_SECRET", SECRET["FEDTORCH_JOB_SECRET"])
+    config = write_config(tmp_path, tmp_path / "run", tmp_path / "data")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve.main(["--listen", f"127.0.0.1:{port}", "--config", config], prog="fedtorch serve") == 4
+    message = f"port {port} of 127.0.0.1 is taken by another program; set `--listen` to a free one"
+    assert message in capfd.readouterr().err
+    assert message in json.loads((tmp_path / "run" / "status.json").read_text())["reason"]
+
+
+class Noted:
+    """In place of `Kept`: what a rank would be started with."""
+
+    def __init__(self, into: list[dict[str, str]], environ: dict[str, str]) -> None:
+        into.append(environ)
+
+    def run(self, max_restarts: int) -> int:
+        return 0
+
+
+def test_a_secret_from_a_file_is_used_and_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[dict[str, str]]()
+    monkeypatch.delenv("FEDTORCH_JOB_SECRET", raising=False)
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o600)
+    monkeypatch.setattr(silo, "Kept", lambda words, environ, *_: Noted(started, environ))
+    config = write_config(tmp_path, tmp_path / "run", tmp_path / "data")
+    assert serve.main(["--listen", "10.83.0.1:7", "--config", config, "--secret-file", str(path)]) == 0
+    assert started[0]["FEDTORCH_JOB_SECRET"] == "0123456789abcdef"
+    command = started[0]["FEDTORCH_COMMAND"]
+    assert f"--secret-file {path}" in command and "0123456789" not in command
 
 
 def test_a_server_whose_restarts_are_used_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
