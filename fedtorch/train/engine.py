@@ -126,10 +126,7 @@ class Engine(InitialVectors):
         return flat if flat.device.type == "cpu" else self._copier.download(flat, out)
 
     def placed(self, flat: Tensor) -> Tensor:
-        """The flat CPU vector on this engine's device, to be computed with; itself if it lies there as torch's own do.
-
-        What was read from a file may begin anywhere in a line of memory, on which bits of products depend.
-        """
+        """The flat CPU vector on this engine's device, to be computed with; on the CPU itself, or a copy, `aligned`."""
         if self.device.type == "cpu":
             return aligned(flat)
         self._copier.upload(flat, there := torch.empty_like(flat, device=self.device))
