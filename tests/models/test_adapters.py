@@ -224,6 +224,19 @@ def test_of_fed_sb_a_square_is_trained_between_factors_that_all_have(kind: str, 
         assert (logits(model) - logits(loaded)).abs().max() < 1e-5
 
 
+def test_fixed_factors_have_the_length_of_orthonormal_ones(tokenizer: Any) -> None:
+    """Uniform in ±√(3/d), so of variance 1/d: of rows of A and columns of B as long as d the length is 1 on average."""
+    model = build("gpt2", tokenizer, kind="sb", r=8, targets="all-linear")
+    for layer in lora_layers(model).values():
+        a, b = layer.lora_A["default"].fixed, layer.lora_B["default"].weight
+        for rows, width in ((a, a.shape[1]), (b.T, b.shape[0])):
+            assert rows.shape == (8, width)
+            bound = (3 / width) ** 0.5
+            assert 0.8 * bound < rows.abs().max() <= bound and abs(float(rows.mean())) < 0.25 * bound
+            # the mean of 8 lengths, each with a deviation of √(4/5 / d) about 1
+            assert abs(float(rows.square().sum(1).mean()) - 1) < 4 * (0.8 / width / 8) ** 0.5
+
+
 def test_means_of_squares_are_exact_and_gradients_are_those_of_the_product(tokenizer: Any) -> None:
     """Mean of B R_i A = B·mean(R_i)·A, and dL/dR = s Bᵀ (dL/dW) Aᵀ."""
     model = moved(build("gpt2", tokenizer, kind="sb", r=3, alpha=6)).double()

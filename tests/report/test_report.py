@@ -115,6 +115,27 @@ def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys
     assert all((run / "report" / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
+def test_the_table_for_programs_has_means_sample_deviations_and_sizes(tmp_path: Path) -> None:
+    """Three seeds; of 573 questions 300, 303 and 312 are right, so 5 ± 6.245 above 300, as 39 / 2 is 19.5."""
+    runs = [
+        make_run(tmp_path / str(seed), seed=seed, correct={**CORRECT, "advising": right}, failing=failing)
+        for seed, right, failing in ((1, 300, ""), (2, 303, "atis"), (3, 312, ""))
+    ]
+    assert main(["table", "--no-plots", "--format", "csv", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
+    (line, published) = csv.DictReader((tmp_path / "out" / "table.csv").open())
+    assert (line["run"], line["split"], line["metric"], line["runs"]) == (
+        "fedopt_lorar (n=3)", "test", "exact_match", "3",
+    )  # fmt: skip
+    assert line["advising"] == f"{100 * 305 / 573:.4f}" and line["advising_std"] == f"{100 * 39**0.5 / 573:.4f}"
+    assert (line["advising_examples"], line["atis_std"], line["atis_examples"]) == ("573", "0.0000", "447")
+    macros = [100 * (right / 573 + 200 / 447 + 6 / 24) / 3 for right in (300, 303, 312)]
+    assert (line["macro"], line["macro_std"]) == (f"{fmean(macros):.4f}", f"{stdev(macros):.4f}")
+    assert line["micro"] == f"{100 * 511 / 1044:.4f}" and line["micro_std"] == f"{100 * 39**0.5 / 1044:.4f}"
+    assert (line["correct"], line["examples"]) == ("511", "1044")
+    assert line["notes"].split("; ")[0] == "seed 2: failed rounds: atis 2"
+    assert (published["runs"], published["advising_std"], published["examples"]) == ("1", "", "1679")
+
+
 def test_a_run_of_any_name_is_put_beside_the_row_that_its_config_names(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "a", name="mine")
     named = make_run(tmp_path / "b", name="mine", settings=["run.published=lorar/fedopt_lorar"])
