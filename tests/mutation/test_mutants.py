@@ -1,9 +1,11 @@
 """Small changes of the rules are noticed by their tests: a sample of mutants, and a list of those that are not."""
 
 from __future__ import annotations
+import __future__
 
 from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -144,6 +146,35 @@ def test_mutants_have_names_of_their_own_and_differ_from_the_source() -> None:
         "f: return a * 3 > 4 -> return a * 3 > 5",
     }
     assert {mutant.name for mutant in sample(source, 4)} < set(found)
+
+
+def test_defaults_and_what_is_rounded_or_last_are_changed_too() -> None:
+    lines = [
+        "from statistics import stdev",
+        "class Key:",
+        "    stride: Whole | None = None",
+        "    long: Literal['cut', 'windows', 'none'] = 'cut'",
+        "    path: str | None = None",
+        "def f(xs):",
+        "    return int(stdev(xs)), xs[-1]",
+    ]
+    found = {mutant.name: mutant.tree for mutant in mutants("\n".join(lines))}
+    last = "f: return (int(stdev(xs)), xs[-1]) -> return "
+    assert set(found) == {
+        "Key: stride: Whole | None = None -> stride: Whole | None = 1",
+        "Key: long: Literal['cut', 'windows', 'none'] = 'cut' -> long: Literal['cut', 'windows', 'none'] = 'none'",
+        f"{last}(round(stdev(xs)), xs[-1])",
+        f"{last}(int(pstdev(xs)), xs[-1])",
+        f"{last}(int(stdev(xs)), xs[0])",
+        f"{last}(int(stdev(xs)), xs[+1])",
+        f"{last}(int(stdev(xs)), xs[-2])",
+    }
+    names: dict[str, Any] = {}
+    exec(
+        compile(found[f"{last}(int(pstdev(xs)), xs[-1])"], "", "exec", flags=__future__.annotations.compiler_flag),
+        names,
+    )
+    assert names["f"]([0.0, 10.0]) == (5, 10.0)  # a sample's would be 7.07
 
 
 def without_tests(package: Path, rooms: Iterable[str], known: Container[str]) -> list[str]:
