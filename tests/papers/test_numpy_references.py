@@ -11,14 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from harness import make_config, make_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import Quadratic
 
 from fedtorch.algorithms.adapters.hetlora import HetLoRA
 from fedtorch.algorithms.adapters.ranks import NORM, FlexLoRA
 from fedtorch.algorithms.adapters.stacks import FedEx, FLoRA, from_rows
+from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.robust.base import rule_of
 from fedtorch.comm.local import LocalUpdates
+from fedtorch.config.schema import ClientsConfig
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout
@@ -165,3 +169,43 @@ def test_hetlora_weighs_by_dense_norms(shape: Any, clients: int, seed: int) -> N
     ]
     # ‖B A‖ <= ‖B‖ ‖A‖ <= (‖A‖² + ‖B‖²) / 2: the measured norm takes nothing from a client that is honest
     assert HetLoRA().weigh(reports) == pytest.approx([norm / sum(norms) for norm in norms])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_feddyn_is_a_plain_loop_of_its_algorithm(seed: int, tmp_path: Path) -> None:
+    """Acar et al. 2021, algorithm 1, on quadratics that every client minimises exactly; two or three of four take part.
+
+    The paper's ∇L_i are `g`, whose mean over all clients is −h.
+    """
+    draw = np.random.default_rng(seed)
+    alpha, taking_part, start = float(draw.uniform(0.2, 2)), int(draw.integers(2, 4)), float(draw.normal())
+    curves = {f"c{i}": (float(draw.uniform(0.5, 3)), float(draw.normal(scale=3)), 1) for i in range(4)}
+    config = make_config(
+        tmp_path,
+        Quadratic(clients=curves, start=(start,)),
+        FedDyn(alpha=alpha),
+        per_client={name: {"lr": 1 / (a + alpha)} for name, (a, _, _) in curves.items()},
+        clients=ClientsConfig(per_round=taking_part),
+        rounds=8,
+    )
+    runner = make_runner(config)
+    runner._share_initial_weights()
+    w, h, g = start, 0.0, dict.fromkeys(curves, 0.0)
+    for _ in range(8):
+        before = {name: runner.context.store.get(name).tensors.get("gradient") for name in curves}
+        runner._one_round()
+        after = {name: runner.context.store.get(name).tensors.get("gradient") for name in curves}
+        cohort = [name for name in curves if after[name] is not before[name]]
+        assert len(cohort) == taking_part
+        models = {}
+        for name in cohort:
+            a, b, _ = curves[name]
+            models[name] = (a * b + g[name] + alpha * w) / (a + alpha)
+            g[name] -= alpha * (models[name] - w)
+        h -= alpha * sum(model - w for model in models.values()) / len(curves)
+        w = sum(models.values()) / len(models) - h / alpha
+        assert float(runner.context.server.weights) == pytest.approx(w, rel=1e-8, abs=1e-8)
+        for name in cohort:
+            assert float(runner.context.store.get(name).tensors["gradient"]) == pytest.approx(
+                g[name], rel=1e-7, abs=1e-7
+            )

@@ -91,6 +91,18 @@ def test_seeds_share_a_row_and_the_spread_is_that_of_a_sample(tmp_path: Path) ->
     assert row["score"] == "0.5500 ± 0.2121 f1"  # 0.4 and 0.7
 
 
+def test_the_order_of_keys_in_a_config_sets_no_runs_apart(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "a", [0.5], seed=1, partition={"private": ["x"], "frozen": ["y"]})
+    other = make_run(tmp_path / "b", [0.5], seed=2, partition={"frozen": ["y"], "private": ["x"]})
+    path = tmp_path / "b" / "config.yaml"
+    path.write_text(yaml.safe_dump(dict(reversed(yaml.safe_load(path.read_text()).items())), sort_keys=False))
+    text = path.read_text().replace("  frozen:\n  - y\n  private:\n  - x\n", "  private:\n  - x\n  frozen:\n  - y\n")
+    assert text != path.read_text()
+    path.write_text(text)
+    (row,) = cells(adapters_markdown([one, (other[0], read_run(tmp_path / "b"))]))
+    assert row["run"] == "fedit (n=2)"
+
+
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
@@ -120,15 +132,23 @@ def test_the_command_prints_and_keeps_the_table_and_refuses_runs_without_adapter
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path / "a", [0.5])
-    assert main(["adapters", str(tmp_path / "a"), "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out == adapters_markdown([run])
-    assert (tmp_path / "out" / "adapters.md").read_text() == adapters_markdown([run])
+    for _ in range(2):  # into a folder that is not there yet, and into one that is
+        assert main(["adapters", str(tmp_path / "a"), "--out", str(tmp_path / "new" / "out")]) == 0
+        assert capsys.readouterr().out == adapters_markdown([run])
+        assert (tmp_path / "new" / "out" / "adapters.md").read_text() == adapters_markdown([run])
     plain = make_run(tmp_path / "b", [0.5], adapter={})
     with pytest.raises(ConfigError, match=r"b has no task\.model\.adapter; name runs with adapters"):
         adapters_markdown([run, plain])
 
 
-def robust_run(folder: Path, shares: Mapping[str, Sequence[float | None]], rule: Any, attack: str = "") -> NamedRun:
+def robust_run(
+    folder: Path,
+    shares: Mapping[str, Sequence[float | None]],
+    rule: Any,
+    attack: str = "",
+    *,
+    with_examples: bool = True,
+) -> NamedRun:
     """A run in which each client kept such shares of its weight, round after round; None: it was not accepted."""
     folder.mkdir(parents=True)
     config = {"run": {"name": folder.name}, "algorithm": {"name": "fedavg", "robust": rule}}
@@ -137,7 +157,8 @@ def robust_run(folder: Path, shares: Mapping[str, Sequence[float | None]], rule:
     lines: list[dict[str, Any]] = [{"kind": "run", "clients": list(shares), "rounds": count}]
     for round in range(count):
         for client, kept in shares.items():
-            line = {"kind": "client", "round": round + 1, "client": client, "status": "ok", "examples": 10 + round}
+            line: dict[str, Any] = {"kind": "client", "round": round + 1, "client": client, "status": "ok"}
+            line |= {"examples": 10 + round} if with_examples else {}
             line |= {} if kept[round] is None else {"kept": kept[round]}
             lines.append(line | ({"attack": {client: attack}} if attack and client == "b" else {}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -156,8 +177,8 @@ def test_how_often_a_robust_rule_left_out_and_shrank_whom(tmp_path: Path) -> Non
         ["d", "12", "3", "0", "1", "0.667", ""],  # what is rounded away is whole
     ]
     assert [row["rule"] for row in cells(robust_markdown([run]).replace("a\\|", "a"))] == ["krum, attackers 2"] * 4
-    bare = robust_run(tmp_path / "bare", {"a": (1.0,)}, "median")
-    assert [row["rule"] for row in cells(robust_markdown([bare]))] == ["median"]
+    bare = robust_run(tmp_path / "bare", {"a": (1.0,)}, "median", with_examples=False)
+    assert [(row["rule"], row["examples"]) for row in cells(robust_markdown([bare]))] == [("median", "0")]
 
 
 def test_a_run_without_a_robust_rule_is_refused(tmp_path: Path) -> None:

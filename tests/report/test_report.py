@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,6 +135,30 @@ def test_the_table_for_programs_has_means_sample_deviations_and_sizes(tmp_path: 
     assert (line["correct"], line["examples"]) == ("511", "1044")
     assert line["notes"].split("; ")[0] == "seed 2: failed rounds: atis 2"
     assert (published["runs"], published["advising_std"], published["examples"]) == ("1", "", "1679")
+
+
+def test_other_models_of_the_same_split_have_rows_of_their_own_and_those_of_training_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "a", name="mine")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    final = [line for line in lines if line["kind"] == "eval" and line["label"] == "final"]
+    with (run / "metrics.jsonl").open("a") as file:
+        for split, label, right in (("test", "personal", 3), ("test", "training", 5), ("dev", "global", 7)):
+            for line in final:
+                told = {"split": split, "label": label, "metrics": {"exact_match": [right, 10]}}
+                file.write(json.dumps(line | told) + "\n")
+    assert len(final) == 3 and main(["table", "--no-plots", str(run)]) == 0
+    table = rows(capsys.readouterr().out)
+    assert [label for label in table if label.startswith("mine")] == ["mine [final]", "mine [personal]"]
+    assert table["mine [personal]"][-1] == "9 of 30"
+
+
+def test_the_published_row_of_two_runs_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run(tmp_path / name, settings=[f"client.epochs={n}"]) for n, name in ((1, "a"), (2, "b"))]
+    assert main(["table", "--no-plots", *map(str, runs)]) == 0
+    shown = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert shown.count("published: FedOPT_lorar") == 1 and shown.count("fedopt_lorar") == 2
 
 
 def test_a_run_of_any_name_is_put_beside_the_row_that_its_config_names(tmp_path: Path) -> None:
