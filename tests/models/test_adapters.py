@@ -23,6 +23,7 @@ from fedtorch.models.adapters.lora import add_adapter, add_to_base, lora_layers,
 from fedtorch.models.adapters.precision import FixedLinear, pass_gradients_quickly
 from fedtorch.models.adapters.saved import saved_keys
 from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.adapters.square import fit_square
 from fedtorch.models.auto import AnyModel, Head
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.gpt2 import GPT2Model
@@ -235,6 +236,18 @@ def test_fixed_factors_have_the_length_of_orthonormal_ones(tokenizer: Any) -> No
             assert 0.8 * bound < rows.abs().max() <= bound and abs(float(rows.mean())) < 0.25 * bound
             # the mean of 8 lengths, each with a deviation of √(4/5 / d) about 1
             assert abs(float(rows.square().sum(1).mean()) - 1) < 4 * (0.8 / width / 8) ** 0.5
+
+
+def test_fixed_factors_of_full_rank_follow_all_of_the_gradient_and_more_ranks_are_refused(tokenizer: Any) -> None:
+    """B Bᵀ G Aᵀ A = G of a gradient with as many rows as there are ranks."""
+    layers = lora_layers(build("bert", tokenizer, kind="sb", r=16, targets=["query"]))
+    ((name, layer),) = layers.items()
+    gradient = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
+    fit_square(layers, {name: gradient})
+    a, b = layer.lora_A["default"].fixed, layer.lora_B["default"].weight
+    assert torch.allclose(b @ b.T @ gradient @ a.T @ a, gradient, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"the gradient of `.*query` is \(16, 15\), less than task.model.adapter.r"):
+        fit_square(layers, {name: gradient[:, :15]})
 
 
 def test_means_of_squares_are_exact_and_gradients_are_those_of_the_product(tokenizer: Any) -> None:
