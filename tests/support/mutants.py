@@ -31,7 +31,7 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "int": "round"}
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 NUMBERS = {"int", "float", "Count", "Whole", "Positive", "NotNegative", "Share"}
 """Types of keys; a default that is null becomes 1 where one of them may stand in its place."""
 
@@ -140,6 +140,8 @@ def _change(node: ast.AST) -> Callable[[Any], None] | None:
         return lambda n: setattr(n, "value", n.value + 1)
     if isinstance(node, ast.Name) and node.id in NAMES:
         return lambda n: setattr(n, "id", NAMES[n.id])
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int":
+        return lambda n: setattr(n.func, "id", "round")
     if isinstance(node, ast.Name) and node.id == "stdev":
         return lambda n: setattr(n, "id", "pstdev")
     if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "-1":
