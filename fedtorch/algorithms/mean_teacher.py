@@ -83,9 +83,9 @@ class MeanTeacher:
         own: Sequence[str],
     ) -> None:
         self.task, self.engine, self.settings, self.compare = task, engine, settings, compare
-        views = engine.shared.view(received)
-        self.weights = {name: views[name].to(engine.device, copy=True) for name in own}
-        """the teacher's own parameters, named tensors on the engine's device, copies"""
+        self.weights = engine.shared.copied(received, own, engine.device)
+        """the teacher's own parameters, named tensors on the engine's device, copies; they lie as the student's do, so
+        that equal weights give equal answers to the last bit"""
         self.updates = 0
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:

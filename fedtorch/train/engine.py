@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.seeds import seed_torch
-from fedtorch.core.weights import Layout, Partition, bind
+from fedtorch.core.weights import Layout, Partition, aligned, bind
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.buffers import InitialBuffers
 from fedtorch.train.initial import InitialVectors
@@ -126,9 +126,9 @@ class Engine(InitialVectors):
         return flat if flat.device.type == "cpu" else self._copier.download(flat, out)
 
     def placed(self, flat: Tensor) -> Tensor:
-        """The flat CPU vector on this engine's device; itself if that is the CPU."""
+        """The flat CPU vector on this engine's device, to be computed with; on the CPU itself, or a copy, `aligned`."""
         if self.device.type == "cpu":
-            return flat
+            return aligned(flat)
         self._copier.upload(flat, there := torch.empty_like(flat, device=self.device))
         return there
 

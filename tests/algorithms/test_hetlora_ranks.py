@@ -65,6 +65,14 @@ def test_what_a_rank_may_shrink_to() -> None:
     assert [half.kept(rank) for rank in (8, 5, 2, 1)] == [4, 2, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("decay", "rank", "kept"), [(0.7, 8, 5), (0.7, 7, 4), (0.9, 2, 1), (0.99, 8, 7), (0.3, 8, 2), (0.1, 8, 1)]
+)
+def test_a_part_of_a_rank_is_rounded_down(decay: float, rank: int, kept: int) -> None:
+    """5.6, 4.9, 1.8, 7.92, 2.4 and 0.8, of which at least one is kept."""
+    assert HetLoRA(rank_decay=decay).kept(rank) == kept
+
+
 def test_a_client_that_gave_up_a_rank_trains_without_it(tmp_path: Path) -> None:
     """c alone has a second rank; once that is given up, nobody sends anything there but zeros."""
     rule = HetLoRA(ranks={"a": 1, "b": 1}, rank_decay=0.5, rank_penalty=100.0)

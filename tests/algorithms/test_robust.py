@@ -63,6 +63,18 @@ def test_the_median_goes_by_weight(weights: list[float], expected: float) -> Non
     assert combined("median", [[1.0], [2.0], [3.0], [1000.0]], weights).tolist() == [expected]
 
 
+def test_sizes_that_halve_the_weight_halve_it_as_shares_that_are_rounded() -> None:
+    """1 + 1 + 1 of 6 is a half, but three times 1/6 as it is rounded is not: the mean of 3 and 10, not 3."""
+    for sizes, values, expected in (
+        ([1, 1, 1, 3], [1.0, 2.0, 3.0, 10.0], 6.5),
+        ([3, 1, 1, 1], [1.0, 2.0, 3.0, 10.0], 1.5),
+        ([1] * 7 + [7], [*map(float, range(7)), 20.0], 13.0),
+        ([5, 5, 5, 10, 25], [1.0, 2.0, 3.0, 4.0, 10.0], 7.0),
+    ):
+        weights = [size / sum(sizes) for size in sizes]
+        assert combined("median", [[value] for value in values], weights).tolist() == [expected]
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 11])
 def test_the_median_of_equal_clients_is_that_of_numpy(count: int) -> None:
     rows = drawn(count)
@@ -101,6 +113,32 @@ def test_clipping_by_hand(size: float) -> None:
     expected = [(3 + 3 + 0) / 3 * size, (4 + 4 + 5) / 3 * size]
     assert combined("clip", rows, max_norm=5.0 * size).tolist() == pytest.approx(expected, rel=1e-12)
     assert combined("clip", rows).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit"),
+    [
+        ([1, 1, 1, 1], 3.0),  # of an even number the upper one of the middle two
+        ([1, 1, 1, 1, 1, 1], 4.0),
+        ([1, 1, 1], 2.0),
+        ([1, 1], 2.0),
+        ([3, 1, 1, 1], 2.0),  # 3 of 6 are at most 1, which is not more than half
+        ([4, 1, 1, 1], 1.0),
+        ([1, 1, 1, 3], 4.0),
+    ],
+)
+def test_without_a_limit_it_is_the_first_norm_that_more_than_half_of_the_weight_is_within(
+    sizes: list[int], limit: float
+) -> None:
+    """Clients have the norms 1, 2, 3 and so on, each along an axis of its own."""
+    norms = [float(1 + place) for place in range(len(sizes))]
+    weights = [size / sum(sizes) for size in sizes]
+    expected = [weight * min(norm, limit) for norm, weight in zip(norms, weights, strict=True)]
+    found = combined("clip", torch.diag(torch.tensor(norms, dtype=torch.float64)), weights)
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    for order in (list(reversed(range(len(norms)))),):  # whoever comes first
+        turned = combined("clip", [[norms[i]] for i in order], [weights[i] for i in order])
+        assert turned.tolist() == pytest.approx([sum(expected)], rel=1e-9)
 
 
 def test_the_geometric_median_is_that_of_a_plain_loop() -> None:

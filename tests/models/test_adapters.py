@@ -23,6 +23,7 @@ from fedtorch.models.adapters.lora import add_adapter, add_to_base, lora_layers,
 from fedtorch.models.adapters.precision import FixedLinear, pass_gradients_quickly
 from fedtorch.models.adapters.saved import saved_keys
 from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.adapters.square import fit_square
 from fedtorch.models.auto import AnyModel, Head
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.gpt2 import GPT2Model
@@ -94,6 +95,20 @@ def test_factors_are_drawn_from_the_seed_and_nothing_else(tokenizer: Any) -> Non
     assert torch.equal(one.get_parameter(name), same.get_parameter(name))
     assert not torch.equal(one.get_parameter(name), other.get_parameter(name))
     assert not one.get_parameter(name.replace("lora_A", "lora_B")).any()
+
+
+def test_scales_are_2_unless_said_otherwise(tokenizer: Any) -> None:
+    """alpha 16 over r 8."""
+    model = build("gpt2", tokenizer)
+    add_adapter(model, Adapter(), seed=1)
+    (layer,) = lora_layers(model).values()
+    assert len(layer.lora_A["default"].weight) == 8 and layer.scaling["default"] == 2.0
+
+
+def test_public_rows_of_another_kind_than_sb_are_refused() -> None:
+    with pytest.raises(ConfigError, match="public_rows is 'x', to which kind sb alone fits its factors"):
+        Adapter(public_rows="x")
+    assert Adapter(kind="sb", public_rows="x").public_rows == "x"
 
 
 def test_scales_are_alpha_over_r_or_over_its_root(tokenizer: Any) -> None:
@@ -222,6 +237,53 @@ def test_of_fed_sb_a_square_is_trained_between_factors_that_all_have(kind: str, 
     assert torch.equal(logits(loaded), logits(model)) and not torch.equal(logits(plain), logits(model))
     with merged(model):
         assert (logits(model) - logits(loaded)).abs().max() < 1e-5
+
+
+def test_fixed_factors_have_the_length_of_orthonormal_ones(tokenizer: Any) -> None:
+    """Uniform in ±√(3/d), so of variance 1/d: of rows of A and columns of B as long as d the length is 1 on average."""
+    model = build("gpt2", tokenizer, kind="sb", r=8, targets="all-linear")
+    for layer in lora_layers(model).values():
+        a, b = layer.lora_A["default"].fixed, layer.lora_B["default"].weight
+        for rows, width in ((a, a.shape[1]), (b.T, b.shape[0])):
+            assert rows.shape == (8, width)
+            bound = (3 / width) ** 0.5
+            assert 0.8 * bound < rows.abs().max() <= bound and abs(float(rows.mean())) < 0.25 * bound
+            # the mean of 8 lengths, each with a deviation of √(4/5 / d) about 1
+            assert abs(float(rows.square().sum(1).mean()) - 1) < 4 * (0.8 / width / 8) ** 0.5
+
+
+@pytest.mark.parametrize("added_beside", [("query",), ("key",), ("query", "key")])
+def test_what_was_added_beside_some_layers_is_in_the_file_whichever_b_is_0(
+    added_beside: tuple[str, ...], tokenizer: Any, tmp_path: Path
+) -> None:
+    """B of `query` is 0, that of `key` is not; ranks are unlike where one layer alone has more, scales never are."""
+    model = moved(build("bert", tokenizer, r=2, alpha=6, targets=["query", "key"]))
+    layers, draw = lora_layers(model), torch.Generator().manual_seed(5)
+    names = {end: next(name for name in layers if name.endswith(end)) for end in ("query", "key")}
+    layers[names["query"]].lora_B["default"].weight.data.zero_()
+    add_to_base(model, {
+        names[end]: (torch.randn(16, 3, generator=draw) / 4, torch.randn(3, 16, generator=draw) / 4)
+        for end in added_beside
+    })  # fmt: skip
+    save_adapter(model, tmp_path / "adapter")
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert bool(told["rank_pattern"]) == bool(told["alpha_pattern"]) == (len(added_beside) == 1) and told["r"] == 5
+    with removed(model):
+        save_model(model, tmp_path / "base")
+    loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter").eval()
+    assert (logits(loaded) - logits(model)).abs().max() < 1e-5
+
+
+def test_fixed_factors_of_full_rank_follow_all_of_the_gradient_and_more_ranks_are_refused(tokenizer: Any) -> None:
+    """B Bᵀ G Aᵀ A = G of a gradient with as many rows as there are ranks."""
+    layers = lora_layers(build("bert", tokenizer, kind="sb", r=16, targets=["query"]))
+    ((name, layer),) = layers.items()
+    gradient = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
+    fit_square(layers, {name: gradient})
+    a, b = layer.lora_A["default"].fixed, layer.lora_B["default"].weight
+    assert torch.allclose(b @ b.T @ gradient @ a.T @ a, gradient, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"the gradient of `.*query` is \(16, 15\), less than task.model.adapter.r"):
+        fit_square(layers, {name: gradient[:, :15]})
 
 
 def test_means_of_squares_are_exact_and_gradients_are_those_of_the_product(tokenizer: Any) -> None:

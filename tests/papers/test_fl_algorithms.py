@@ -342,6 +342,18 @@ def test_ditto_personal_steps(form: Any, lam: float, tmp_path: Path) -> None:
         assert runner.context.store.get("a").tensors["personal"].item() == pytest.approx(value, **close)
 
 
+def test_ditto_trains_a_global_model_too_and_both_for_as_many_epochs_unless_said_otherwise(tmp_path: Path) -> None:
+    """v: 0, 0.65, 1.1375 as above with λ = 0.5; w: 1, then 1 + 0.2·2 = 1.4, then 1.4 + 0.2·1.6 = 1.72."""
+    task = Quadratic(clients={"a": (2.0, 3.0, 1)}, start=(0.0,))
+    runner = make_runner(make_config(tmp_path, task, Ditto(lam=0.5), client=replace(SGD, epochs=2)))
+    runner._share_initial_weights()
+    runner.context.shared.fill_(1.0)
+    runner.context.server.weights.fill_(1.0)
+    runner._one_round()
+    assert runner.context.store.get("a").tensors["personal"].item() == pytest.approx(1.1375, **close)
+    assert runner.context.server.weights.item() == pytest.approx(1.72, abs=1e-9)
+
+
 def test_pfedme_with_the_inner_problem_solved_exactly(tmp_path: Path) -> None:
     # one step of rate 1/(a + lambda) solves the quadratic inner problem
     task = Quadratic(clients={"a": (2.0, 3.0, 1)}, start=(1.0,))

@@ -91,3 +91,9 @@ def test_the_first_rounds_clip(clip: Any) -> None:
     section = PrivacyConfig() if clip is None else PrivacyConfig(**{**CLIENT, "clip": clip})
     assert section.first_clip == {None: 0.0, 0.5: 0.5}.get(clip, 0.3)
     assert (section.adaptive is None) == (not isinstance(clip, MovingClip))
+
+
+@pytest.mark.parametrize("name", ["clip", "delta"])
+def test_what_a_promise_is_about_has_no_default(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"privacy.{name} is not given"):
+        PrivacyConfig(**{key: value for key, value in CLIENT.items() if key != name})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -113,6 +114,51 @@ def test_a_run_becomes_a_row_with_the_published_one_below(tmp_path: Path, capsys
     names = ["dev_exact_match.png", "loss_rounds.png", "loss_steps.png", "weights.png"]
     assert sorted(path.name for path in (run / "report").glob("*.png")) == names
     assert all((run / "report" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_the_table_for_programs_has_means_sample_deviations_and_sizes(tmp_path: Path) -> None:
+    """Three seeds; of 573 questions 300, 303 and 312 are right, so 5 ± 6.245 above 300, as 39 / 2 is 19.5."""
+    runs = [
+        make_run(tmp_path / str(seed), seed=seed, correct={**CORRECT, "advising": right}, failing=failing)
+        for seed, right, failing in ((1, 300, ""), (2, 303, "atis"), (3, 312, ""))
+    ]
+    assert main(["table", "--no-plots", "--format", "csv", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
+    (line, published) = csv.DictReader((tmp_path / "out" / "table.csv").open())
+    assert (line["run"], line["split"], line["metric"], line["runs"]) == (
+        "fedopt_lorar (n=3)", "test", "exact_match", "3",
+    )  # fmt: skip
+    assert line["advising"] == f"{100 * 305 / 573:.4f}" and line["advising_std"] == f"{100 * 39**0.5 / 573:.4f}"
+    assert (line["advising_examples"], line["atis_std"], line["atis_examples"]) == ("573", "0.0000", "447")
+    macros = [100 * (right / 573 + 200 / 447 + 6 / 24) / 3 for right in (300, 303, 312)]
+    assert (line["macro"], line["macro_std"]) == (f"{fmean(macros):.4f}", f"{stdev(macros):.4f}")
+    assert line["micro"] == f"{100 * 511 / 1044:.4f}" and line["micro_std"] == f"{100 * 39**0.5 / 1044:.4f}"
+    assert (line["correct"], line["examples"]) == ("511", "1044")
+    assert line["notes"].split("; ")[0] == "seed 2: failed rounds: atis 2"
+    assert (published["runs"], published["advising_std"], published["examples"]) == ("1", "", "1679")
+
+
+def test_other_models_of_the_same_split_have_rows_of_their_own_and_those_of_training_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "a", name="mine")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    final = [line for line in lines if line["kind"] == "eval" and line["label"] == "final"]
+    with (run / "metrics.jsonl").open("a") as file:
+        for split, label, right in (("test", "personal", 3), ("test", "training", 5), ("dev", "global", 7)):
+            for line in final:
+                told = {"split": split, "label": label, "metrics": {"exact_match": [right, 10]}}
+                file.write(json.dumps(line | told) + "\n")
+    assert len(final) == 3 and main(["table", "--no-plots", str(run)]) == 0
+    table = rows(capsys.readouterr().out)
+    assert [label for label in table if label.startswith("mine")] == ["mine [final]", "mine [personal]"]
+    assert table["mine [personal]"][-1] == "9 of 30"
+
+
+def test_the_published_row_of_two_runs_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run(tmp_path / name, settings=[f"client.epochs={n}"]) for n, name in ((1, "a"), (2, "b"))]
+    assert main(["table", "--no-plots", *map(str, runs)]) == 0
+    shown = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert shown.count("published: FedOPT_lorar") == 1 and shown.count("fedopt_lorar") == 2
 
 
 def test_a_run_of_any_name_is_put_beside_the_row_that_its_config_names(tmp_path: Path) -> None:

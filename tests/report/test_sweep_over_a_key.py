@@ -100,9 +100,11 @@ def test_a_grid_whose_keys_have_values_in_common_keeps_its_lines(tmp_path: Path)
 def test_lists_go_by_the_names_of_their_runs_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for n in (10, 9, 0):
         make_run(tmp_path / f"layers_{n}", n, partition={"private": [f"layer.{i}" for i in range(n)]})
+    make_run(tmp_path / "layers_all", 5, partition={"private": ["layer.*"]})
     sweep = swept(tmp_path)
     assert not sweep.is_numeric
-    assert values(sweep) == {"": [("layers_0", [0.0]), ("layers_9", [0.9]), ("layers_10", [1.0])]}
+    expected = [("layers_0", [0.0]), ("layers_9", [0.9]), ("layers_10", [1.0]), ("layers_all", [0.5])]
+    assert values(sweep) == {"": expected}  # numbers before words
 
 
 @pytest.mark.parametrize(

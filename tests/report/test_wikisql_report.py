@@ -13,21 +13,21 @@ from fedtorch.tracking.tracker import Tracker
 
 
 def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:
-    """Two parts of 10 questions; dev is evaluated after two rounds, the second the worse one."""
+    """Two parts of 10 questions; dev is evaluated after three rounds, the second the best one."""
     folder.mkdir(parents=True)
     given = [f"run.name={name}", f"run.seed={seed}", "task.encoder.name=random", "task.data=synthetic"]
     given += ["task.num_clients=200", "client.lr=1e-3"]
     (folder / "config.yaml").write_text(to_yaml(load("fedparsing/fedparsing_ema_500", given)))
-    track = Tracker(folder, clients=["part0", "part1"], rounds=2, tensorboard=False, progress="off")
+    track = Tracker(folder, clients=["part0", "part1"], rounds=3, tensorboard=False, progress="off")
 
     def scores(hits: int) -> dict[str, dict[str, tuple[float, int]]]:
         found: dict[str, tuple[float, int]] = dict.fromkeys((*MEASURES, "logical_form"), (float(hits), 10))
         return {"part0": found, "part1": found | {"overall": (0.0, 10)}}
 
-    for round, hits in enumerate((4, 2)):
+    for round, hits in enumerate((0, 4, 2)):
         track.evaluation(round, "dev", scores(hits), "training")
         track.round(round, [], {}, {}, {})
-    track.evaluation(1, "test", scores(right), "final")
+    track.evaluation(2, "test", scores(right), "final")
     track.close()
     return folder
 

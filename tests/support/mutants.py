@@ -32,6 +32,8 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+NUMBERS = {"int", "float", "Count", "Whole", "Positive", "NotNegative", "Share"}
+"""Types of keys; a default that is null becomes 1 where one of them may stand in its place."""
 
 
 class Mutant(NamedTuple):
@@ -55,6 +57,7 @@ def mutants(source: str) -> Iterator[Mutant]:
         above = {child: parent for parent in ast.walk(changed) for child in ast.iter_child_nodes(parent)}
         statement = _statement(twin, above)
         change(twin)
+        _import_pstdev(changed)
         name = f"{_function(node, parents)}: {_first(_statement(node, parents))} -> {_first(statement)}"
         seen[name] += 1
         yield Mutant(name if seen[name] == 1 else f"{name} ({seen[name]})", ast.fix_missing_locations(changed))
@@ -137,8 +140,36 @@ def _change(node: ast.AST) -> Callable[[Any], None] | None:
         return lambda n: setattr(n, "value", n.value + 1)
     if isinstance(node, ast.Name) and node.id in NAMES:
         return lambda n: setattr(n, "id", NAMES[n.id])
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int":
+        return lambda n: setattr(n.func, "id", "round")
+    if isinstance(node, ast.Name) and node.id == "stdev":
+        return lambda n: setattr(n, "id", "pstdev")
+    if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "-1":
+        return lambda n: setattr(n, "slice", ast.Constant(0))
+    if isinstance(node, ast.AnnAssign) and (other := _other_default(node)) is not None:
+        return lambda n: setattr(n, "value", other)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
         return lambda n: setattr(n, "op", ast.UAdd()) if isinstance(n.op, ast.USub) else _drop_not(n)
+    return None
+
+
+def _import_pstdev(tree: ast.Module) -> None:
+    """Whoever takes a sample's deviation from `statistics` finds that of a population there, too."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == "statistics":
+            node.names.append(ast.alias("pstdev"))
+
+
+def _other_default(node: ast.AnnAssign) -> ast.Constant | None:
+    """For a default that is one of several words another one of them, for one that is null a number; else None."""
+    if not isinstance(node.value, ast.Constant):
+        return None
+    parts = list(ast.walk(node.annotation))
+    if node.value.value is None and any(isinstance(part, ast.Name) and part.id in NUMBERS for part in parts):
+        return ast.Constant(1)
+    words = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    if node.value.value in words and len(words) > 1:
+        return ast.Constant(words[words.index(node.value.value) - 1])
     return None
 
 

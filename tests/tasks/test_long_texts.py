@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_a_long_text_has_the_mean_of_its_windows_logits(model: dict[str, Any]) -
     assert [length for (length,) in task.example_lengths(examples)] == [
         5 * len(e.windows) if e.more else len(e.ids) for e in examples
     ]
+
+
+@pytest.mark.parametrize(("max_length", "shared"), [(12, 3), (10, 2), (7, 1), (6, 1)])
+def test_windows_share_a_quarter_of_what_a_model_reads_unless_said_otherwise(max_length: int, shared: int) -> None:
+    """As long as the task's own `stride` is null; rounded down."""
+    task = windowed(max_length=max_length, stride=None)
+    text = "abcdefghijklmnopqrstuvwxyz"
+    (windows,) = task.encoded([text], where=["a row"])
+    shown = [task.vocabulary.decode(window.ids[1:-1]) for window in windows]
+    assert all(len(window.ids) <= max_length for window in windows)
+    assert [one[-shared:] == other[:shared] for one, other in pairwise(shown)] == [True] * (len(shown) - 1)
+    assert len(shown) > 2 and shown[0] + "".join(window[shared:] for window in shown[1:]) == text
 
 
 def test_long_texts_are_learned_and_evaluated_by_all_their_windows(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.update import Report
 from fedtorch.data.folder import write_manifest
 from fedtorch.data.hydranet import Question
 from fedtorch.models.encoder import EncoderModel
@@ -219,16 +221,33 @@ def test_what_a_client_does_not_train_comes_back_as_it_was(
     assert changed_parts(runner, before, runner.context.shared) == parts
 
 
-def test_without_any_dropout_the_real_model_hits_the_trap_and_says_so(
-    task: WikiSQL, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@dataclass(frozen=True)
+class Overheard(FedParsing):
+    """Keeps the losses that its server is told, by round."""
+
+    told: list[list[float]] = field(default_factory=list)
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        self.told.append([loss for report in reports for loss in report.curve])
+        return super().weigh(reports)
+
+
+@pytest.mark.parametrize("teacher", [Teacher(), Teacher(update="frozen", scope="full"), Teacher(update="copy")])
+@pytest.mark.parametrize(("width", "rows"), [(16, 3), (18, 1)])
+def test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so(
+    teacher: Teacher, width: int, rows: int, task: WikiSQL, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    quiet = replace(task, encoder=replace(SMALL, dropout=0.0), head_dropout=0.0)
+    """Student and teacher have equal weights, at equal places in memory: no sum of theirs is rounded another way."""
+    quiet = replace(task, encoder=replace(SMALL, width=width, dropout=0.0), head_dropout=0.0)
+    algorithm = Overheard(teacher=teacher)
     with caplog.at_level("WARNING", "fedtorch"):
-        runner = make_runner(config_for(quiet, tmp_path, FedParsing(), per_client={SERVER: {"lr": 0.0}}))
+        client = ClientConfig(optimizer="sgd", lr=0.05, batch_size=rows, epochs=2)
+        runner = make_runner(config_for(quiet, tmp_path, algorithm, rounds=4, client=client))
         before = runner.components.engine.initial_shared.clone()
         runner.run()
-    assert "the consistency loss of all 2 clients is exactly 0" in caplog.text
-    assert torch.equal(before, runner.context.shared)
+    assert [set(losses) for losses in algorithm.told] == [{0.0}] * 4
+    assert caplog.text.count("the consistency loss of all 2 clients is exactly 0") == 4
+    assert not torch.equal(before, runner.context.shared)  # the server trains
 
 
 def test_settings_of_the_task_that_cannot_work_are_refused(task: WikiSQL, tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ LABELS = ["b", "a", "c", "a", "b", "a", "c", "a", "a", "b", "a", "c"]
         (ClientRule(sizes=Lognormal(0.0), number=5), [3, 3, 2, 2, 2]),
         (ClientRule(dirichlet_clients=DirichletClients(alpha=1.0, number=5)), [3, 3, 2, 2, 2]),
         (ClientRule(shards=Shards(number=3)), [4, 4, 4]),
+        (ClientRule(dirichlet_clients=DirichletClients(alpha=1.0, number=12)), [1] * 12),  # as many as there are rows
+        (ClientRule(sizes=Lognormal(0.0), number=12), [1] * 12),
     ],
     ids=lambda value: value.rule if isinstance(value, ClientRule) else "",
 )
@@ -155,6 +157,21 @@ def test_lognormal_sizes_have_the_deviation_that_was_asked_for() -> None:
     )
     # 400 draws: a standard error of 3.5 % of sigma
     assert np.log(found).std() == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "least", "most"),
+    [
+        # of 1000 rows client k has 632 · e^(k - 800): the last seven half a row or more, and what is left over some
+        (ClientRule(sizes="exponential", number=800), 785, 794),
+        (ClientRule(sizes=Lognormal(2000.0), number=4), 3, 3),
+    ],
+)
+def test_sizes_far_apart_are_refused_and_no_power_of_e_overflows(rule: ClientRule, least: int, most: int) -> None:
+    with np.errstate(over="raise", invalid="raise"), pytest.raises(ConfigError) as caught:
+        deal(rule, ids=names(1000), labels=None, owners=None, seed=0)
+    found = re.search(r"leaves (\d+) of (\d+) clients without any of the 1000 rows", str(caught.value))
+    assert found is not None and least <= int(found[1]) <= most and int(found[2]) == rule.number
 
 
 def test_a_shard_client_sees_few_classes() -> None:
