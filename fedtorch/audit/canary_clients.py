@@ -1,24 +1,23 @@
-"""Canary clients as an attack: what epsilon the noise of `--clip` and `--noise` comes to, claimed and estimated.
-
-Of a run with privacy it is the package's own mechanism that is run, else the textbook's; `canaries.estimate` takes any
-other one.
-"""
+"""Canary clients as an attack: what real rounds of the promised mechanism say of the epsilon that is claimed."""
 
 from __future__ import annotations
 
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
 
-from fedtorch.audit.canaries import CanaryEstimate, Outgoing, estimate, gaussian, of_the_package
-from fedtorch.audit.finding import Finding
-from fedtorch.audit.gaussians import gaussian_epsilon
-from fedtorch.audit.pictures import bars, histogram
+from fedtorch.audit.canaries import Canaries, judged
+from fedtorch.audit.canary_rounds import canary_rounds
+from fedtorch.audit.finding import LITTLE, Finding
+from fedtorch.audit.pictures import bars
 from fedtorch.audit.subject import Subject
+from fedtorch.privacy.accounting import Accountant
 
 NAME = "canaries"
-ABOUT = "epsilon of one release, estimated from clients with random updates that join it (2302.03098)"
-NEEDS = "to send updates as some of the clients, and the release; nothing is trained"
-MOST_NUMBERS = 100_000
-"""Of the release that is made; with more of them the estimate is hardly better, only slower."""
+ABOUT = "epsilon of some rounds, from clients with known updates of which half are left out (2305.08846)"
+NEEDS = "to send updates as some of the clients, and what every round releases; no row of a client is trained on"
+MOST_ROUNDS = 5
+"""That are run; what is claimed is epsilon of these."""
 
 
 def why_not(subject: Subject) -> str:
@@ -26,57 +25,65 @@ def why_not(subject: Subject) -> str:
     options = subject.options
     if options.clip is None or options.noise is None:
         return "there is no noise to be estimated; give --clip and --noise"
-    if subject.context.components.engine.shared.size < 10 * options.canaries:
-        return f"{options.canaries} canaries hide each other in so few numbers; give fewer (--canaries)"
+    if missing := [name for name in ("dp_accounting", "cryptography") if find_spec(name) is None]:
+        return f"{missing[0]} is not installed; pip install 'fedtorch-nlp[privacy]'"
     return ""
 
 
 def attack(subject: Subject) -> Finding:
-    """Estimated epsilon against that of the Gaussian mechanism, of one release that all clients take part in.
+    """The three figures of the run's mechanism, at its own rate, clip, noise and kind of noise.
 
-    With the noise that is promised, and for comparison with twice and with half of it: an estimate that stays where it
-    is says nothing.
+    The rounds are real ones, under a simulated key: draw, clip, exact sum, noise and step, without a secure sum. Where
+    the clip moves it stays at its first value here.
     """
     options = subject.options
-    assert options.noise is not None
-    estimates = {times: estimated(subject, times * options.noise) for times in (1.0, 2.0, 0.5)}
-    figures = [
-        {
-            "channel": "sum, clipped, noised",
-            "client": "as promised" if times == 1 else f"noise x {times:g}",
-            "claimed": gaussian_epsilon(times * options.noise, options.delta),
-            "estimated": one.epsilon,
-            "delta": options.delta,
-            "canaries": options.canaries,
-            "numbers": one.numbers,
-        }
-        for times, one in estimates.items()
-    ]
-    found, claimed = estimates[1.0], gaussian_epsilon(options.noise, options.delta)
-    whose = "the run's own clip, noise and key stream" if options.promised else "the Gaussian mechanism"
-    said = (
-        f"epsilon {found.epsilon:.2f} is estimated where {claimed:.2f} is claimed (delta {options.delta:g}; one "
-        f"release of {whose}, everybody takes part); it scatters and is no bound"
-    )
-    picture = bars(figures, "claimed", "estimated")
-    picture += histogram(found.cosines, {"no canary": 0.0, "mean": found.mean}, "cosine of a canary with the release")
-    return Finding(NAME, ABOUT, NEEDS, said, figures, picture)
-
-
-def estimated(subject: Subject, noise: float) -> CanaryEstimate:
-    """What canaries say of this noise multiplier: of the package's own code in a run with privacy."""
-    options = subject.options
-    assert options.clip is not None
-    outgoing: Outgoing | None = None
-    release = gaussian(options.clip, noise, seed=1)
-    if options.promised is not None:
-        key = sha256(b"fedtorch audit").digest()  # nothing is released, so it need not be secret
-        outgoing, release = of_the_package(options.clip, noise, options.canaries, key, options.promised.noise)
-    return estimate(
-        release,
-        numbers=min(MOST_NUMBERS, subject.context.components.engine.shared.size),
-        clip=options.clip,
-        delta=options.delta,
+    assert options.clip is not None and options.noise is not None
+    rounds, rate = max(2, min(MOST_ROUNDS, subject.context.config.rounds)), _rate(subject)
+    presence, is_in = canary_rounds(
         canaries=options.canaries,
-        outgoing=outgoing,
+        rounds=rounds,
+        rate=rate,
+        clip=options.clip,
+        noise_multiplier=options.noise,
+        noise=options.promised.noise if options.promised else "normal",
+    )
+    claimed = Accountant(rate, options.noise, options.delta).epsilon(rounds)
+    found = judged(presence, is_in, rate, options.noise, claimed, options.delta)
+    figures = _figures(found, rounds, options.canaries)
+    return Finding(NAME, ABOUT, NEEDS, _said(found, rounds, options.delta), figures, bars(figures, "found"))
+
+
+def _rate(subject: Subject) -> float:
+    """With which the run draws its clients, or comes nearest to."""
+    options, per_round = subject.options, subject.context.config.clients.per_round
+    if options.rate is not None:
+        return options.rate
+    return 1.0 if per_round == "all" else min(1.0, per_round / len(subject.context.components.clients))
+
+
+def _figures(found: Canaries, rounds: int, canaries: int) -> Sequence[Mapping[str, Any]]:
+    """A row for each figure, with its interval and what it can show."""
+    estimate, low, high = found.fit
+    rows = [
+        ("bound", found.bound, found.bound, None, "at least this, with 95 %, whatever the mechanism; it sees little"),
+        ("fit", estimate, low, high, "an estimate with a 95 % interval, if scores are normal; it sees a missing clip"),
+    ]
+    told = [
+        {"channel": "rounds", "client": name, "claimed": found.claimed, "found": value, "low": least, "high": most}
+        | {"rounds": rounds, "canaries": canaries, "flagged": name in found.flags, "shows": shows}
+        for name, value, least, most, shows in rows
+    ]
+    shows = f"the least share of the promised variance; chance of one so small {found.chance:.2g}; sees the noise alone"
+    last = {"channel": "rounds", "client": "spread", "claimed": 1.0, "found": found.spread, "low": None, "high": None}
+    last |= {"rounds": rounds, "canaries": canaries, "flagged": "spread" in found.flags, "shows": shows}
+    return [*told, last]
+
+
+def _said(found: Canaries, rounds: int, delta: float) -> str:
+    estimate, low, high = found.fit
+    verdict = f"{' and '.join(found.flags)} contradict the claim" if found.flags else "nothing that contradicts it"
+    return (
+        f"of epsilon {found.claimed:.2f} claimed for {rounds} rounds (delta {delta:g}) {LITTLE} {verdict}: bound at "
+        f"least {found.bound:.2f}; fit {estimate:.2f} (95 %: {low:.2f} to {high:.2f}); spread {found.spread:.3f} of "
+        "the promised variance"
     )

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FAILED = "this attack failed"
-"""What is said where nothing was recovered; a newer attack may succeed."""
+LITTLE = "this attack found"
+"""How a result begins, with little as with much: what one attack does not find another may."""
 
 
 @dataclass(frozen=True)

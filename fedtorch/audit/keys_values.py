@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtorch.audit.finding import FAILED, Finding, percent, share
+from fedtorch.audit.finding import LITTLE, Finding, percent, share
 from fedtorch.audit.pictures import bars
 from fedtorch.audit.subject import Subject
 from fedtorch.models.link import Increment, Link
@@ -26,7 +26,7 @@ NEEDS = "to be the other side of a dialog, or between both, with a model that be
 MOST_DIALOGS = 4
 """Of each client."""
 TELLING = 0.05
-"""Where fewer words are found the attack failed: single frequent words are guessed by chance."""
+"""Where fewer words are found it may be chance: single frequent words are guessed."""
 SIDES = {USER: "user", ASSISTANT: "assistant"}
 
 
@@ -171,6 +171,6 @@ def _said(figures: Sequence[Mapping[str, Any]]) -> str:
     best = max((row["recovered"] or 0.0 for row in own), default=0.0)
     exact = max((row["recovered"] or 0.0 for row in figures), default=0.0)
     said = (
-        f"up to {percent(best)} of a side's words are found by the other side, {percent(exact)} with the same weights"
+        f"{LITTLE} up to {percent(best)} of a side's words from the other side, {percent(exact)} with the same weights"
     )
-    return said if best >= TELLING else f"{FAILED}: {said}"
+    return said if best >= TELLING else f"{said}; so few may be chance"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedtorch.audit.finding import FAILED, Finding
+from fedtorch.audit.finding import LITTLE, Finding
 from fedtorch.audit.pictures import curve
 from fedtorch.audit.subject import Subject
 from fedtorch.rounds.private_weights import private_weights
@@ -44,9 +44,10 @@ def attack(subject: Subject) -> Finding:
     figures.insert(0, whole)
     auc = whole["auc"]
     assert isinstance(auc, float)
-    said = f"AUC {auc:.2f} (0.5: chance), {100 * float(whole['found']):.0f} % of the training rows found with 1 % false"
+    rows = f"{100 * float(whole['found']):.0f} % of the training rows with 1 % false"
+    said = f"{LITTLE} {rows}, AUC {auc:.2f} (0.5: chance)"
     if auc < 0.55:
-        said = f"{FAILED}: {said}"
+        said += "; the best known attack, LiRA (2112.03570), compares with models trained without the row"
     return Finding(NAME, ABOUT, NEEDS, said, figures, curve(roc(members, others), "held-out rows", "training rows"))
 
 

@@ -11,8 +11,8 @@ from fedtorch.report.html_page import POLICY, table
 from fedtorch.report.html_style import SORT, STYLE
 
 WARNING = (
-    "That an attack failed says that this attack, in this form, failed on this run. It is no proof that nothing can be "
-    "read: newer attacks go further, and an attacker may know more than these do."
+    "That an attack found little says what this attack, in this form, found on this run. It is no proof that nothing "
+    "can be read: newer attacks go further, and an attacker may know more than these do."
 )
 
 

@@ -25,7 +25,7 @@ class AuditResult:
     findings: Mapping[str, Finding]
     """attack -> what it came to, in the order in which they were run"""
     warning: str = WARNING
-    """what a failed attack does not mean"""
+    """what an attack that found little does not mean"""
 
     @property
     def record(self) -> dict[str, Any]:

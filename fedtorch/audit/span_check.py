@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtorch.audit.channels import channels
-from fedtorch.audit.finding import FAILED, Finding, percent, share
+from fedtorch.audit.finding import LITTLE, Finding, percent, share
 from fedtorch.audit.layers import FirstLayers
 from fedtorch.audit.pictures import bars
 from fedtorch.audit.span import check
@@ -14,10 +14,19 @@ from fedtorch.audit.subject import Subject
 
 NAME = "span"
 ABOUT = "tokens with their places, by the space that the update of the first matrix spans (DAGER, 2405.15586)"
+BEST_KNOWN = "the best known attack on whole texts is DAGER (2405.15586), which reads further layers too"
 NEEDS = "the update and the weights that the client started from, which every client has"
 
 TELLING = 0.5
 """Where fewer of the finds are right the attacker cannot tell them from strangers."""
+
+
+WAYS = {
+    "span": "the space alone",
+    "pursuit": "simultaneous matching pursuit",
+    "energy": "the energy in the leading singular directions",
+}
+"""How tokens were found -> in words."""
 
 
 def why_not(subject: Subject) -> str:
@@ -59,6 +68,7 @@ def attack(subject: Subject) -> Finding:
                 "found": len(found.pairs),
                 "recovered": share(right, len(truth)),
                 "right": share(right, len(found.pairs)),
+                "how": found.how,
                 "rank": found.rank,
                 "width": width,
             }
@@ -72,7 +82,8 @@ def _said(figures: Sequence[Mapping[str, Any]]) -> str:
     told = [row for row in figures if row["channel"] == "update"]
     best = max(told, key=lambda row: row["recovered"] or 0.0, default=None)
     if best is None or not best["recovered"]:
-        return f"{FAILED}: no token of any client was found (it needs fewer learned tokens than the layer is wide)"
-    found = f"of a client's tokens up to {percent(best['recovered'])} are found with their places"
+        return f"{LITTLE} no token of any client; {BEST_KNOWN}"
+    found = f"up to {percent(best['recovered'])} of a client's tokens with their places"
+    right = f"{percent(best['right'])} of the finds are right (by {WAYS[best['how']]})"
     is_telling = (best["right"] or 0.0) >= TELLING
-    return f"{'' if is_telling else FAILED + ': '}{found}, {percent(best['right'])} of the finds are right"
+    return f"{LITTLE} {found}, {right}" + ("" if is_telling else f"; {BEST_KNOWN}")

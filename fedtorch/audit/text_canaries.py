@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedtorch.audit.finding import FAILED, Finding
+from fedtorch.audit.finding import LITTLE, Finding
 from fedtorch.audit.pictures import bars, histogram
 from fedtorch.audit.planted import draw_secrets, plant, with_secret
 from fedtorch.audit.subject import Subject
@@ -170,6 +170,6 @@ def _said(figures: Sequence[Mapping[str, Any]]) -> str:
         }
         shown = ", ".join(f"{value:.1f} for {times} times" for times, value in by_times.items())
         found = f"{channel}: mean exposure in bits {shown} (most {math.log2(CANDIDATES):.0f})"
-        failed = max(by_times.values()) - by_times[0] < TELLING
-        parts.append(f"{FAILED}: {found}" if failed else found)
-    return "; ".join(parts)
+        is_little = max(by_times.values()) - by_times[0] < TELLING
+        parts.append(found + (", hardly more than of secrets that are nowhere" if is_little else ""))
+    return f"{LITTLE} " + "; ".join(parts)

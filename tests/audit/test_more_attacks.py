@@ -76,7 +76,7 @@ def test_words_of_another_model_are_not(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(keys_values, "nearest", with_another)
     found = audited(tmp_path, monkeypatch, "--config", str(SMOKE / "feda.yaml"), "--clients", "1", "--attacks", "kv")
     assert max(row["recovered"] for row in found["kv"]["figures"]) < 0.2
-    assert found["kv"]["said"].startswith("this attack failed")
+    assert found["kv"]["said"].startswith("this attack found") and "chance" in found["kv"]["said"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedparsing"])
@@ -110,7 +110,7 @@ def test_a_secret_that_stands_there_often_is_exposed_and_one_that_is_nowhere_is_
     most = math.log2(32)
     assert rows["north", 16] > most - 2 and rows["south", 16] > most - 2
     assert rows["north", 0] < most - 2
-    assert "failed" not in found["secrets"]["said"]
+    assert "hardly more" not in found["secrets"]["said"]
 
 
 @pytest.mark.slow
