@@ -46,6 +46,8 @@ class Masking:
     """The ranks that take part whether their clients were drawn or not; None: those with a client in the sum."""
     counts: dict[int, int] = field(default_factory=dict)
     """round -> its parties in the first attempt, of which the threshold is a share"""
+    attempt: int = 0
+    """On the server: at the round under way. Another one has another cohort, so its sum is one of its own."""
 
     def needed(self, round: int, parties: Collection[int]) -> int:
         """The threshold of the round, whatever was lost since its first attempt."""
@@ -65,7 +67,7 @@ class MaskedSum(WholeSum):
         Raises:
             RefusedUpdatesError: the round is given up, of all clients.
         """
-        openings, round = self.masking.openings, updates.round
+        openings, round = self.masking.openings, (updates.round, self.masking.attempt)
         names = [report.client for report in updates.reports]
         if (settled := openings.settled(round)) is not None:
             total: Tensor = updates.zeros()
@@ -80,7 +82,7 @@ class MaskedSum(WholeSum):
         openings.settle(round, names, total.numpy().copy())
         return total
 
-    def _give_up(self, round: int, names: Collection[str], why: str) -> Tensor:
+    def _give_up(self, round: tuple[int, int], names: Collection[str], why: str) -> Tensor:
         self.masking.openings.settle(round, (), None)
         raise RefusedUpdatesError(dict.fromkeys(names, why))
 
@@ -137,5 +139,5 @@ class PublicSum(Mechanism):
 
 def settled_clients(masking: Masking, round: int) -> Collection[str] | None:
     """Whose sum the round's is, where that is settled."""
-    found = masking.openings.settled(round)
+    found = masking.openings.settled((round, masking.attempt))
     return None if found is None else found.clients
