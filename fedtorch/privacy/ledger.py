@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import shutil
 from collections import Counter
@@ -23,6 +24,8 @@ from fedtorch.privacy.data_ledger import DataLedger, stamp
 from fedtorch.privacy.owner_files import append_own, read_own
 from fedtorch.privacy.release import Release, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
+
+log = logging.getLogger(__name__)
 
 FOLDER, KEY, LEDGER = "privacy", "key", "ledger.jsonl"
 _FORM = 1
@@ -125,6 +128,12 @@ class Ledger:
             return
         since = self.terms.get("since", 0)
         own = [release for release in self.releases if release.round >= since]
+        if anew and own and (was != now or self.run not in data.runs()):
+            log.warning(
+                "the releases of this run are entered in %s, as asked for (--resume force); what other runs released "
+                "of these data is counted there no more, if it was counted elsewhere",
+                now,
+            )
         data.begin(self.run, self.terms, folder, own, is_known=bool(own and was and not anew))
         self.data = data
         if was != now:

@@ -10,41 +10,12 @@ import pytest
 import torch
 from harness import SGD, make_runner
 from private_runs import TASK, private
+from watched import watched
 
+from fedtorch.config.schema import ClientConfig
 from fedtorch.privacy.accounting import Accountant, total_epsilon
-from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.release import Release
-from fedtorch.rounds.runner import Runner
-
-
-class Watched(ClientLevel):
-    """Keeps whom each attempt drew, and the noise of what it released."""
-
-    drawn: list[tuple[str, ...]]
-    noises: list[torch.Tensor]
-
-    def draw(self, clients: Any, round: int) -> Any:
-        found = super().draw(clients, round)
-        self.drawn.append(tuple(client.name for client in found))
-        return found
-
-    def release(self, round: int, total: torch.Tensor, server: Any, places: Any) -> torch.Tensor | None:
-        before = total.clone()
-        if (found := super().release(round, total, server, places)) is not None:
-            self.noises.append(found.double() * 2.0**self.exponent * self.terms.expected - before)
-        return found
-
-
-def watched(config: Any) -> tuple[Runner, Watched]:
-    """A runner whose mechanism is watched."""
-    runner = make_runner(config)
-    rule = runner.context.mechanism
-    assert isinstance(rule, ClientLevel)
-    spy = Watched(rule.terms, rule.ledger, rule.masking)
-    spy.drawn, spy.noises = [], []
-    runner.context.mechanism = spy
-    return runner, spy
 
 
 def test_attempts_on_one_cohort_would_cost_more_than_as_many_on_cohorts_of_their_own() -> None:
@@ -84,3 +55,34 @@ def test_seven_attempts_have_seven_draws_of_the_cohort_and_seven_noises(tmp_path
     assert len(set(drawn)) == 7
     apart = [float((one - other).abs().min()) for place, one in enumerate(noises) for other in noises[:place]]
     assert min(apart) > 0
+
+
+def test_nothing_of_a_training_whose_sum_does_not_leave_is_kept(tmp_path: Path) -> None:
+    """Clients keep their optimiser: those of the withheld cohort alone are as they were, the others one round on."""
+    client = ClientConfig(optimizer="adamw", lr=0.1, batch_size=1000, optimizer_state="keep")
+    config = private(tmp_path, rounds=1, rate=0.5, client=client)
+    config = replace(config, checkpoint=replace(config.checkpoint, every=1, keep=3))
+    make_runner(config).run()
+    runner, spy = watched(replace(config, rounds=2, client=replace(client, lr=0.2)))
+    ledger = runner.context.mechanism.ledger  # type: ignore[attr-defined]
+    assert ledger.enter(1, 0, "another sum")
+    before = {}
+
+    def remember() -> None:
+        before.update({name: runner.context.store.get(name) for name in runner.context.store.clients()})
+
+    spy.meanwhile = remember
+    runner.run(resume=1)
+    withheld, counted = map(set, spy.drawn)
+    assert withheld - counted and counted - withheld and len(spy.noises) == 1
+    for name in TASK.clients:
+        now, then = runner.context.store.get(name), before.get(name)
+        if name in counted:
+            assert steps_of(now) == (0 if then is None else steps_of(then)) + 1
+        else:
+            assert not now.tensors if then is None else steps_of(now) == steps_of(then)
+
+
+def steps_of(state: Any) -> float:
+    """Of the optimiser that a client keeps, one a round."""
+    return float(state.tensors["train/optimizer/w/step"])
