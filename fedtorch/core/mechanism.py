@@ -50,6 +50,8 @@ class Mechanism:
     """may the mean loss of a round be recorded?"""
     shows_scores: bool = True
     """may clients that train be evaluated, each by itself?"""
+    masking: Any = None
+    """what the ranks of a secure sum have in common (`privacy.public_sum.Masking`); None: updates are not hidden"""
     may_withhold: bool = False
     """may `release` give nothing, or raise BudgetError? Then the server tells all ranks what came of it"""
 

@@ -23,7 +23,7 @@ from fedtorch.core.errors import ConfigError, RefusedUpdatesError
 from fedtorch.core.update import Report
 from fedtorch.privacy.public_sum import MaskedSum, Masking, PublicSum
 from fedtorch.privacy.secure_sum.openings import Openings
-from fedtorch.privacy.secure_sum.terms import TooFewPartiesError
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
 from fedtorch.setup.build import build
 from fedtorch.setup.dry_run import describe
@@ -188,6 +188,18 @@ def test_the_threshold_is_of_those_with_whom_a_round_began() -> None:
     masking = Masking(0.7, Openings(None))
     assert masking.needed(0, range(10)) == masking.needed(0, range(8)) == 7
     assert masking.needed(1, range(8)) == 6
+
+
+def test_a_worker_knows_the_parties_and_the_least_threshold_itself() -> None:
+    some, all_of = Masking(0.7, Openings(None)), Masking(0.7, Openings(None), (1, 3, 5))
+    assert some.parties([3, 2, 2, 9], (1, 2, 3)) == [2, 3] and all_of.parties([2], (1, 2, 3)) == [1, 3]
+    some.check(0, [1, 2, 3, 4], 3, (1, 2, 3, 4))
+    some.check(0, [1, 2, 3, 4], 4, (1, 2, 3, 4))  # who knows of an earlier loss may ask for more
+    with pytest.raises(BrokenProtocolError, match="names the threshold 2 of 3 parties .* 0.7 comes to 3"):
+        some.check(0, [1, 2, 3], 2, [1, 2, 3])  # a worker was lost in the round: it is still three of four
+    for said in ([1, 2], [1, 2, 3, 7], [2, 1, 3], []):
+        with pytest.raises(BrokenProtocolError, match=r"names the parties .*, but they are \[1, 2, 3\]; nothing is"):
+            some.check(1, said, 3, [1, 2, 3])
 
 
 def test_a_line_in_which_a_server_died_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
