@@ -77,7 +77,10 @@ def parts_of(rate: float, noise_multiplier: float, spent: Mapping[int, int]) -> 
 
 def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
     """Of releases of several kinds on the same clients, as (q, z, how many)."""
-    composed = [_one_release(z, rate).self_compose(count) for rate, z, count in parts if count]
+    alike: Counter[tuple[float, float]] = Counter()
+    for rate, z, count in parts:
+        alike[rate, z] += count
+    composed = [_one_release(z, rate).self_compose(count) for (rate, z), count in alike.items() if count]
     if not composed:
         return 0.0
     return float(reduce(lambda one, other: one.compose(other), composed).get_epsilon_for_delta(delta))

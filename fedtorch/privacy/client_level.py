@@ -251,7 +251,9 @@ class ClientLevel(Mechanism):
         config, terms = self.settings, self.terms
         said: dict[str, Any] = {"kind": "client", "simulated": config.simulate}
         if not config.simulate:
-            said |= {"epsilon": self.epsilon, "delta": config.delta, "releases": len(self._own_ledger.releases)}
+            ledger = self._own_ledger
+            said |= {"epsilon": self.epsilon, "delta": config.delta, "releases": len(ledger.releases)}
+            said |= {"data": None if ledger.data is None else ledger.data.account()}
         said |= {
             "relation": RELATION,
             "sampling": f"Poisson, rate {terms.rate:g}",

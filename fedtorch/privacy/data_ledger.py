@@ -15,7 +15,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -77,6 +77,23 @@ class DataLedger:
         """
         return self._read()[0] if self.path.exists() else {}
 
+    def account(self) -> dict[str, Any]:
+        """Of all runs together: how many, with how many releases, ε and its δ; as it was last where it is unreadable.
+
+        Raises:
+            CheckpointError: it could never be read.
+        """
+        try:
+            found = self.runs()
+        except CheckpointError:
+            if self._seen is None:
+                raise
+            found = self._seen[1]
+        runs = list(found.values())
+        releases = sum(len(run.releases) for run in runs)
+        delta = min((run.delta for run in runs), default=1.0)
+        return {"runs": len(runs), "releases": releases, "epsilon": epsilon_of(runs), "delta": delta}
+
     def begin(
         self, run: str, terms: Mapping[str, Any], folder: Path, releases: Sequence[Release], *, is_known: bool
     ) -> None:
@@ -102,6 +119,8 @@ class DataLedger:
             there = found[run].releases if run in found else {}
             lines += [{"run": run, **r.line()} for r in releases if (r.round, r.attempt) not in there]
             self._append(lines)
+        if known is None:  # without its name in the folder a new file is lost with the power
+            _sync(self.path.parent)
 
     def of(self, run: str) -> list[Release]:
         """The run's releases, also those of its copies, in the order of rounds and attempts.
@@ -254,6 +273,15 @@ def _take(found: dict[str, KnownRun], line: Mapping[str, Any]) -> None:
         found.setdefault(line["run"], KnownRun(line["folder"], *(line[name] for name in _KEPT)))
     else:
         merge(found[line["run"]].releases, Release.of(line))
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system that cannot
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _next(end: str, line: bytes) -> str:

@@ -71,6 +71,18 @@ def test_every_run_on_the_data_adds_up_also_one_that_repeats_another_or_is_gone(
     assert f"epsilon {Accountant(0.5, 3.0, DELTA).epsilon(11):.4f}" in said
 
 
+def test_a_run_says_at_its_end_what_all_on_its_data_have_come_to(folder: Path) -> None:
+    make_runner(own(folder, "first")).run()
+    runner = make_runner(own(folder, "second"))
+    said = runner.run().privacy
+    total = Accountant(0.5, 3.0, DELTA).epsilon(4)
+    assert said["data"] == {"runs": 2, "releases": 4, "epsilon": pytest.approx(total, abs=1e-9), "delta": DELTA}
+    assert said["epsilon"] == Accountant(0.5, 3.0, DELTA).epsilon(2) < total
+    ledger_of(own(folder, "second")).path.write_text("damaged after the last round\n")
+    assert runner.context.mechanism.summary()["data"] == said["data"]
+    assert make_runner(private(folder / "toy")).run().privacy["data"] is None
+
+
 def test_a_run_that_goes_on_is_counted_once(folder: Path) -> None:
     config = own(folder, "run", rounds=3)
     make_runner(replace(config, checkpoint=replace(config.checkpoint, every=1, keep=3))).run()
