@@ -41,6 +41,7 @@ HIDDEN = "(hidden)"
 OUTSIDE = (
     "vocabularies, label sets, clusters and partitions that were fitted to clients' rows",
     "how long rounds took",
+    "how often a round was tried again, as it came to another sum",
 )
 """What the guarantee says nothing about, in every run."""
 REVEALED = {

@@ -213,8 +213,8 @@ def test_what_is_said_at_the_end() -> None:
     assert level(replace(FIXED, simulate=True, seed=1)).facts(0, RoundFacts(None)).figures == {}
     said = level().summary()
     assert (said["epsilon"], said["releases"], said["clip"], said["simulated"]) == (0.0, 0, 0.5, False)
-    assert level().settled(0) is None and len(level().outside) == 2
-    assert len(level(replace(FIXED, reveal=("losses", "sizes"))).outside) == 4
+    assert level().settled(0) is None and len(level().outside) == 3
+    assert len(level(replace(FIXED, reveal=("losses", "sizes"))).outside) == 5
 
 
 def test_a_rank_without_the_ledger_neither_draws_nor_accounts() -> None:
