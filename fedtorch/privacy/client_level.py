@@ -107,8 +107,7 @@ class ClientLevel(Mechanism):
         self.account = Accountant(terms.rate, terms.noise_multiplier, self.settings.delta)
         self._clip = self.settings.first_clip
         self._noise = Noise(self.settings.noise)
-        self._attempt = 0
-        """at the round under way, on the server"""
+        self._attempt = 0  # at the round under way, on the server
 
     # --- of the round
 
@@ -197,18 +196,17 @@ class ClientLevel(Mechanism):
         deviation = self.deviation
         facts = f"{self.exponent} {deviation.hex()} {halves if self.settings.adaptive else 0}".encode()
         digest = ledger.digest_of(facts, whole.view(np.uint8).data)
-        attempt = self._attempt
-        if not ledger.enter(round, attempt, digest):
+        if not ledger.enter(round, self._attempt, digest):
             self._check_budget(1, round)
             ledger.renew(round)
             return None
-        self._noise.add(whole, ledger.key, round, attempt, deviation)
+        self._noise.add(whole, ledger.key, round, self._attempt, deviation)
         whole *= math.ldexp(1.0, -self.exponent) / self.terms.expected
         part = total if places is None else places.put(total.new_tensor(whole), total)  # `whole` lies in `total`
         server.numbers[NOISE_KEY] = ledger.check
         if (rule := self.settings.adaptive) is not None:
             sigma = bit_noise(rule, self.terms.expected)
-            stream = Stream(derived(ledger.key, "count", round, attempt))
+            stream = Stream(derived(ledger.key, "count", round, self._attempt))
             count = noised_count(halves, sigma, stream, ADD[self.settings.noise])
             server.numbers[CLIP] = moved(self._clip, rule, count, self.terms.expected)
         return part.to(server.weights.dtype)
@@ -252,9 +250,8 @@ class ClientLevel(Mechanism):
         config, terms = self.settings, self.terms
         said: dict[str, Any] = {"kind": "client", "simulated": config.simulate}
         if not config.simulate:
-            ledger = self._own_ledger
-            said |= {"epsilon": self.epsilon, "delta": config.delta, "releases": len(ledger.releases)}
-            said |= {"data": None if ledger.data is None else ledger.data.account()}
+            said |= {"epsilon": self.epsilon, "delta": config.delta, "releases": len(self._own_ledger.releases)}
+            said |= {"data": self._own_ledger.of_data()}
         said |= {
             "relation": RELATION,
             "sampling": f"Poisson, rate {terms.rate:g}",

@@ -152,6 +152,10 @@ class Ledger:
             if there is None or (there.is_open and not release.is_open):
                 self._append(release)
 
+    def of_data(self) -> dict[str, Any] | None:
+        """What all runs on the data have come to; None: nobody counts them."""
+        return None if self.data is None else self.data.account()
+
     def last(self, round: int) -> Release | None:
         """The round's last attempt, with which it begins when it is done again; None: it has had none."""
         attempts = [release for release in self._known.values() if release.round == round]

@@ -41,7 +41,6 @@ class RoundContext:
     def __init__(self, components: RunComponents) -> None:
         self.components, self.config, self.comm = components, components.config, components.comm
         self.algorithm, self.mechanism = components.algorithm, components.mechanism
-        self.comm.masking = self.mechanism.masking
         self.progress = Progress()
         """where the run is"""
         self.members = Membership(components, self.progress)
