@@ -120,7 +120,7 @@ class DataLedger:
             lines += [{"run": run, **r.line()} for r in releases if (r.round, r.attempt) not in there]
             self._append(lines)
         if known is None:  # without its name in the folder a new file is lost with the power
-            _sync(self.path.parent)
+            sync_folder(self.path.parent)
 
     def of(self, run: str) -> list[Release]:
         """The run's releases, also those of its copies, in the order of rounds and attempts.
@@ -275,7 +275,8 @@ def _take(found: dict[str, KnownRun], line: Mapping[str, Any]) -> None:
         merge(found[line["run"]].releases, Release.of(line))
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the file system can say so."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system that cannot

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import shared
-from fedtorch.privacy.data_ledger import DataLedger, stamp
+from fedtorch.privacy.data_ledger import DataLedger, stamp, sync_folder
 from fedtorch.privacy.owner_files import append_own, read_own
 from fedtorch.privacy.release import Release, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
@@ -72,8 +72,8 @@ class Ledger:
             ledger._seen = stamp(folder / LEDGER)
             for release in releases or ():
                 ledger._append(release)
-            _sync(folder)
-            _sync(folder.parent)
+            sync_folder(folder)
+            sync_folder(folder.parent)
         except OSError as error:
             raise CheckpointError(f"{folder} cannot be written ({error}); free some space, or set `run.dir`") from error
         return ledger
@@ -125,6 +125,7 @@ class Ledger:
                 + (", or use `--resume force`, which enters all of them in the latter" if now else "")
             )
         if data is None:
+            self._claim(folder.resolve())
             return
         since = self.terms.get("since", 0)
         own = [release for release in self.releases if release.round >= since]
@@ -140,6 +141,25 @@ class Ledger:
             self.terms["data_ledger"] = now
             self._rewrite()
         self.refresh()
+
+    def _claim(self, folder: Path) -> None:
+        """Without a ledger of the data: the run's folder is this one, and no copy of one that is there too.
+
+        Raises:
+            CheckpointError: it is; where both go on, each puts its noise on another sum.
+        """
+        was, now = self.terms.get("folder"), str(folder)
+        original = Path(was or now) / FOLDER / KEY
+        with suppress(OSError):
+            if was != now and original.read_bytes() == self.key and not original.samefile(folder / FOLDER / KEY):
+                raise CheckpointError(
+                    f"{now} is a copy of the run in {was}, with its key, and no ledger counts what both release: go on "
+                    f"there; or from here with a key of its own, `--resume {now}/checkpoints/round_...` and another "
+                    "run.dir; or delete the other one's folder"
+                )
+        if was != now:
+            self.terms["folder"] = now
+            self._rewrite()
 
     def refresh(self) -> None:
         """Take over what the ledger of the data knows of this key's releases and this one does not.
@@ -278,11 +298,3 @@ def _write(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -22,7 +22,9 @@ from fedtorch.privacy.adaptive import moved, noised_count
 from fedtorch.privacy.client_level import HIDDEN, UNCLIPPED, ClientLevel, Terms
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.noise import ADD
+from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.release import Release
+from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig
 from fedtorch.privacy.stream import Stream, add_noise, chosen, derived
 
@@ -152,6 +154,16 @@ def test_another_sum_of_a_round_does_not_leave_and_the_next_attempt_has_a_cohort
     assert second is not None and first is not None
     assert float((second - first).abs()) > 1e-3  # with the same noise it would be 2^-34 / 4
     assert len(rule.ledger.releases) == 2  # type: ignore[union-attr]
+
+
+def test_a_secure_sum_is_told_which_attempt_it_is_of() -> None:
+    rule = level()
+    rule.masking = Masking(0.7, Openings(None))
+    for attempt in range(3):
+        rule.begin(0, server(0.0))
+        assert rule.masking.attempt == attempt
+        rule.ledger.enter(0, attempt, "a")  # type: ignore[union-attr]
+        rule.ledger.renew(0)  # type: ignore[union-attr]
 
 
 def test_a_moving_clip_has_noise_of_its_own_on_its_count_in_each_attempt() -> None:

@@ -14,11 +14,16 @@ from private_runs import TASK, private
 from watched import Watched, watched
 
 from fedtorch.config.schema import CheckpointConfig, Config
-from fedtorch.core.errors import BudgetError
+from fedtorch.core.errors import BudgetError, CheckpointError
+from fedtorch.core.server import ServerState
 from fedtorch.privacy.accounting import Accountant
+from fedtorch.privacy.client_level import ClientLevel, Terms
 from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.rounds.runner import Result
+from fedtorch.setup.build import build
+from fedtorch.setup.private import make_mechanism
 
 
 def begun(folder: Path, rounds: int = 2) -> Config:
@@ -149,3 +154,52 @@ def test_the_releases_of_a_copy_count_for_the_budget(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="round 3 would be release 5 "):
         runner.run(resume=2)
     assert counted(config) == ALL and runner.context.round == 2
+
+
+def test_what_a_copy_releases_meanwhile_counts_before_a_round_is_drawn(tmp_path: Path) -> None:
+    """Both have begun; the copy has four sums of round 1 released before the run comes to round 2."""
+    terms = {"rate": 0.5, "clients": 20, "noise_multiplier": 1.0, "delta": 1e-3}
+    own = Ledger.begin(tmp_path / "a" / "privacy", terms)
+    own.attach(DataLedger(tmp_path / "ledger"), tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    other = Ledger.open(tmp_path / "b" / "privacy")
+    other.attach(DataLedger(tmp_path / "ledger"), tmp_path / "b")
+    limit = (Accountant(0.5, 1.0, 1e-3).epsilon(4) + Accountant(0.5, 1.0, 1e-3).epsilon(5)) / 2
+    settings = PrivacyConfig("client", clip=0.5, noise_multiplier=1.0, delta=1e-3, max_epsilon=limit)
+    rule = ClientLevel(Terms(0.5, 20, 1.0, settings), own)
+    rule.begin(0, ServerState({}))
+    for attempt in range(4):
+        assert other.enter(0, attempt, str(attempt))
+        if attempt < 3:
+            other.renew(0)
+    with pytest.raises(BudgetError, match="round 2 would be release 5 "):
+        rule.begin(1, ServerState({}))
+
+
+def unledgered(folder: Path) -> Config:
+    config = private(folder / "run", rounds=2, task=replace(TASK, width=20))
+    config = replace(config, checkpoint=CheckpointConfig(every=1, keep=9))
+    make_runner(config).run()
+    return replace(config, rounds=4)
+
+
+def test_without_a_ledger_of_the_data_a_copy_beside_its_original_is_refused(tmp_path: Path) -> None:
+    config = unledgered(tmp_path)
+    copy = copied(config, "copy")
+    with pytest.raises(CheckpointError, match=r"copy is a copy of the run in .*run, with its key, .* key of its own"):
+        make_runner(copy)
+    assert go_on(config)[0].rounds == 4  # the original
+    shutil.rmtree(config.folder)
+    assert go_on(copy)[0].rounds == 4  # it was moved, then
+    (tmp_path / "link").symlink_to(copy.folder)
+    make_runner(replace(copy, run=replace(copy.run, dir=str(tmp_path / "link"))))
+
+
+def test_without_a_ledger_of_the_data_a_copy_may_go_on_with_a_key_of_its_own(tmp_path: Path) -> None:
+    config = unledgered(tmp_path)
+    copied(config, "copy")
+    built = build(replace(config, run=replace(config.run, dir=str(tmp_path / "own"))), num_ranks=1, rank=0)
+    source = str(tmp_path / "copy" / "checkpoints" / "round_000002")
+    rule = make_mechanism(built, is_server=True, start=2, resume=source)
+    assert isinstance(rule, ClientLevel) and rule.ledger is not None
+    assert rule.ledger.key != Ledger.open(config.folder / "privacy").key and len(rule.ledger.releases) == 2

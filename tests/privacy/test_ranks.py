@@ -45,7 +45,9 @@ def private_toy(folder: Path, like: Path | None = None, **changes: str) -> Path:
         target.mkdir(parents=True, mode=0o700)
         shutil.copy(like / "privacy" / "key", target)
         head, *_ = (like / "privacy" / "ledger.jsonl").read_text().splitlines(keepends=True)
-        (target / "ledger.jsonl").write_text(head)
+        terms = json.loads(head)
+        terms.pop("folder")  # no copy of that run, as far as it knows
+        (target / "ledger.jsonl").write_text(json.dumps(terms) + "\n")
         (target / "ledger.jsonl").chmod(0o600)
     return config
 
