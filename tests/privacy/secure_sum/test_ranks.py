@@ -199,7 +199,9 @@ def as_rank_of_a_liar(folder: str, lie: str, changes: dict[str, Any]) -> tuple[s
         ("no masks", r"the server asks for updates as they are \(\w+\) in round 1 of a run with privacy.secure_sum"),
     ],
 )
-@pytest.mark.parametrize("hides", [False, True], ids=["parties of the round", "everybody"])
+@pytest.mark.parametrize(
+    "hides", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["parties of the round", "everybody"]
+)
 def test_workers_send_nothing_on_other_terms_than_their_own(lie: str, said: str, hides: bool, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"threshold": 0.9, "clients": ClientsConfig()}
     if hides:
