@@ -64,6 +64,7 @@ from fedtorch.comm.telling import tell, told
 from fedtorch.comm.update_memory import UpdateMemory
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import UpdateBuffer
+from fedtorch.privacy.public_sum import Masking
 
 IN_FLIGHT = 4  # windows on the way per sending rank
 
@@ -108,6 +109,8 @@ class Aggregation:
     """Of the run; a request for another one is an error."""
     memory: UpdateMemory
     """Of this rank's updates, and how to read those of others."""
+    masking: Masking | None
+    """Of a secure sum, in which nothing else may be asked of a rank; None: there is none."""
     is_secret: bool = False
     """Does every rank learn of its own terms alone?"""
 

@@ -25,6 +25,7 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.names import Names
 from fedtorch.core.update import Report, UpdateBuffer
+from fedtorch.privacy.public_sum import Masking
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,9 @@ class Communicator(ABC):
     """Where the server's vectors are."""
     memory: UpdateMemory
     """Where this rank's updates are, so that other ranks of its machine can read them."""
+
+    masking: Masking | None = None
+    """Of a run with a secure sum: no rank answers to anything else then, nor on other terms than its own config's."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = Names.of(names)

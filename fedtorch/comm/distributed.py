@@ -285,7 +285,7 @@ class DistributedCommunicator(Communicator):
         self._shutdown.leave_with_error(kind.__name__)
 
     def _aggregation(self, local: UpdateBuffer, round: int) -> Aggregation:
-        return Aggregation(self._group, local, self.names, self.meter, self.faults, round, self.memory)
+        return Aggregation(self._group, local, self.names, self.meter, self.faults, round, self.memory, self.masking)
 
     def _drop(self) -> None:
         """Close all sockets."""

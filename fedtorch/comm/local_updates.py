@@ -21,6 +21,7 @@ from fedtorch.comm.masked import take_part
 from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
 from fedtorch.comm.window_memory import OutgoingWindows
 from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 
 
 def answer_requests(aggregation: Aggregation) -> None:
@@ -38,13 +39,18 @@ def answer_requests(aggregation: Aggregation) -> None:
             raise RefusedUpdatesError({})
         if op is Op.ABORT:
             raise FedtorchError(f"combining the updates of round {aggregation.round} failed on the server; see its log")
+        if aggregation.masking is not None and op is not Op.MASKED:
+            raise BrokenProtocolError(
+                f"the server asks for updates as they are ({op.name}) in round {aggregation.round + 1} of a run with "
+                "privacy.secure_sum; nothing is sent to it"
+            )
         own, size = aggregation.agree(op, terms), aggregation.length(terms)
         if op is Op.SUM_SLICES:
             sum_slices.take_part(aggregation, terms, scale)
         elif op is Op.REDUCE:
             reduce_sum(aggregation, own, scale, size)
         elif op is Op.MASKED:
-            take_part(aggregation, own, scale, size)
+            take_part(aggregation, terms, own, scale, size)
         elif op is Op.SEND_SUMS:
             send_sum(aggregation, own, scale, size)
         else:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtorch.comm.aggregation import Aggregation
+from fedtorch.comm.aggregation import Aggregation, Term
 from fedtorch.comm.digests import window_digest
 from fedtorch.comm.reproducible import SumScale, windows
 from fedtorch.core.errors import PreflightError
 from fedtorch.privacy.secure_sum.collector import Collector
 from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
-from fedtorch.privacy.secure_sum.terms import Terms
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms
 
 PHASES = ("sum_keys", "sum_shares", "sum_masks", "sum_reveal")
 """For faults: before a party's part in each of the four steps."""
@@ -123,19 +123,30 @@ class Notes:
         return f"secure sum/{self.attempt}/{what}/{rank}"
 
 
-def take_part(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int) -> None:
+def take_part(
+    aggregation: Aggregation,
+    terms: Sequence[Term],
+    own: Sequence[tuple[Tensor, float]],
+    scale: SumScale,
+    size: int,
+) -> None:
     """On every rank but the server: hide this rank's part of the sum, send it, and answer for those that arrived.
+
+    terms: of the sum, as far as this rank may know of them.
 
     Raises:
         CollectiveFailed, DeadlineError: a rank was lost before it was settled whose sum it is.
+        BrokenProtocolError: the server names other parties, or a lower threshold, than this rank's config comes to.
     """
     notes, group = Notes(aggregation), aggregation.group
     begun = notes.await_server("begin")
-    if begun is None or group.rank not in begun["parties"]:
+    if begun is None:
         return
     try:
-        terms = Terms(**{**begun, "parties": tuple(begun["parties"])})
-        party = Party(group.rank, terms)
+        agreed = _checked(aggregation, begun, terms, notes.attempt)
+        if group.rank not in agreed.parties:
+            return
+        party = Party(group.rank, agreed)
         aggregation.faults(PHASES[0], round=aggregation.round)
         notes.leave("keys", [key.hex() for key in party.keys()], group.rank)
         if (roster := notes.await_server("roster")) is None:
@@ -155,6 +166,24 @@ def take_part(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], sca
         notes.leave("answer", [{str(i): hex(share) for i, share in kind.items()} for kind in answer], group.rank)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PreflightError(f"a note of the server in a secure sum is none ({type(error).__name__})") from error
+
+
+def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence[Term], attempt: str) -> Terms:
+    """What the server says of the exchange, once it is compared with what this rank knows.
+
+    Raises:
+        BrokenProtocolError: it is something else.
+    """
+    said, masking = Terms(**{**begun, "parties": tuple(begun["parties"])}), aggregation.masking
+    if masking is None:
+        raise BrokenProtocolError("the server begins a secure sum, but privacy.secure_sum is not set here")
+    if (said.round, said.attempt) != (aggregation.round, attempt):
+        raise BrokenProtocolError(
+            f"the server begins the secure sum {said.round}, {said.attempt}; expected {aggregation.round}, {attempt}"
+        )
+    expected = masking.parties((term.rank for term in terms), aggregation.group.members[1:])
+    masking.check(said.round, said.parties, said.threshold, expected)
+    return said
 
 
 def _send_masked(

@@ -176,8 +176,7 @@ class DistributedUpdates(AcceptedUpdates):
         """See the base class; a part that was damaged on its way is sent once more, under other masks."""
         self._finish_receiving()
         terms = [self._term(report, 1.0) for report in self.reports]
-        ranks = {term.rank for term in terms} if masking.everybody is None else {*masking.everybody}
-        parties = sorted(ranks & {*self._group.members[1:]})
+        parties = masking.parties((term.rank for term in terms), self._group.members[1:])
         needed = masking.needed(self.round, parties)
         if len(parties) < max(needed, LEAST_PARTIES):
             raise TooFewPartiesError(

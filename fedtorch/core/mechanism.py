@@ -39,7 +39,8 @@ class Mechanism:
     """What stands between clients and those who see what is released; this one does nothing, and promises nothing.
 
     In a round: `begin` and `draw` on the server, `enter` elsewhere; `outgoing` and `reported` where a client trained;
-    `combination` and, once the exchange counts, `release` on the server; `facts` for its record.
+    `combination` and, once the exchange counts, `release` on the server; `facts` for its record. Where `release` gives
+    nothing, all of it is done again, from `begin` on.
     """
 
     hides_clients: bool = False
@@ -49,8 +50,10 @@ class Mechanism:
     """may the mean loss of a round be recorded?"""
     shows_scores: bool = True
     """may clients that train be evaluated, each by itself?"""
-    may_refuse: bool = False
-    """after `enter`, the same on all ranks: may `release` of the round under way raise BudgetError?"""
+    masking: Any = None
+    """what the ranks of a secure sum have in common (`privacy.public_sum.Masking`); None: updates are not hidden"""
+    may_withhold: bool = False
+    """may `release` give nothing, or raise BudgetError? Then the server tells all ranks what came of it"""
 
     @property
     def changes_updates(self) -> bool:
@@ -102,13 +105,14 @@ class Mechanism:
         """
         return None
 
-    def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor:
+    def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor | None:
         """On the server, once it counts: what the algorithm steps along, of what `combination` made.
 
-        server: `server.accepted` are the reports behind it. places: what of the vectors travelled; None: all.
+        None, only with `may_withhold`: nothing of it may leave, and the round is done again with whom `draw` then
+        names. server: `server.accepted` are the reports behind it. places: what of the vectors travelled; None: all.
 
         Raises:
-            BudgetError: only with `may_refuse`: it would be one release too many.
+            BudgetError: only with `may_withhold`: it would be one release too many.
         """
         return total
 

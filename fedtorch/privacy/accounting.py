@@ -1,12 +1,14 @@
 """What releases add up to: ε by the privacy loss distribution of a Poisson-sampled Gaussian mechanism (dp-accounting).
 
-Two sets of clients are neighbours when one has one client more than the other (ADD_OR_REMOVE_ONE).
+Two sets of clients are neighbours when one client's update is left out of every sum of one of them, while the number of
+clients N and the denominator q·N stay what they are ("zero-out"). Its distribution is that of ADD_OR_REMOVE_ONE.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from fedtorch.core.errors import ConfigError
 from fedtorch.privacy.settings import LEAST_NOISE
 
-RELATION = "add or remove one client"
+RELATION = "zero-out: with one client or without it, of a public number of clients"
 INTERVAL = 1e-4
 """Between values of the privacy loss, dp-accounting's own default; it rounds so that ε is never too small."""
 EXACT = 512
@@ -42,6 +44,12 @@ class Accountant:
         step = 1 << max(0, (releases - 1).bit_length() - EXACT.bit_length() + 1)
         return _epsilon(self, -(-releases // step) * step)
 
+    def epsilon_of(self, spent: Mapping[int, int]) -> float:
+        """The same of releases that may share a draw of the cohort. spent: as `shared` counts them."""
+        if set(spent) <= {1}:
+            return self.epsilon(spent.get(1, 0))
+        return total_epsilon(parts_of(self.rate, self.noise_multiplier, spent), self.delta)
+
     def releases_within(self, epsilon: float, most: int) -> int:
         """How many releases stay within ε, `most` at most."""
         if self.epsilon(most) <= epsilon:
@@ -53,9 +61,26 @@ class Accountant:
         return low
 
 
+def shared(draws: Iterable[object]) -> Counter[int]:
+    """How many releases a draw of the cohort had -> how many draws had so many. draws: of each release its own."""
+    return Counter(Counter(draws).values())
+
+
+def parts_of(rate: float, noise_multiplier: float, spent: Mapping[int, int]) -> list[tuple[float, float, int]]:
+    """As (q, z, how many): k releases on one draw are one release with the noise z / √k, and not k with z.
+
+    Either the client is in all k sums or in none, so sampling hides it once: they are a Gaussian mechanism of
+    sensitivity √k C under one Poisson sample.
+    """
+    return [(rate, noise_multiplier / math.sqrt(k), count) for k, count in sorted(spent.items())]
+
+
 def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
     """Of releases of several kinds on the same clients, as (q, z, how many)."""
-    composed = [_one_release(z, rate).self_compose(count) for rate, z, count in parts if count]
+    alike: Counter[tuple[float, float]] = Counter()
+    for rate, z, count in parts:
+        alike[rate, z] += count
+    composed = [_one_release(z, rate).self_compose(count) for (rate, z), count in alike.items() if count]
     if not composed:
         return 0.0
     return float(reduce(lambda one, other: one.compose(other), composed).get_epsilon_for_delta(delta))

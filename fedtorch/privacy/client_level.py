@@ -9,6 +9,7 @@ worker's own administrator. DP-FedAvg with a fixed denominator (McMahan et al. 2
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -35,12 +36,12 @@ from fedtorch.privacy.stream import Stream, chosen, derived
 
 UNCLIPPED = "unclipped"
 """The number of a report that says whether its update was as it is: 1, or 0 where it was clipped."""
-_AGAIN = "again"
 HIDDEN = "(hidden)"
 """What stands in logs and signs of life in place of a client that takes part."""
 OUTSIDE = (
     "vocabularies, label sets, clusters and partitions that were fitted to clients' rows",
     "how long rounds took",
+    "how often a round was tried again, as it came to another sum",
 )
 """What the guarantee says nothing about, in every run."""
 REVEALED = {
@@ -88,11 +89,13 @@ class ClientLevel(Mechanism):
     """The mechanism of `privacy.kind: client`; the ledger, with its key, is the server's alone.
 
     Half-way failures: an update that is not finite, or a client that fails, adds nothing, and nothing is divided anew.
-    A process that dies before the ledger's line is on the disk has released nothing; after it, the round that is done
-    again either comes to the same sum, and gets the same noise, or is one more release.
+    A process that dies before the ledger's line is on the disk has released nothing. After it the round is done again
+    with the same cohort; it comes to the same sum, which gets the same noise, or to another one, which does not leave:
+    the round has its next attempt then, with a cohort and noise of its own, and that is one more release.
     """
 
     hides_clients = True
+    may_withhold = True
 
     def __init__(self, terms: Terms, ledger: Ledger | None, masking: Masking | None = None) -> None:
         """masking: of a secure sum; None: the server sees the updates."""
@@ -104,6 +107,7 @@ class ClientLevel(Mechanism):
         self.account = Accountant(terms.rate, terms.noise_multiplier, self.settings.delta)
         self._clip = self.settings.first_clip
         self._noise = Noise(self.settings.noise)
+        self._attempt = 0  # at the round under way, on the server
 
     # --- of the round
 
@@ -116,35 +120,35 @@ class ClientLevel(Mechanism):
         return HIDDEN
 
     def begin(self, round: int, server: ServerState) -> Mapping[str, float]:
-        """The clip of the round.
+        """The clip of the round, whose last attempt is the one under way.
 
         Raises:
             BudgetError: its release would pass `max_epsilon`.
             CheckpointError: the state is of a run with another key, or with releases that the ledger lacks.
         """
         ledger = self._own_ledger
+        ledger.refresh()
         self._check_state(round, server)
-        is_again = any(release.round == round for release in ledger.releases)
-        if not is_again:
-            self._check_budget(len(ledger.releases) + 1, round)
-        clip = float(server.numbers.get(CLIP, self.settings.first_clip))
-        return {"clip": clip, **({_AGAIN: 1.0} if is_again else {})}
+        last = ledger.last(round)
+        if last is None or last.is_open:
+            self._check_budget(int(last is None), round)
+        self._attempt = 0 if last is None else last.attempt
+        if self.masking is not None:
+            self.masking.attempt = self._attempt
+        return {"clip": float(server.numbers.get(CLIP, self.settings.first_clip))}
 
     def enter(self, numbers: Mapping[str, float]) -> None:
-        """Take the clip over, and whether the round is done again, so that it may come to one more release."""
+        """Take the clip over."""
         self._clip = float(numbers["clip"])
-        self.may_refuse = _AGAIN in numbers
 
     def draw(self, clients: Sequence[Client], round: int) -> list[Client]:
-        """Every client by itself with probability q, from the key; the same again for the same round."""
-        stream = Stream(derived(self._own_ledger.key, "cohort", round))
+        """Every client by itself with probability q, from the key; the same again for the same attempt at a round."""
+        stream = Stream(derived(self._own_ledger.key, "cohort", round, self._attempt))
         return [clients[place] for place in chosen(stream, len(clients), self.terms.rate)]
 
     def expect(self, round: int, numbers: int) -> None:
-        """Draw the noise of a first attempt meanwhile."""
-        ledger = self._own_ledger
-        if not any(release.round == round for release in ledger.releases):
-            self._noise.expect(ledger.key, round, 0, self.deviation, numbers)
+        """Draw the noise of the attempt meanwhile."""
+        self._noise.expect(self._own_ledger.key, round, self._attempt, self.deviation, numbers)
 
     @property
     def exponent(self) -> int:
@@ -179,8 +183,12 @@ class ClientLevel(Mechanism):
         """See the base class."""
         return None if self.masking is None else settled_clients(self.masking, round)
 
-    def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor:
-        """Noise on the sum, the fixed denominator, and the next round's clip; once the ledger has a line of it."""
+    def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor | None:
+        """Noise on the sum, the fixed denominator, and the next round's clip; once the ledger has a line of it.
+
+        None: another sum was released under this attempt, and the ledger has the next one now. With the same cohort two
+        releases would be one with noise z/√2, and not the two with z that are counted.
+        """
         ledger, accepted = self._own_ledger, server.accepted
         server.accepted = []  # how many they are is no public number
         halves = sum(1 if report.extra.get(UNCLIPPED) else -1 for report in accepted)
@@ -188,16 +196,17 @@ class ClientLevel(Mechanism):
         deviation = self.deviation
         facts = f"{self.exponent} {deviation.hex()} {halves if self.settings.adaptive else 0}".encode()
         digest = ledger.digest_of(facts, whole.view(np.uint8).data)
-        if ledger.attempt(round, digest) is None:
-            self._check_budget(len(ledger.releases) + 1, round)
-        attempt = ledger.enter(round, digest)
-        self._noise.add(whole, ledger.key, round, attempt, deviation)
+        if not ledger.enter(round, self._attempt, digest):
+            self._check_budget(1, round)
+            ledger.renew(round)
+            return None
+        self._noise.add(whole, ledger.key, round, self._attempt, deviation)
         whole *= math.ldexp(1.0, -self.exponent) / self.terms.expected
         part = total if places is None else places.put(total.new_tensor(whole), total)  # `whole` lies in `total`
         server.numbers[NOISE_KEY] = ledger.check
         if (rule := self.settings.adaptive) is not None:
             sigma = bit_noise(rule, self.terms.expected)
-            stream = Stream(derived(ledger.key, "count", round, attempt))
+            stream = Stream(derived(ledger.key, "count", round, self._attempt))
             count = noised_count(halves, sigma, stream, ADD[self.settings.noise])
             server.numbers[CLIP] = moved(self._clip, rule, count, self.terms.expected)
         return part.to(server.weights.dtype)
@@ -215,7 +224,7 @@ class ClientLevel(Mechanism):
     @property
     def epsilon(self) -> float:
         """Of all releases so far."""
-        return self.account.epsilon(len(self._own_ledger.releases))
+        return self.account.epsilon_of(self._own_ledger.spent)
 
     def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
         """ε so far, and the clip where it moves; who took part, how many, and what they sent is left out."""
@@ -242,6 +251,7 @@ class ClientLevel(Mechanism):
         said: dict[str, Any] = {"kind": "client", "simulated": config.simulate}
         if not config.simulate:
             said |= {"epsilon": self.epsilon, "delta": config.delta, "releases": len(self._own_ledger.releases)}
+            said |= {"data": self._own_ledger.of_data()}
         said |= {
             "relation": RELATION,
             "sampling": f"Poisson, rate {terms.rate:g}",
@@ -261,13 +271,15 @@ class ClientLevel(Mechanism):
         assert self.ledger is not None, "only the server draws, adds noise and accounts"
         return self.ledger
 
-    def _check_budget(self, releases: int, round: int) -> None:
-        limit = self.settings.max_epsilon
-        if limit is not None and (needed := self.account.epsilon(releases)) > limit:
+    def _check_budget(self, more: int, round: int) -> None:
+        """more: releases than the ledger has."""
+        limit, ledger = self.settings.max_epsilon, self._own_ledger
+        spent = ledger.spent + Counter({1: more})
+        if limit is not None and (needed := self.account.epsilon_of(spent)) > limit:
             raise BudgetError(
-                f"round {round + 1} would be release {releases} and come to epsilon {needed:.4f}, above "
-                f"privacy.max_epsilon {limit:g}; what was released so far comes to {self.epsilon:.4f}. All rounds "
-                "before it are saved; start the run again with a larger privacy.max_epsilon to go on"
+                f"round {round + 1} would be release {len(ledger.releases) + more} and come to epsilon {needed:.4f}, "
+                f"above privacy.max_epsilon {limit:g}; what was released so far comes to {self.epsilon:.4f}. All "
+                "rounds before it are saved; start the run again with a larger privacy.max_epsilon to go on"
             )
 
     def _check_state(self, round: int, server: ServerState) -> None:

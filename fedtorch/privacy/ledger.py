@@ -9,32 +9,27 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedtorch.core.errors import CheckpointError
-from fedtorch.privacy.data_ledger import DataLedger
+from fedtorch.privacy.accounting import shared
+from fedtorch.privacy.data_ledger import DataLedger, stamp, sync_folder
 from fedtorch.privacy.owner_files import append_own, read_own
+from fedtorch.privacy.release import Release, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
+
+log = logging.getLogger(__name__)
 
 FOLDER, KEY, LEDGER = "privacy", "key", "ledger.jsonl"
 _FORM = 1
 _RESTORE = "bring it back from where the checkpoint came from, or begin anew with `--resume never`"
-
-
-class Release(NamedTuple):
-    """Something that has left the server, or was about to."""
-
-    round: int
-    """From 0."""
-    attempt: int
-    """How many other sums of that round were released before it."""
-    digest: str
-    """Of the sum before noise, keyed."""
 
 
 class Ledger:
@@ -43,11 +38,23 @@ class Ledger:
     With `folder` None nothing is on the disk: for simulations, whose key is no secret.
     """
 
-    def __init__(self, key: bytes, terms: Mapping[str, Any], folder: Path | None, releases: list[Release]) -> None:
+    def __init__(self, key: bytes, terms: Mapping[str, Any], folder: Path | None, releases: Iterable[Release]) -> None:
         self.key, self.terms, self.folder = key, dict(terms), folder
-        self.releases = releases
+        self._known = {(release.round, release.attempt): release for release in releases}
         self.data: DataLedger | None = None
         self._digest_key = derived(key, "digest")
+        self._seen: tuple[int, ...] | None = None
+        """the stamp of the file as this process left it"""
+
+    @property
+    def releases(self) -> list[Release]:
+        """One for each attempt, those of which nothing has left yet too: they are on the account."""
+        return list(self._known.values())
+
+    @property
+    def spent(self) -> Counter[int]:
+        """As the account counts them."""
+        return shared((release.round, release.draw) for release in self._known.values())
 
     @classmethod
     def begin(cls, folder: Path, terms: Mapping[str, Any], releases: list[Release] | None = None) -> Ledger:
@@ -62,10 +69,11 @@ class Ledger:
             _write(folder / KEY, key := os.urandom(KEY_BYTES))
             ledger = cls(key, terms, folder, [])
             _write(folder / LEDGER, json.dumps({"form": _FORM, **ledger.terms}).encode() + b"\n")
+            ledger._seen = stamp(folder / LEDGER)
             for release in releases or ():
                 ledger._append(release)
-            _sync(folder)
-            _sync(folder.parent)
+            sync_folder(folder)
+            sync_folder(folder.parent)
         except OSError as error:
             raise CheckpointError(f"{folder} cannot be written ({error}); free some space, or set `run.dir`") from error
         return ledger
@@ -84,7 +92,9 @@ class Ledger:
         head, releases = _parsed(folder, lines)
         if (folder / LEDGER).stat().st_size > sum(map(len, lines)):
             _write(folder / LEDGER, b"".join(lines))
-        return cls(key, head, folder, releases)
+        ledger = cls(key, head, folder, releases)
+        ledger._seen = stamp(folder / LEDGER)
+        return ledger
 
     @property
     def check(self) -> int:
@@ -96,15 +106,80 @@ class Ledger:
         """What the ledger of the data calls the run: a key is a run."""
         return derived(self.key, "run")[:8].hex()
 
-    def attach(self, data: DataLedger, folder: Path) -> None:
+    def attach(self, data: DataLedger | None, folder: Path, *, anew: bool = False) -> None:
         """Count this run's releases, at `folder`, in the ledger of its data too, those so far and those to come.
 
+        What that knows and this one does not is taken over: a copy of the run released it, or the run itself before its
+        folder came back from a backup. data: None where the data have none. anew: enter the run there even if it was
+        counted elsewhere, or was there and is not any more.
+
         Raises:
-            CheckpointError: that cannot be read or written.
+            CheckpointError: that cannot be read or written; it is another file than before, or lacks what it must have.
         """
-        own = [release for release in self.releases if release.round >= self.terms.get("since", 0)]
-        data.begin(self.run, self.terms, folder, [(release.round, release.attempt) for release in own])
+        was, now = self.terms.get("data_ledger"), None if data is None else str(data.path.resolve())
+        is_moved = was is not None and now is not None and not Path(was).exists() and Path(now).exists()
+        if was not in (None, now) and not is_moved and (not anew or now is None):
+            raise CheckpointError(
+                f"the releases of this run are counted in {was}, but privacy.ledger, or the folder of the data, leads "
+                f"to {now or 'no ledger'}; set privacy.ledger to the former"
+                + (", or use `--resume force`, which enters all of them in the latter" if now else "")
+            )
+        if data is None:
+            self._claim(folder.resolve())
+            return
+        since = self.terms.get("since", 0)
+        own = [release for release in self.releases if release.round >= since]
+        if anew and own and (was != now or self.run not in data.runs()):
+            log.warning(
+                "the releases of this run are entered in %s, as asked for (--resume force); what other runs released "
+                "of these data is counted there no more, if it was counted elsewhere",
+                now,
+            )
+        data.begin(self.run, self.terms, folder, own, is_known=bool(own and was and not anew))
         self.data = data
+        if was != now:
+            self.terms["data_ledger"] = now
+            self._rewrite()
+        self.refresh()
+
+    def _claim(self, folder: Path) -> None:
+        """Without a ledger of the data: the run's folder is this one, and no copy of one that is there too.
+
+        Raises:
+            CheckpointError: it is; where both go on, each puts its noise on another sum.
+        """
+        was, now = self.terms.get("folder"), str(folder)
+        original = Path(was or now) / FOLDER / KEY
+        with suppress(OSError):
+            if was != now and original.read_bytes() == self.key and not original.samefile(folder / FOLDER / KEY):
+                raise CheckpointError(
+                    f"{now} is a copy of the run in {was}, with its key, and no ledger counts what both release: go on "
+                    f"there; or from here with a key of its own, `--resume {now}/checkpoints/round_...` and another "
+                    "run.dir; or delete the other one's folder"
+                )
+        if was != now:
+            self.terms["folder"] = now
+            self._rewrite()
+
+    def refresh(self) -> None:
+        """Take over what the ledger of the data knows of this key's releases and this one does not.
+
+        Raises:
+            CheckpointError: one of them cannot be read or written.
+        """
+        for release in self.data.of(self.run) if self.data is not None else ():
+            there = self._known.get((release.round, release.attempt))
+            if there is None or (there.is_open and not release.is_open):
+                self._append(release)
+
+    def of_data(self) -> dict[str, Any] | None:
+        """What all runs on the data have come to; None: nobody counts them."""
+        return None if self.data is None else self.data.account()
+
+    def last(self, round: int) -> Release | None:
+        """The round's last attempt, with which it begins when it is done again; None: it has had none."""
+        attempts = [release for release in self._known.values() if release.round == round]
+        return max(attempts, key=lambda release: release.attempt, default=None)
 
     def digest_of(self, *parts: bytes | memoryview) -> str:
         """A digest of what is to be released, that nobody without the key can compare with a guess."""
@@ -114,36 +189,75 @@ class Ledger:
             hasher.update(part)
         return hasher.hexdigest()[:64]
 
-    def attempt(self, round: int, digest: str) -> int | None:
-        """Under which attempt a sum with this digest was released in the round; None: it was not."""
-        return next((r.attempt for r in self.releases if r.round == round and r.digest == digest), None)
+    def enter(self, round: int, attempt: int, digest: str) -> bool:
+        """May the sum with this digest leave, with the noise of this attempt? Its line is on the disk then.
 
-    def enter(self, round: int, digest: str) -> int:
-        """The attempt for the noise on a sum; a new one is on the disk when this returns.
+        False: another sum was released under the attempt, here or by a copy of the run.
 
         Raises:
             CheckpointError: the disk refuses; then nothing may leave.
         """
-        found = self.attempt(round, digest)
-        if found is not None:
-            return found
-        release = Release(round, sum(r.round == round for r in self.releases), digest)
-        if self.data is not None:
-            self.data.enter(self.run, round, release.attempt)
+        release = Release(round, attempt, digest, attempt)
+        there = self._known.get((round, attempt))
+        if there is not None and not there.is_open:
+            return there.digest == digest
+        if self.data is not None and not self.data.enter(self.run, release):
+            self.refresh()
+            return False
         self._append(release)
-        return release.attempt
+        return True
+
+    def renew(self, round: int) -> None:
+        """The round gets its next attempt: another draw of the cohort, and of the noise; on the disk then.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        last = self.last(round)
+        attempt = 0 if last is None else last.attempt + 1
+        self._append(Release.begun(round, attempt) if self.data is None else self.data.renew(self.run, round, attempt))
 
     def _append(self, release: Release) -> None:
         if self.folder is not None:
             path = self.folder / LEDGER
+            self._check_file()
             try:
-                append_own(path, [release._asdict()])
+                append_own(path, [release.line()])
             except OSError as error:
                 raise CheckpointError(
                     f"{path} cannot be written ({error}), so the round's sum stays here; free some space and start the "
                     "run again"
                 ) from error
-        self.releases.append(release)
+            self._seen = stamp(path)
+        merge(self._known, release)
+
+    def _check_file(self) -> None:
+        """Nobody else has written to the file, or taken it away.
+
+        Raises:
+            CheckpointError: somebody has.
+        """
+        assert self.folder is not None
+        path = self.folder / LEDGER
+        if self._seen is None or self._seen == stamp(path):
+            return
+        with suppress(CheckpointError):
+            if read_releases(self.folder) == (self.terms, self.releases):  # a disk with a clock of its own
+                return
+        raise CheckpointError(
+            f"{path} was changed or taken away by something else than this run, so the round's sum stays here; "
+            f"{_RESTORE}"
+        )
+
+    def _rewrite(self) -> None:
+        """Write the file anew, with other terms."""
+        if self.folder is not None:
+            lines = [{"form": _FORM, **self.terms}, *(release.line() for release in self.releases)]
+            try:
+                _write(self.folder / LEDGER, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            except OSError as error:
+                raise CheckpointError(f"{self.folder / LEDGER} cannot be written ({error}); free some space") from error
+            self._seen = stamp(self.folder / LEDGER)
 
 
 def read_releases(folder: Path) -> tuple[dict[str, Any], list[Release]]:
@@ -166,9 +280,12 @@ def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[
         head, *rest = map(json.loads, lines)
         if head.pop("form") != _FORM:
             raise ValueError
-        return head, [Release(int(line["round"]), int(line["attempt"]), str(line["digest"])) for line in rest]
+        known: dict[tuple[int, int], Release] = {}
+        for line in rest:
+            merge(known, Release.of(line))
+        return head, list(known.values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / LEDGER} is damaged; {_RESTORE}") from error
+        raise CheckpointError(f"{folder / LEDGER} is damaged ({error}); {_RESTORE}") from error
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -181,11 +298,3 @@ def _write(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

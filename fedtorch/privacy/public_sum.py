@@ -7,7 +7,7 @@ of clients alone; with equal weights the mean is Σ k_i · 2^-e / K over the K c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,36 @@ class Masking:
     """The ranks that take part whether their clients were drawn or not; None: those with a client in the sum."""
     counts: dict[int, int] = field(default_factory=dict)
     """round -> its parties in the first attempt, of which the threshold is a share"""
+    attempt: int = 0
+    """On the server: at the round under way. Another one has another cohort, so its sum is one of its own."""
+
+    def parties(self, ranks: Iterable[int], members: Collection[int]) -> list[int]:
+        """Who has a part in a sum, by the same rule at the server and at every worker.
+
+        ranks: those with a client in it. members: the ranks that are there, without the server.
+        """
+        return sorted({*(ranks if self.everybody is None else self.everybody)} & {*members})
+
+    def check(self, round: int, said: Sequence[int], threshold: int, expected: Sequence[int]) -> None:
+        """At a worker, before it gives anything: what the server says of a sum is what this run's config comes to.
+
+        said: the parties by the server's word. threshold: by it too; one above the config's hides more, and a server
+        that knows of earlier losses in the round has it. expected: the parties as this worker counts them.
+
+        Raises:
+            BrokenProtocolError: it is not.
+        """
+        if list(said) != list(expected):
+            raise BrokenProtocolError(
+                f"the server names the parties {list(said)} for the secure sum of round {round + 1}, but they are "
+                f"{list(expected)}; nothing is sent to it"
+            )
+        if threshold < (least := self.needed(round, expected)):
+            raise BrokenProtocolError(
+                f"the server names the threshold {threshold} of {len(expected)} parties for the secure sum of round "
+                f"{round + 1}, but privacy.secure_sum.threshold {self.threshold:g} comes to {least}; nothing is sent "
+                "to it"
+            )
 
     def needed(self, round: int, parties: Collection[int]) -> int:
         """The threshold of the round, whatever was lost since its first attempt."""
@@ -65,7 +95,7 @@ class MaskedSum(WholeSum):
         Raises:
             RefusedUpdatesError: the round is given up, of all clients.
         """
-        openings, round = self.masking.openings, updates.round
+        openings, round = self.masking.openings, (updates.round, self.masking.attempt)
         names = [report.client for report in updates.reports]
         if (settled := openings.settled(round)) is not None:
             total: Tensor = updates.zeros()
@@ -80,7 +110,7 @@ class MaskedSum(WholeSum):
         openings.settle(round, names, total.numpy().copy())
         return total
 
-    def _give_up(self, round: int, names: Collection[str], why: str) -> Tensor:
+    def _give_up(self, round: tuple[int, int], names: Collection[str], why: str) -> Tensor:
         self.masking.openings.settle(round, (), None)
         raise RefusedUpdatesError(dict.fromkeys(names, why))
 
@@ -137,5 +167,5 @@ class PublicSum(Mechanism):
 
 def settled_clients(masking: Masking, round: int) -> Collection[str] | None:
     """Whose sum the round's is, where that is settled."""
-    found = masking.openings.settled(round)
+    found = masking.openings.settled((round, masking.attempt))
     return None if found is None else found.clients

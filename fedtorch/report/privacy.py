@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
-from fedtorch.privacy.accounting import Accountant, total_epsilon
+from fedtorch.privacy.accounting import Accountant, parts_of, shared, total_epsilon
 from fedtorch.privacy.data_ledger import SUFFIX, DataLedger, epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, read_releases
 from fedtorch.report.compared import say_written, show_page
@@ -49,7 +50,8 @@ def privacy_markdown(folders: Iterable[Path], ledgers: Iterable[Path] = ()) -> s
 
     Of a run that is under way, was interrupted or has failed what it has released counts too. Runs that simulate
     privacy, or have none, are left out: what they tell has no bound. Where there is a ledger of the data the total is
-    that of all runs it knows of, whether they are still there or not. ledgers: such files, beside those of `folders`.
+    that of all runs it knows of, whether they are still there or not; where it is gone, or there never was one, a line
+    says so. ledgers: such files, beside those of `folders`.
 
     Raises:
         ConfigError: there is no run with privacy.
@@ -60,18 +62,28 @@ def privacy_markdown(folders: Iterable[Path], ledgers: Iterable[Path] = ()) -> s
     for folder in folders:
         if (folder / FOLDER / LEDGER).is_file():
             run = _Run.read(folder)
-            if run.data_ledger:
+            if has_ledger := bool(run.data_ledger) and Path(run.data_ledger).is_file():
                 known.setdefault(run.data_ledger, DataLedger(Path(run.data_ledger)))
-            found.setdefault(run.data_ledger or _data(folder), []).append(run)
+            found.setdefault(run.data_ledger if has_ledger else _data(folder), []).append(run)
     if not found:
         raise ConfigError("none of these runs has a ledger of releases; name runs with privacy.kind: client")
     lines = ["| run | releases | q | N | z | delta | epsilon |", "|---|---:|---:|---:|---:|---:|---:|"]
     for data, rows in found.items():
         for run in rows:
             account = Accountant(run.rate, run.z, run.delta)
-            lines.append(_row(run.name, run.count, run.rate, run.clients, run.z, run.delta, account.epsilon(run.count)))
+            epsilon = account.epsilon_of(run.spent)
+            lines.append(_row(run.name, run.count, run.rate, run.clients, run.z, run.delta, epsilon))
         lines += _total(rows, known[data] if data in known else None)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_uncounted(found, known)]) + "\n"
+
+
+def _uncounted(found: Mapping[str, Sequence[_Run]], known: Mapping[str, DataLedger]) -> list[str]:
+    """Below the table: of which runs nobody knows what others on the same data have released."""
+    lines = []
+    for run in [run for data, rows in found.items() if data not in known for run in rows]:
+        lost = f"the ledger of its data, {run.data_ledger}, is gone" if run.data_ledger else "its data have no ledger"
+        lines.append(f"{run.name}: {lost}, so what other runs released of them is not counted here.")
+    return ["", *lines] if lines else []
 
 
 @dataclass(frozen=True)
@@ -88,20 +100,25 @@ class _Run:
     """noise multiplier"""
     delta: float
     """δ that its ε is computed for"""
-    count: int
-    """its releases, with those of the run that it goes on from"""
-    own: int
+    spent: Counter[int]
+    """its releases, with those of the run that it goes on from, as the account counts them"""
+    own: Counter[int]
     """without them"""
     data_ledger: str
-    """the file where its data's releases are added up; empty: there is none any more, or never was"""
+    """the file where its data's releases are added up, there or not any more; empty: there never was one"""
 
     @classmethod
     def read(cls, folder: Path) -> _Run:
         terms, releases = read_releases(folder / FOLDER)
-        own = sum(release.round >= terms.get("since", 0) for release in releases)
-        data = str(terms.get("data_ledger") or "")
+        draws = [(release.round, release.draw) for release in releases]
+        own = [draw for draw in draws if draw[0] >= terms.get("since", 0)]
         numbers = terms["rate"], terms["clients"], terms["noise_multiplier"], terms["delta"]
-        return cls(str(folder), *numbers, len(releases), own, data if data and Path(data).is_file() else "")
+        return cls(str(folder), *numbers, shared(draws), shared(own), str(terms.get("data_ledger") or ""))
+
+    @property
+    def count(self) -> int:
+        """How many releases."""
+        return _releases(self.spent)
 
 
 def _total(rows: Sequence[_Run], ledger: DataLedger | None) -> list[str]:
@@ -115,9 +132,13 @@ def _total(rows: Sequence[_Run], ledger: DataLedger | None) -> list[str]:
         return [_row(name, count, "", "", "", delta, epsilon_of(runs))]
     if len(rows) < 2:
         return []
-    delta, parts = min(run.delta for run in rows), [(run.rate, run.z, run.own) for run in rows]
-    name, count = f"**all {len(rows)} on the same data**", sum(run.own for run in rows)
+    delta, parts = min(run.delta for run in rows), [part for run in rows for part in parts_of(run.rate, run.z, run.own)]
+    name, count = f"**all {len(rows)} on the same data**", sum(_releases(run.own) for run in rows)
     return [_row(name, count, "", "", "", delta, total_epsilon(parts, delta))]
+
+
+def _releases(spent: Mapping[int, int]) -> int:
+    return sum(shared_by * draws for shared_by, draws in spent.items())
 
 
 def _row(*cells: Any) -> str:

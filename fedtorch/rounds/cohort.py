@@ -15,7 +15,7 @@ from fedtorch.core.sampling import cohort
 from fedtorch.core.update import Report
 from fedtorch.rounds.context import RoundContext
 
-_OVER = "budget"
+_OVER, _WITHHELD = "budget", "withheld"
 
 
 def draw(context: RoundContext) -> list[tuple[Client, int]]:
@@ -52,29 +52,33 @@ def draw(context: RoundContext) -> list[tuple[Client, int]]:
     return [(client, 1) for client in drawn]
 
 
-def release(context: RoundContext, combined: Tensor | None, accepted: Sequence[Report]) -> Tensor | None:
-    """On the server what it steps along, of what the accepted updates came to; called by all ranks alike.
+def release(context: RoundContext, combined: Tensor | None, accepted: Sequence[Report]) -> tuple[bool, Tensor | None]:
+    """May what the accepted updates came to leave? And, on the server, what it steps along then.
 
-    Whether the sum of a round that is done again is another one, and so one more release, is known only here.
+    Called by all ranks alike, and the same on all. Where it may not, the round is done again with another cohort:
+    whether it comes to another sum than it did before is known only here.
 
     Raises:
         BudgetError: on all ranks, if there must not be one more; nothing has left the server.
     """
     grad: Tensor | None = None
     over: BudgetError | None = None
+    status = "ok"
     if context.comm.is_server:
         assert combined is not None
         context.server.accepted = list(accepted)
         places = context.sent_places(context.comm.names[0])
         try:
             grad = context.mechanism.release(context.round, combined, context.server, places)
+            status = "ok" if grad is not None else _WITHHELD
         except BudgetError as error:
-            over = error
-    if context.mechanism.may_refuse:
-        told = [context.message("decision", status=_OVER if over else "ok")]
+            over, status = error, _OVER
+    if context.mechanism.may_withhold:
+        told = [context.message("decision", status=status)]
         (head,) = context.members.retry_on_loss("release", lambda: tell(context, lambda: told))
         _end_if_over(context, head, over)
-    return grad
+        status = head.status
+    return status != _WITHHELD, grad
 
 
 def _end_if_over(context: RoundContext, head: Message, over: BudgetError | None) -> None:

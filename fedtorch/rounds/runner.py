@@ -126,8 +126,7 @@ class Runner:
             (name, error), *more = failed.items()
             what = f"the model of {name}" if name else "the model"
             others = f", nor those of {len(more)} other clients" if more else ""
-            kind = type(error).__name__
-            log.warning("%s could not be saved in %s: %s: %s%s", what, folder, kind, error, others)
+            log.warning("%s could not be saved in %s: %s: %s%s", what, folder, type(error).__name__, error, others)
 
     def _one_round(self) -> None:
         context, config = self.context, self.components.config
@@ -150,9 +149,23 @@ class Runner:
 
     def _clients_round(self) -> list[Report]:
         """The cohort trains and the server takes its step; the reports, complete on the server."""
-        context, members = self.context, self.context.members
+        context = self.context
         context.broadcast()
         self.saving.write()  # what the clients need is on its way
+        while True:
+            decision = self._train_and_combine()
+            with context.timed("aggregate"):
+                apply_verdict(context, decision)
+                is_done = self._step(decision)
+                self.trainer.learn(decision.accepted)
+                context.store.commit([report.client for report in decision.accepted if is_done])
+                context.updates.clear()
+            if is_done:
+                return reports_for_log(decision)
+
+    def _train_and_combine(self) -> Decision:
+        """A cohort is drawn and trains, and what it sends is combined."""
+        context, members = self.context, self.context.members
         with context.timed("train"):
             own = self.trainer.train_cohort()
             self.trainer.early.finish()
@@ -167,13 +180,7 @@ class Runner:
                 check_complete(reports, self.trainer.drawn, members.lost)
                 if not context.mechanism.hides_clients and (waited := self.trainer.waited_for(reports)):
                     log.debug("round %d: %s", context.round + 1, waited)
-            decision = members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
-            apply_verdict(context, decision)
-            self.trainer.learn(decision.accepted)
-            self._step(decision)
-            context.store.commit([report.client for report in decision.accepted])
-            context.updates.clear()
-        return reports_for_log(decision)
+            return members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
 
     def _server_train_if_due(self) -> None:
         """The server's own training, unless it was done in this round; a signal during it leaves it to be repeated."""
@@ -220,20 +227,21 @@ class Runner:
                 context.comm.broadcast(part.view(-1))
         context.begin()
         engine.adopt_initial(context.spill)
-        if not context.algorithm.exchanged_vectors or context.algorithm.reads_initial:
-            return
-        if not self.components.is_engine_shared:
+        is_needed = context.algorithm.reads_initial or self.components.is_engine_shared
+        if context.algorithm.exchanged_vectors and not is_needed:
             engine.forget_initial()
 
-    def _step(self, decision: Decision) -> None:
-        """The server's step along what was combined."""
+    def _step(self, decision: Decision) -> bool:
+        """The server's step along what was combined; False: that must not leave, and the round is to be done again."""
         context = self.context
         if not steps(context, decision):
-            return
+            return True
         if context.has_messages:
             decision.weights = replicas.step(context, decision.accepted, decision.messages, decision.reduced)
         else:
-            grad = release(context, decision.combined, decision.accepted)
+            is_released, grad = release(context, decision.combined, decision.accepted)
+            if not is_released:
+                return False
             if grad is not None:
                 context.algorithm.server_update(context.server, grad)
             if context.scale is not None and context.comm.is_server:
@@ -242,6 +250,7 @@ class Runner:
         context.is_fresh = context.has_messages  # every rank has taken the step itself
         self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)
+        return True
 
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
@@ -278,16 +287,8 @@ class Runner:
         facts = RoundFacts(shown, self.weights, context.seconds, traffic=traffic, figures=self.figures)
         facts = context.mechanism.facts(context.round - 1, facts)
         self.result.reports.update({report.client: report for report in facts.reports or ()})
-        tracker.round(
-            context.round - 1,
-            facts.reports,
-            facts.weights,
-            facts.seconds,
-            facts.traffic,
-            facts.figures,
-            loss=facts.loss,
-            shown=facts.shown,
-        )
+        said = facts.reports, facts.weights, facts.seconds, facts.traffic, facts.figures
+        tracker.round(context.round - 1, *said, loss=facts.loss, shown=facts.shown)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False, late: bool = False) -> None:
         config = self.components.config.eval

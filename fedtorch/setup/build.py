@@ -79,6 +79,8 @@ class BuiltRun(Plan):
         self.engine.join(worker, self.task.join if together else None)
         if self.engine.owners is not None:
             self.task.join(self.engine.module, worker)
+        mechanism = mechanism or make_mechanism(self, is_server=comm.is_server)
+        comm.masking = mechanism.masking
         return RunComponents(
             config=self.config,
             task=self.task,
@@ -96,7 +98,7 @@ class BuiltRun(Plan):
             facts=facts or {},
             stop=stop,
             tracker=tracker,
-            mechanism=mechanism or make_mechanism(self, is_server=comm.is_server),
+            mechanism=mechanism,
             is_engine_shared=is_engine_shared,
         )
 

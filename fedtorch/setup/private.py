@@ -191,8 +191,7 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
     else:
         ledger = Ledger.open(folder)
         terms = _agreed(plan, ledger.terms, folder)
-    if data is not None:
-        ledger.attach(data, plan.config.folder)
+    ledger.attach(data, plan.config.folder, anew=resume == "force")
     return ClientLevel(terms, ledger, make_masking(plan, is_server=True, is_new=is_new))
 
 
@@ -203,7 +202,7 @@ def describe_private(plan: Plan) -> str:
         return ""
     terms = terms_of(plan, noise_of(plan))
     said = (
-        f"privacy: clients that differ by one (add or remove), Poisson sampling with rate {terms.rate:g} of "
+        f"privacy: with one client or without it (zero-out), Poisson sampling with rate {terms.rate:g} of "
         f"{terms.clients} clients, noise multiplier {terms.noise_multiplier:g}, delta {config.delta:g}"
     )
     if config.simulate:

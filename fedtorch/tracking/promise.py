@@ -19,7 +19,18 @@ def promise(said: Mapping[str, Any]) -> str:
     if said["simulated"]:
         return f"simulated: nothing is promised, as everybody can compute the noise ({how}). {outside}"
     return (
-        f"client-level differential privacy, epsilon {said['epsilon']:.4f} at delta {said['delta']:g} "
-        f"({said['relation']}; {how}; {said['accountant']}), against everybody who sees the model and the records, not "
-        f"against the server. {outside}"
+        f"client-level differential privacy, epsilon {said['epsilon']:.4f} at delta {said['delta']:g} of this run "
+        f"({said['relation']}; {how}; {said['accountant']}), {_of_data(said)}, against everybody who sees the model "
+        f"and the records, not against the server. {outside}"
+    )
+
+
+def _of_data(said: Mapping[str, Any]) -> str:
+    """What all runs on the data come to: it is this that a client has to know."""
+    if (data := said.get("data")) is None:
+        return "of its data not known, as no ledger counts other runs on them"
+    runs = "1 run" if data["runs"] == 1 else f"{data['runs']} runs"
+    return (
+        f"epsilon {data['epsilon']:.4f} at delta {data['delta']:g} of its data, on which {runs} had released "
+        f"{data['releases']} sums when it ended"
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from fedtorch.privacy.accounting import PRECISION, Accountant, least_noise, total_epsilon
@@ -42,3 +45,33 @@ def test_releases_of_several_kinds_add_up() -> None:
     alone, both = (Accountant(1.0, 4.0, DELTA).epsilon(count) for count in (1, 2))
     assert total_epsilon([(1.0, 4.0, 1), (0.5, 3.0, 0)], DELTA) == alone
     assert total_epsilon([(1.0, 4.0, 1), (1.0, 4.0, 1)], DELTA) == pytest.approx(both, rel=1e-6) and both > alone
+
+
+def replaced(q: float, z: float, releases: int, delta: float) -> float:
+    """ε of neighbours of whom one has a client that sends +C and the other one that sends −C, by FFT, rounded up."""
+    step, fine, size = 1e-4, 1e-4, 1 << 19
+    x = np.arange(-16 * z - 2, 16 * z + 2, fine)
+    normal = [np.exp(-((x - mean) ** 2) / (2 * z * z)) / (z * math.sqrt(2 * math.pi)) for mean in (0, 1, -1)]
+    plus, minus = ((1 - q) * normal[0] + q * other for other in normal[1:])
+    places = np.ceil(np.log(plus / minus) / step).astype(int)
+    one = np.zeros(size)
+    np.add.at(one, places % size, plus * fine)
+    all_of = np.fft.irfft(np.fft.rfft(one) ** releases, size)
+    losses = (np.arange(size) + size // 2) % size - size // 2
+    found, above = 0.0, 50.0
+    for _ in range(50):
+        middle = (found + above) / 2
+        rest = float((all_of * np.clip(1 - np.exp(middle - losses * step), 0, None)).sum())
+        found, above = (middle, above) if rest > delta else (found, middle)
+    return above
+
+
+def test_replacing_a_client_costs_more_than_leaving_it_out_and_at_most_both_steps_together() -> None:
+    """The figures of docs/privacy.md: a pair of neighbours from below, (2 ε, (1 + e^ε) δ) from above."""
+    assert replaced(1.0, 1.0, 1, DELTA) == pytest.approx(Accountant(1.0, 0.5, DELTA).epsilon(1), abs=1e-3)
+    left_out = Accountant(0.1, 1.0, DELTA).epsilon(50)
+    assert replaced(0.1, 1.0, 50, DELTA) == pytest.approx(7.19, abs=0.01)
+    assert (2 * left_out, (1 + math.exp(left_out)) * DELTA) == pytest.approx((10.30, 1.73e-3), rel=2e-3)
+    least = 3.7246e-9
+    both = Accountant(0.1, 1.0, least).epsilon(50)
+    assert (1 + math.exp(both)) * least == pytest.approx(DELTA, rel=1e-3) and 2 * both == pytest.approx(15.79, abs=0.01)

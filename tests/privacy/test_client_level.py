@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedtorch.core.client import Client
 from fedtorch.core.errors import BudgetError, CheckpointError
 from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.places import Places
@@ -19,10 +20,13 @@ from fedtorch.core.state_keys import CLIP, NOISE_KEY
 from fedtorch.core.update import Report
 from fedtorch.privacy.adaptive import moved, noised_count
 from fedtorch.privacy.client_level import HIDDEN, UNCLIPPED, ClientLevel, Terms
-from fedtorch.privacy.ledger import Ledger, Release
+from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.noise import ADD
+from fedtorch.privacy.public_sum import Masking
+from fedtorch.privacy.release import Release
+from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig
-from fedtorch.privacy.stream import Stream, add_noise, derived
+from fedtorch.privacy.stream import Stream, add_noise, chosen, derived
 
 KEY = bytes(range(32))
 FIXED = PrivacyConfig(kind="client", clip=0.5, noise_multiplier=1.0, delta=1e-3)
@@ -118,25 +122,59 @@ def test_noise_of_a_first_attempt_is_drawn_meanwhile_and_taken(monkeypatch: pyte
     rule.expect(0, 2)
     rule.release(0, torch.tensor([1.0, 2.0], dtype=torch.float64), server(0.0, 0.0), None)
     assert drawn == ["noise"]
-    rule.expect(0, 2)  # there was a first attempt
-    rule.release(0, torch.tensor([1.0, 3.0], dtype=torch.float64), server(0.0, 0.0), None)
-    assert drawn == ["noise", "MainThread"]
+    other = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    rule.expect(0, 2)
+    assert rule.release(0, other.clone(), server(0.0, 0.0), None) is None  # with that noise nothing else may leave
+    rule.begin(0, server(0.0, 0.0))
+    rule.expect(0, 2)
+    assert rule._noise._for[2] == 1
+    rule.release(0, other, server(0.0, 0.0), None)
+    assert set(drawn) == {"noise"}
 
 
-def test_a_round_that_is_begun_again_may_be_refused_at_its_end() -> None:
+def test_another_sum_of_a_round_does_not_leave_and_the_next_attempt_has_a_cohort_and_noise_of_its_own() -> None:
     rule, state = level(), server(0.0, **{CLIP: 0.25})
-    said = rule.begin(0, state)
-    assert said == {"clip": 0.25}
-    rule.enter(said)
-    assert not rule.may_refuse and rule.deviation == 2.0**32  # z · 0.25 · 2^34
-    assert rule.exponent == 34
-    rule.release(0, torch.tensor([1.0], dtype=torch.float64), state, None)
-    again = rule.begin(0, state)
-    assert set(again) == {"clip", "again"}
-    rule.enter(again)
-    assert rule.may_refuse
-    rule.enter({"clip": 1.0})
-    assert not rule.may_refuse
+    clients = [Client(str(i), i) for i in range(1000)]
+    assert rule.may_withhold and rule.begin(0, state) == {"clip": 0.25}
+    rule.enter({"clip": 0.25})
+    assert (rule.exponent, rule.deviation) == (34, 2.0**32)  # z · 0.25 · 2^34
+    sums = [torch.tensor([float(number)], dtype=torch.float64) for number in (1, 2)]
+    first = rule.release(0, sums[0].clone(), state, None)
+    cohort = rule.draw(clients, 0)
+    rule.begin(0, state)  # done again
+    assert rule.draw(clients, 0) == cohort
+    assert torch.equal(rule.release(0, sums[0].clone(), state, None), first)  # type: ignore[arg-type]
+    left = sums[1].clone()
+    assert rule.release(0, left, state, None) is None and left.tolist() == [2.0]
+    assert [(r.attempt, r.digest == "") for r in rule.ledger.releases] == [(0, False), (1, True)]  # type: ignore[union-attr]
+    rule.begin(0, state)
+    other = rule.draw(clients, 0)
+    assert other == [clients[i] for i in chosen(Stream(derived(KEY, "cohort", 0, 1)), 1000, 1 / 3)] != cohort
+    second = rule.release(0, sums[1].clone(), state, None)
+    assert second is not None and first is not None
+    assert float((second - first).abs()) > 1e-3  # with the same noise it would be 2^-34 / 4
+    assert len(rule.ledger.releases) == 2  # type: ignore[union-attr]
+
+
+def test_a_secure_sum_is_told_which_attempt_it_is_of() -> None:
+    rule = level()
+    rule.masking = Masking(0.7, Openings(None))
+    for attempt in range(3):
+        rule.begin(0, server(0.0))
+        assert rule.masking.attempt == attempt
+        rule.ledger.enter(0, attempt, "a")  # type: ignore[union-attr]
+        rule.ledger.renew(0)  # type: ignore[union-attr]
+
+
+def test_a_moving_clip_has_noise_of_its_own_on_its_count_in_each_attempt() -> None:
+    rule, state = level(MOVING), server(0.0)
+    for attempt in range(2):
+        rule.begin(0, server(0.0))
+        assert rule.release(0, torch.tensor([float(attempt)], dtype=torch.float64), state, None) is None or not attempt
+    rule.begin(0, server(0.0))
+    assert rule.release(0, torch.tensor([1.0], dtype=torch.float64), state, None) is not None
+    count = noised_count(0, 0.6, Stream(derived(KEY, "count", 0, 1)))
+    assert state.numbers[CLIP] == pytest.approx(moved(0.5, RULE, count, 4.0), rel=1e-12)
 
 
 def test_a_budget_is_for_as_many_releases_as_it_says() -> None:
@@ -146,6 +184,7 @@ def test_a_budget_is_for_as_many_releases_as_it_says() -> None:
     rule.release(0, torch.tensor([1.0], dtype=torch.float64), state, None)
     with pytest.raises(BudgetError, match="round 2 would be release 2 .* so far comes to"):
         rule.begin(1, state)
+    rule.begin(0, state)
     with pytest.raises(BudgetError, match="round 1 would be release 2 "):  # another sum of the same round
         rule.release(0, torch.tensor([2.0], dtype=torch.float64), state, None)
     rule.begin(0, state)  # what comes to the same sum costs nothing
@@ -186,8 +225,8 @@ def test_what_is_said_at_the_end() -> None:
     assert level(replace(FIXED, simulate=True, seed=1)).facts(0, RoundFacts(None)).figures == {}
     said = level().summary()
     assert (said["epsilon"], said["releases"], said["clip"], said["simulated"]) == (0.0, 0, 0.5, False)
-    assert level().settled(0) is None and len(level().outside) == 2
-    assert len(level(replace(FIXED, reveal=("losses", "sizes"))).outside) == 4
+    assert level().settled(0) is None and len(level().outside) == 3
+    assert len(level(replace(FIXED, reveal=("losses", "sizes"))).outside) == 5
 
 
 def test_a_rank_without_the_ledger_neither_draws_nor_accounts() -> None:

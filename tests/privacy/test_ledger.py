@@ -10,7 +10,8 @@ import pytest
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.data_ledger import DataLedger
-from fedtorch.privacy.ledger import Ledger, Release
+from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.release import Release
 
 TERMS = {"rate": 0.1, "clients": 10}
 
@@ -59,23 +60,77 @@ def test_of_a_branch_the_ledger_of_the_data_has_the_releases_of_its_own(tmp_path
     branch = Ledger.begin(
         tmp_path / "run" / "privacy", {**terms, "since": 2}, [Release(round, 0, "a") for round in (0, 1)]
     )
-    branch.enter(2, "a")
-    branch.enter(3, "a")
+    branch.enter(2, 0, "a")
+    branch.enter(3, 0, "a")
     data = DataLedger(tmp_path / "d.privacy.jsonl")
     branch.attach(data, tmp_path / "run")
     whole = Ledger.begin(tmp_path / "whole" / "privacy", terms, [Release(0, 0, "a")])
     whole.attach(data, tmp_path / "whole")
     known = data.runs()
-    assert known[branch.run].releases == {(2, 0), (3, 0)} and known[whole.run].releases == {(0, 0)}
+    assert set(known[branch.run].releases) == {(2, 0), (3, 0)} and set(known[whole.run].releases) == {(0, 0)}
 
 
-def test_the_same_sum_is_the_same_release_and_another_one_the_next_attempt(ledger: Ledger) -> None:
-    assert [ledger.enter(0, "a"), ledger.enter(0, "a"), ledger.enter(0, "b"), ledger.enter(1, "a")] == [0, 0, 1, 0]
+def test_the_same_sum_is_the_same_release_and_another_one_needs_the_next_attempt(ledger: Ledger) -> None:
+    assert ledger.last(0) is None
+    assert [ledger.enter(0, 0, "a"), ledger.enter(0, 0, "a"), ledger.enter(0, 0, "b"), ledger.enter(1, 0, "a")] == [
+        True, True, False, True
+    ]  # fmt: skip
+    assert ledger.releases == [Release(0, 0, "a"), Release(1, 0, "a")] == reopened(ledger).releases
+    ledger.renew(0)
+    assert ledger.last(0) == Release(0, 1, "", 1) == reopened(ledger).last(0)  # a process that dies goes on with it
+    assert not ledger.enter(0, 0, "b") and ledger.enter(0, 1, "b") and ledger.enter(0, 1, "b")
     again = reopened(ledger)
     assert again.releases == ledger.releases and again.key == ledger.key and again.terms == TERMS
-    assert len(again.releases) == 3
-    assert [again.enter(0, "b"), again.enter(0, "a"), again.enter(0, "c")] == [1, 0, 2]
-    assert again.check == ledger.check
+    assert again.spent == {1: 3} and again.last(0) == Release(0, 1, "b", 1) and again.check == ledger.check
+
+
+def test_attempts_of_earlier_versions_share_the_rounds_cohort(ledger: Ledger) -> None:
+    assert ledger.folder is not None
+    with (ledger.folder / "ledger.jsonl").open("a") as file:
+        for attempt in range(3):
+            file.write(json.dumps({"round": 0, "attempt": attempt, "digest": f"{attempt}"}) + "\n")
+    again = reopened(ledger)
+    assert again.spent == {3: 1}
+    again.renew(0)
+    assert again.enter(0, 3, "x") and reopened(ledger).spent == {3: 1, 1: 1}
+
+
+def test_two_sums_under_one_attempt_are_no_ledger(ledger: Ledger) -> None:
+    assert ledger.folder is not None
+    with (ledger.folder / "ledger.jsonl").open("a") as file:
+        file.writelines(json.dumps({"round": 4, "attempt": 0, "digest": each}) + "\n" for each in "ab")
+    with pytest.raises(CheckpointError, match=r"is damaged \(two sums of round 5 under attempt 0\)"):
+        reopened(ledger)
+
+
+@pytest.mark.parametrize("change", ["deleted", "cut", "edited", "longer"])
+def test_a_ledger_that_is_changed_while_the_run_goes_on_ends_it_before_anything_leaves(
+    ledger: Ledger, change: str
+) -> None:
+    assert ledger.folder is not None
+    ledger.enter(0, 0, "a")
+    path, releases = ledger.folder / "ledger.jsonl", ledger.releases
+    text = path.read_text()
+    if change == "deleted":
+        path.unlink()
+    else:
+        cut, edited, longer = (
+            text.splitlines(True)[0],
+            text.replace("0.1", "0.2"),
+            text + '{"round": 7, "attempt": 0}\n',
+        )
+        path.write_text({"cut": cut, "edited": edited, "longer": longer}[change])
+    for leave in (lambda: ledger.enter(1, 0, "a"), lambda: ledger.renew(0)):
+        with pytest.raises(CheckpointError, match=r"ledger.jsonl was changed or taken away .* stays here; bring it"):
+            leave()
+    assert ledger.releases == releases and path.exists() == (change != "deleted")
+
+
+def test_a_disk_with_a_clock_of_its_own_is_no_change(ledger: Ledger) -> None:
+    assert ledger.folder is not None
+    ledger.enter(0, 0, "a")
+    os.utime(ledger.folder / "ledger.jsonl", (1, 1))
+    assert ledger.enter(1, 0, "a")
 
 
 def test_a_digest_needs_the_key(ledger: Ledger, tmp_path: Path) -> None:
@@ -87,11 +142,11 @@ def test_a_digest_needs_the_key(ledger: Ledger, tmp_path: Path) -> None:
 
 def test_a_line_that_was_not_finished_is_no_release(ledger: Ledger) -> None:
     assert ledger.folder is not None
-    ledger.enter(0, "a")
+    ledger.enter(0, 0, "a")
     with (ledger.folder / "ledger.jsonl").open("ab") as file:
         file.write(b'{"round": 1, "att')
     again = reopened(ledger)
-    assert len(again.releases) == 1 and again.enter(1, "b") == 0
+    assert len(again.releases) == 1 and again.enter(1, 0, "b")
     assert [release.round for release in reopened(ledger).releases] == [0, 1]
 
 
@@ -125,5 +180,5 @@ def test_a_disk_that_refuses_keeps_the_sum_here(ledger: Ledger) -> None:
     (ledger.folder / "ledger.jsonl").unlink()
     (ledger.folder / "ledger.jsonl").mkdir()
     with pytest.raises(CheckpointError, match="stays here"):
-        ledger.enter(0, "a")
+        ledger.enter(0, 0, "a")
     assert ledger.releases == []

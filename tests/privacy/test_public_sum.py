@@ -49,6 +49,6 @@ def test_whose_sum_it_is_is_known_once_it_is_settled() -> None:
     masking = Masking(0.7, Openings(None))
     mechanism = PublicSum(1.0, 3, masking)
     assert mechanism.settled(2) is None
-    masking.openings.settle(2, ["a", "b"], None)
+    masking.openings.settle((2, 0), ["a", "b"], None)
     assert mechanism.settled(2) == {"a", "b"} and mechanism.settled(3) is None
     assert PublicSum(1.0, 3).settled(2) is None

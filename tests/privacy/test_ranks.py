@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +22,9 @@ from fedtorch.comm.aggregation import Aggregation
 from fedtorch.main import main
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.release import Release
 from fedtorch.privacy.stream import Stream, chosen, derived
+from fedtorch.rounds.local_training import ClientTrainer
 
 PRIVACY = {
     "algorithm": "{name: fedavg, weights: equal}",
@@ -42,7 +45,9 @@ def private_toy(folder: Path, like: Path | None = None, **changes: str) -> Path:
         target.mkdir(parents=True, mode=0o700)
         shutil.copy(like / "privacy" / "key", target)
         head, *_ = (like / "privacy" / "ledger.jsonl").read_text().splitlines(keepends=True)
-        (target / "ledger.jsonl").write_text(head)
+        terms = json.loads(head)
+        terms.pop("folder")  # no copy of that run, as far as it knows
+        (target / "ledger.jsonl").write_text(json.dumps(terms) + "\n")
         (target / "ledger.jsonl").chmod(0o600)
     return config
 
@@ -131,9 +136,9 @@ def allowing(releases: float) -> str:
     return f"privacy.max_epsilon={(account.epsilon(int(releases)) + account.epsilon(int(releases) + 1)) / 2}"
 
 
-def exits(config: Path, *words: str, faults: str = "") -> list[int | None]:
+def exits(config: Path, *words: str, faults: str = "", size: int = 3) -> list[int | None]:
     variables = {**os.environ, "FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": faults}
-    outcomes = expect_exit(as_command, 3, str(config), *words, timeout=120, environ=variables)
+    outcomes = expect_exit(as_command, size, str(config), *words, timeout=120, environ=variables)
     return [outcome.exit_code for outcome in outcomes]
 
 
@@ -162,6 +167,63 @@ def test_a_round_done_again_that_would_pass_the_budget_is_code_10_on_all_ranks(
     assert Ledger.open(run / "privacy").releases == before
     assert exits(config, "force", "--set", "client.lr=0.2", allowing(4)) == [0, 0, 0]
     assert [(r.round, r.attempt) for r in Ledger.open(run / "privacy").releases][3:] == [(2, 1)]
+
+
+SECURE = "{kind: client, clip: 0.3, noise_multiplier: 1.0, delta: 0.1, secure_sum: {threshold: 0.7}}"
+
+
+def test_with_a_secure_sum_each_attempt_at_a_round_opens_a_sum_of_its_own(tmp_path: Path, undisturbed: Ended) -> None:
+    """Killed between release and checkpoint; the same rate gives the same sum then, another one the next attempt."""
+    config, run = private_toy(tmp_path, undisturbed.folder, privacy=SECURE), tmp_path / "run"
+    killed = exits(config, "auto", faults="kill:phase=checkpoint,rank=0,round=3", size=4)
+    assert killed[0] == -9 and len(Ledger.open(run / "privacy").releases) == 3
+    shutil.copytree(run, tmp_path / "killed" / "run")
+    assert exits(config, "auto", size=4) == [0, 0, 0, 0] and same(Ended(run), undisturbed)
+    shutil.rmtree(run)
+    shutil.copytree(tmp_path / "killed" / "run", run)
+    assert exits(config, "force", "--set", "client.lr=0.2", size=4) == [0, 0, 0, 0]
+    assert [(r.round, r.attempt) for r in Ledger.open(run / "privacy").releases] == [(0, 0), (1, 0), (2, 0), (2, 1)]
+    lines = [json.loads(line) for line in (run / "privacy" / "openings.jsonl").read_text().splitlines()]
+    assert [(line["round"], line.get("attempt", 0)) for line in lines] == [(0, 0), (1, 0), (2, 0), (2, 1)]
+
+
+def as_mortal(config: str, victim: str, *words: str) -> None:
+    """One rank of a run, as from the command line; the victim dies as soon as a cohort trains in place of another."""
+    train, rounds = ClientTrainer.train_cohort, list[int]()
+
+    def once(self: ClientTrainer) -> Any:
+        if os.environ["RANK"] == victim and self.context.round in rounds:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rounds.append(self.context.round)
+        return train(self)
+
+    ClientTrainer.train_cohort = once  # type: ignore[method-assign]
+    as_command(config, *words)
+
+
+@pytest.mark.parametrize(
+    ("victim", "on_loss"),
+    [("0", "restart"), ("2", "continue"), pytest.param("2", "restart", marks=pytest.mark.slow)],
+    ids=["server", "worker, without which the run goes on", "worker"],
+)
+def test_a_kill_while_the_next_attempts_cohort_trains_costs_no_further_attempt(
+    victim: str, on_loss: str, tmp_path: Path, undisturbed: Ended
+) -> None:
+    clients = f"{{sampling: poisson, rate: 0.6, on_loss: {on_loss}}}"
+    config, run = private_toy(tmp_path, undisturbed.folder, clients=clients), tmp_path / "run"
+    assert exits(config, "auto", faults="kill:phase=checkpoint,rank=0,round=3")[0] == -9
+    words = ("force", "--set", "client.lr=0.2")
+    outcomes = expect_exit(as_mortal, 3, str(config), victim, *words, timeout=120, environ=os.environ)
+    codes = [outcome.exit_code for outcome in outcomes]
+    assert codes[int(victim)] == -9
+    if on_loss == "restart":
+        assert Ledger.open(run / "privacy").last(2) == Release(2, 1, "", 1)
+        assert exits(config, *words) == [0, 0, 0]
+    else:
+        assert codes == [0, 0, -9]
+    releases = Ledger.open(run / "privacy").releases
+    assert [(r.round, r.attempt) for r in releases] == [(0, 0), (1, 0), (2, 0), (2, 1)] and not releases[-1].is_open
+    assert json.loads((run / "results.json").read_text())["privacy"]["releases"] == 4
 
 
 def test_no_file_but_the_key_has_the_key_and_none_says_who_took_part(tmp_path: Path) -> None:

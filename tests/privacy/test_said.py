@@ -23,7 +23,8 @@ SAID: dict[str, Any] = {
     "epsilon": 2.10929,
     "delta": 0.01,
     "releases": 2,
-    "relation": "add or remove one client",
+    "data": {"runs": 3, "releases": 7, "epsilon": 4.5, "delta": 0.001},
+    "relation": "zero-out",
     "sampling": "Poisson, rate 0.5",
     "clients": 8,
     "noise_multiplier": 1.0,
@@ -37,8 +38,9 @@ SAID: dict[str, Any] = {
 def test_a_promise_has_its_numbers_its_relation_and_what_is_outside() -> None:
     text = promise(SAID)
     for part in (
-        "epsilon 2.1093 at delta 0.01",
-        "add or remove one client",
+        "epsilon 2.1093 at delta 0.01 of this run",
+        "zero-out",
+        "epsilon 4.5000 at delta 0.001 of its data, on which 3 runs had released 7 sums when it ended",
         "Poisson, rate 0.5",
         "noise multiplier 1, clip 0.5",
         "not against the server",
@@ -46,6 +48,9 @@ def test_a_promise_has_its_numbers_its_relation_and_what_is_outside() -> None:
     ):
         assert part in text
     assert promise({}) == NOTHING
+    assert "of its data not known, as no ledger counts" in promise({**SAID, "data": None})
+    earlier = {key: value for key, value in SAID.items() if key != "data"}
+    assert "of its data not known" in promise(earlier)
 
 
 def test_a_simulation_shows_no_epsilon() -> None:
@@ -58,6 +63,7 @@ def test_a_simulation_shows_no_epsilon() -> None:
 def test_a_card_counts_rows_only_where_that_is_revealed(rows: int | None, shown: str) -> None:
     facts = CardFacts("n", "t", "", "", "s", "fedavg", 2, None, 8, rows, "d", privacy=promise(SAID))
     assert shown in card_text(facts) and "epsilon 2.1093" in card_text(facts)
+    assert "epsilon 4.5000 at delta 0.001 of its data" in card_text(facts)
 
 
 def test_tables_and_pages_carry_it(tmp_path: Path) -> None:
@@ -69,6 +75,7 @@ def test_tables_and_pages_carry_it(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     shown = StringIO()
     show_results(tmp_path, console=Console(file=shown, width=400))
-    assert "epsilon 2.1093 at delta 0.01" in shown.getvalue()
+    for words in ("epsilon 2.1093 at delta 0.01", "epsilon 4.5000 at delta 0.001 of its data"):
+        assert words in shown.getvalue()
     page = html_page("t", [Group("a", [read_run(tmp_path)])], "nearness")
-    assert "epsilon 2.1093 at delta 0.01" in page
+    assert "epsilon 2.1093 at delta 0.01" in page and "epsilon 4.5000 at delta 0.001 of its data" in page

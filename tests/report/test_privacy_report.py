@@ -9,7 +9,9 @@ import pytest
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.privacy.accounting import Accountant, total_epsilon
-from fedtorch.privacy.ledger import Ledger, Release
+from fedtorch.privacy.data_ledger import DataLedger
+from fedtorch.privacy.ledger import Ledger
+from fedtorch.privacy.release import Release
 from fedtorch.report.privacy import privacy_markdown
 
 
@@ -19,7 +21,7 @@ def run(folder: Path, data: str, releases: int, *, since: int = 0, copied: int =
     folder.mkdir()
     ledger = Ledger.begin(folder / "privacy", terms, [Release(round, 0, "x") for round in range(copied)])
     for round in range(copied, releases):
-        ledger.enter(round, str(round))
+        ledger.enter(round, 0, str(round))
     (folder / "env.json").write_text(json.dumps({"data": data}))
     return folder
 
@@ -30,13 +32,31 @@ def test_releases_of_several_runs_on_the_same_data_are_composed(tmp_path: Path) 
         run(tmp_path / "b", "d1", 5, since=2, copied=2),
         run(tmp_path / "c", "d2", 1),
     ]
-    lines = [line.strip("| ").split(" | ") for line in privacy_markdown(folders).splitlines()[2:]]
+    text = privacy_markdown(folders)
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines()[2:6]]
     account = Accountant(0.5, 3.0, 1e-3)
     shown = [(Path(name).name, int(count), float(epsilon)) for name, count, *_, epsilon in lines]
     assert shown[0] == ("a", 3, round(account.epsilon(3), 4))
     assert shown[1] == ("b", 5, round(account.epsilon(5), 4))
     assert shown[2] == ("**all 2 on the same data**", 6, pytest.approx(account.epsilon(6), abs=2e-4))
     assert shown[3] == ("c", 1, round(account.epsilon(1), 4))
+    assert f"{tmp_path / 'c'}: its data have no ledger, so what other runs released of them is not counted" in text
+
+
+def test_a_ledger_of_the_data_that_is_gone_is_said(tmp_path: Path) -> None:
+    folder, path = run(tmp_path / "a", "d1", 3), tmp_path / "d.privacy.jsonl"
+    Ledger.open(folder / "privacy").attach(DataLedger(path), folder)
+    assert "gone" not in privacy_markdown([folder])
+    path.unlink()
+    assert f"{folder}: the ledger of its data, {path}, is gone, so what other runs" in privacy_markdown([folder])
+
+
+def test_attempts_of_an_earlier_version_on_one_cohort_are_shown_at_their_true_cost(tmp_path: Path) -> None:
+    """Three attempts at a round of one cohort are one release with noise z/√3."""
+    folder = run(tmp_path / "a", "d1", 1)
+    with (folder / "privacy" / "ledger.jsonl").open("a") as file:
+        file.writelines(json.dumps({"round": 0, "attempt": n, "digest": f"{n}"}) + "\n" for n in (1, 2))
+    assert privacy_markdown([folder]).splitlines()[2].endswith(f"| {Accountant(0.5, 3**0.5, 1e-3).epsilon(1):.4f} |")
 
 
 def test_releases_of_two_kinds() -> None:

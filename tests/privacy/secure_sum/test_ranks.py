@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,9 @@ from fedtorch.config.schema import (
     PartitionConfig,
     SystemConfig,
 )
+from fedtorch.core.errors import FedtorchError
 from fedtorch.core.update import Report
+from fedtorch.privacy.public_sum import MaskedSum, Masking, WholeSum
 from fedtorch.privacy.secure_sum import party
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.rounds.placement import place
@@ -158,6 +161,59 @@ def test_with_too_few_answers_the_round_is_given_up_and_named(tmp_path: Path) ->
     outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), {2: "sum_reveal"}, changes).join(timeout=90)
     assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0, 0], [o.error for o in outcomes]
     assert outcomes[0].result[0].digest == expected.digest
+
+
+def lying(lie: str) -> None:
+    """The server of this process begins with other terms than the config's."""
+    parties = Masking.parties
+    if lie == "lower threshold":
+        Masking.needed = lambda self, round, parties: len(parties) // 2 + 1  # type: ignore[method-assign]
+    elif lie == "one party fewer":
+        Masking.parties = lambda *about: parties(*about)[:-1]  # type: ignore[method-assign]
+    else:
+        MaskedSum.__call__ = WholeSum.__call__  # type: ignore[method-assign]
+
+
+def as_rank_of_a_liar(folder: str, lie: str, changes: dict[str, Any]) -> tuple[str, list[str]]:
+    """One rank of a run whose server lies: the error that ends it, and the notes of steps that it was asked for."""
+    rank, kept = int(os.environ["RANK"]), list[str]()
+    leave, send = masked.Notes.leave, masked._send_masked
+    masked.Notes.leave = lambda *about: (kept.append(about[1]), leave(*about))[1]  # type: ignore[method-assign]
+    masked._send_masked = lambda *about: (kept.append("masked"), send(*about))[1]  # type: ignore[func-returns-value]
+    if rank == 0:
+        lying(lie)
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=10) as comm:
+        comm.preflight({})
+        try:
+            make_runner(config(folder, secure=True, **changes), comm).run()
+        except FedtorchError as error:
+            return str(error), kept
+    return "", kept
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ("lower threshold", r"the threshold 3 of 4 parties .* privacy.secure_sum.threshold 0.9 comes to 4; nothing"),
+        ("one party fewer", r"the parties \[1, 2, 3\] for the secure sum of round 1, but they are \[1, 2, 3, 4\]"),
+        ("no masks", r"the server asks for updates as they are \(\w+\) in round 1 of a run with privacy.secure_sum"),
+    ],
+)
+@pytest.mark.parametrize(
+    "hides", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["parties of the round", "everybody"]
+)
+def test_workers_send_nothing_on_other_terms_than_their_own(lie: str, said: str, hides: bool, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"threshold": 0.9, "clients": ClientsConfig()}
+    if hides:
+        changes |= {
+            "privacy": PRIVATE,
+            "clients": ClientsConfig(sampling="poisson", rate=1.0),
+            "eval": EvalConfig(every=0),
+        }
+    outcomes = start_ranks(as_rank_of_a_liar, SIZE, str(tmp_path / "run"), lie, changes).join(timeout=90)
+    for outcome in outcomes[1:]:
+        error, kept = outcome.result
+        assert re.search(said, error) and not kept
 
 
 PRIVATE = PrivacyConfig(kind="client", clip=CLIP, noise_multiplier=1.0, delta=0.01, simulate=True, seed=3)

@@ -23,7 +23,7 @@ from fedtorch.core.errors import ConfigError, RefusedUpdatesError
 from fedtorch.core.update import Report
 from fedtorch.privacy.public_sum import MaskedSum, Masking, PublicSum
 from fedtorch.privacy.secure_sum.openings import Openings
-from fedtorch.privacy.secure_sum.terms import TooFewPartiesError
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
 from fedtorch.setup.build import build
 from fedtorch.setup.dry_run import describe
@@ -150,10 +150,30 @@ def test_a_sum_that_was_opened_is_given_again_and_never_one_of_fewer(tmp_path: P
         MaskedSum(0, 1.0, masking)(fewer)
     assert not fewer.asked and set(refused.value.reasons) == {"a", "c"}
     assert "opened with other clients before" in refused.value.reasons["a"]
-    settled = masking.openings.settled(0)
+    settled = masking.openings.settled((0, 0))
     assert settled is not None and not settled.clients
     assert MaskedSum(0, 1.0, masking)(Asked(())).tolist() == [0, 0]
     assert MaskedSum(0, 1.0, masking)(Asked(("a", "c"), round=1)).tolist() == [2, 7]
+
+
+def test_another_attempt_at_a_round_has_a_sum_of_its_own_in_one_process_and_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "openings.jsonl"
+    masking = Masking(0.7, Openings(path))
+    assert MaskedSum(0, 1.0, masking)(Asked(("a", "b", "c"))).tolist() == [3, 7]
+    masking.attempt = 1
+    assert PublicSum(1.0, 3, masking).settled(0) is None
+    other = Asked(("a", "d"))
+    assert MaskedSum(0, 1.0, masking)(other).tolist() == [2, 7] and other.asked == ["a", "d"]
+    assert PublicSum(1.0, 3, masking).settled(0) == {"a", "d"}
+    known = Openings(path)
+    assert known.may_open((0, 1), ["a", "d"]) and not known.may_open((0, 1), ["a", "b", "c"])
+    assert known.may_open((0, 0), ["a", "b", "c"]) and known.may_open((0, 2), ["x"])
+
+
+def test_a_line_of_an_earlier_version_is_of_the_first_attempt(tmp_path: Path) -> None:
+    (tmp_path / "openings.jsonl").write_text('{"round": 3, "clients": ["a", "b"]}\n')
+    known = Openings(tmp_path / "openings.jsonl")
+    assert known.may_open((3, 0), ["b", "a"]) and not known.may_open((3, 0), ["a"]) and known.may_open((3, 1), ["a"])
 
 
 def test_without_enough_answers_the_round_is_given_up_and_named() -> None:
@@ -170,14 +190,26 @@ def test_the_threshold_is_of_those_with_whom_a_round_began() -> None:
     assert masking.needed(1, range(8)) == 6
 
 
+def test_a_worker_knows_the_parties_and_the_least_threshold_itself() -> None:
+    some, all_of = Masking(0.7, Openings(None)), Masking(0.7, Openings(None), (1, 3, 5))
+    assert some.parties([3, 2, 2, 9], (1, 2, 3)) == [2, 3] and all_of.parties([2], (1, 2, 3)) == [1, 3]
+    some.check(0, [1, 2, 3, 4], 3, (1, 2, 3, 4))
+    some.check(0, [1, 2, 3, 4], 4, (1, 2, 3, 4))  # who knows of an earlier loss may ask for more
+    with pytest.raises(BrokenProtocolError, match="names the threshold 2 of 3 parties .* 0.7 comes to 3"):
+        some.check(0, [1, 2, 3], 2, [1, 2, 3])  # a worker was lost in the round: it is still three of four
+    for said in ([1, 2], [1, 2, 3, 7], [2, 1, 3], []):
+        with pytest.raises(BrokenProtocolError, match=r"names the parties .*, but they are \[1, 2, 3\]; nothing is"):
+            some.check(1, said, 3, [1, 2, 3])
+
+
 def test_a_line_in_which_a_server_died_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
     path = tmp_path / "openings.jsonl"
-    Openings(path).open(0, ["a", "b"])
+    Openings(path).open((0, 0), ["a", "b"])
     with path.open("a") as file:
         file.write('{"round": 1, "cli')  # nobody was asked for a share
     again = Openings(path)
-    assert again.may_open(1, ["a"]) and not again.may_open(0, ["a"])
-    again.open(1, ["b"])
+    assert again.may_open((1, 0), ["a"]) and not again.may_open((0, 0), ["a"])
+    again.open((1, 0), ["b"])
     known = Openings(path)
-    assert known.may_open(1, ["b"]) and not known.may_open(1, ["a"]) and not known.may_open(0, ["b"])
+    assert known.may_open((1, 0), ["b"]) and not known.may_open((1, 0), ["a"]) and not known.may_open((0, 0), ["b"])
     assert path.stat().st_mode & 0o777 == 0o600
