@@ -26,7 +26,6 @@ from fedtorch.checkpoint.files import (
     put_in_place,
     read_manifest,
     remove_files,
-    remove_folder,
     save_tensors,
     sync,
     to_json,
@@ -35,6 +34,7 @@ from fedtorch.checkpoint.files import (
 from fedtorch.checkpoint.fits import check_fits
 from fedtorch.checkpoint.form import folders
 from fedtorch.checkpoint.manifest import ClientLines, write_folder
+from fedtorch.checkpoint.own_disk import held
 from fedtorch.checkpoint.retire import Retiring
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
@@ -56,6 +56,7 @@ class Checkpoints:
     A process that dies anywhere leaves the previous checkpoint intact; what it left unfinished has no manifest
     and is removed by a later `write`. After a failed `write` its entries are void: the changed clients have to be
     written again. No rank may read while the server writes.
+    Nothing of an earlier run is deleted before this one has a checkpoint (`set_aside`, `drop_aside`).
     Where hosts have disks of their own (`apart`), the manifest is on the server's alone, and says which host has a
     client's files. A resume then goes on from what all ranks have agreed on (`resumed`).
     """
@@ -75,6 +76,12 @@ class Checkpoints:
         """None: all ranks see the same `folder`."""
         self.resumed: Manifest | None = None
         """The checkpoint that `at` gives for its round, where ranks cannot all read it."""
+
+    @property
+    def aside(self) -> Path:
+        """Where an earlier run's checkpoints are while this one has none yet."""
+        own = self.folder.resolve()
+        return own.with_name(f"{own.name}.before")
 
     def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
         """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.
@@ -269,13 +276,40 @@ class Checkpoints:
         """
         check_fits(found, config, difference, facts)
 
-    def clear(self) -> None:
-        """Delete every checkpoint of this run; for a run that begins anew in an old folder."""
-        for folder in folders(self.folder).values():
-            remove_folder(folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def set_aside(self) -> None:
+        """Begin anew: what is here is called as `aside` says until the run has a checkpoint; on one rank of each disk.
+
+        What a run left that began anew before, and came to no checkpoint, is deleted: what is aside already is older
+        and worth more.
+
+        Raises:
+            CheckpointError: the disk refuses; nothing is lost.
+        """
+        own, before = self.folder.resolve(), self.aside
+        try:
+            if own.is_dir() and before.is_dir() and ((there := held(own)) is None or not there.round):
+                shutil.rmtree(own)
+            elif own.is_dir() and any(own.iterdir()):
+                shutil.rmtree(before, ignore_errors=True)
+                os.replace(own, before)
+                logger.info("%s is called %s until this run has a checkpoint", own, before)
+            if self.folder.is_symlink():
+                own.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"{own} is of an earlier run and cannot be renamed to {before} ({error}); move it yourself, or set "
+                "`run.dir`"
+            ) from error
         self._entries = {}
         self._retiring.anew()
+
+    def drop_aside(self) -> None:
+        """Delete what was set aside, now that the run has a checkpoint. A disk that refuses is a warning."""
+        try:
+            if self.aside.is_dir():
+                shutil.rmtree(self.aside)
+        except OSError as error:
+            logger.warning("%s, of an earlier run, could not be deleted: %s", self.aside, error)
 
 
 def _paths(entries: Mapping[str, Sequence[FileEntry]]) -> list[str]:

@@ -27,6 +27,7 @@ from fedtorch.core.names import Names
 from fedtorch.core.weights import release
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.exit import last_words
+from fedtorch.lifecycle.losing import who
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run, set_aside
@@ -167,11 +168,13 @@ class Session:
         checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
         start = find_start(built, comm, checkpoints, resume)
         if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
-            set_aside(config)
+            set_aside(config, checkpoints.aside)
         if start is None:
             built.show_remarks()  # a resumed run has them in its log already
         mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
-        tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None
+        tracker = None
+        if comm.is_server:
+            tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
         facts = lasting_facts(built)
         components = built.components(
             comm,
@@ -220,15 +223,7 @@ def _network(config: Config) -> Network:
     system = config.system
     whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
     shares = system.shared_memory == "auto"
-    return Network(system.interface, system.trust_network, system.start_timeout, whole, _who(config), shares)
-
-
-def _who(config: Config) -> dict[int, str]:
-    """Rank -> the clients whose data are with it alone."""
-    system, found = config.system, dict[int, list[str]]()
-    for name, rank in (system.pinned if system.pinned_to == "rank" else {}).items():
-        found.setdefault(rank, []).append(name)
-    return {rank: " and ".join(names[:3]) + (" and others" if names[3:] else "") for rank, names in found.items()}
+    return Network(system.interface, system.trust_network, system.start_timeout, whole, who(config), shares)
 
 
 def build_all(config: Config, *, num_ranks: int, rank: int) -> list[BuiltRun]:
