@@ -16,6 +16,7 @@ from fedtorch.config.load import digest as digest_of_config
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError, NonFiniteError
 from fedtorch.core.norms import is_finite
+from fedtorch.core.saved_rounds import tell_saved
 from fedtorch.core.state_keys import DECIDING, FAILED_SAVES
 from fedtorch.core.weights import digest_of, digest_of_entries, xor
 from fedtorch.rounds.context import RoundContext
@@ -101,6 +102,7 @@ class Saving:
             if answered.status == "ok":
                 self.saved = context.round
                 context.store.mark_clean()
+                tell_saved(context.round)
                 leads = checkpoints.apart is not None and checkpoints.apart.leads
                 if leads:
                     write_note(checkpoints.folder, context.round, digest_of_config(context.config))
