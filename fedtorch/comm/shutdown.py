@@ -104,7 +104,7 @@ class Shutdown:
                 )
         names = "; ".join(self._liveness.describe(rank) for rank in culprits)
         names = names or "every rank is alive, but a connection broke"
-        raise DeadlineError(f"{names} (collective: {text})", ranks=tuple(culprits))
+        raise DeadlineError(f"{names} (collective: {text})", tuple(culprits), self._liveness.deaths(culprits))
 
     def _here(self) -> str:
         return f" at {named(self._store.address)}" if self._store.address else ""

@@ -32,7 +32,8 @@ NO_EFFECT = (
     "system.state_memory_mb",
     "system.keep_freed_mb",
     "system.oom_retry",  # a run that has enough memory never needs it,
-    "clients.on_loss",  # nor one that loses nobody this
+    "clients.on_loss",  # nor one that loses nobody these
+    "clients.on_repeated_loss",
     "privacy.max_epsilon",  # when to stop
     "privacy.ledger",  # where what was released is kept
 )
@@ -64,6 +65,7 @@ ADDED: dict[str, Any] = {
     "algorithm.rank_decay": None,
     "algorithm.rank_penalty": 0.0,
     "system.sum_scale": "reports",
+    "clients.on_repeated_loss": "stop",
     "clients.extra": 0,
     "clients.deadline": None,
     "clients.replay": None,

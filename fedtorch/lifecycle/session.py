@@ -21,13 +21,14 @@ from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
 from fedtorch.comm.store import JobMember
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, LostRankError
 from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
 from fedtorch.core.weights import release
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import who
+from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run, set_aside
@@ -163,26 +164,20 @@ class Session:
         """Train the run at a place; its tracker, closed, on the server, and what it came to."""
         built = runs[at]
         config = built.config
-        checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
-        disks = find_disks(comm, config.folder)
-        checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
-        start = find_start(built, comm, checkpoints, resume)
-        if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
-            set_aside(config, checkpoints.aside)
-        if start is None:
-            built.show_remarks()  # a resumed run has them in its log already
+        checkpoints, start = _begin(built, comm, resume)
+        left_out = agree_on_left_out(built, comm, start)
         mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
         tracker = None
         if comm.is_server:
             tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
-        facts = lasting_facts(built)
         components = built.components(
             comm,
             checkpoints,
             stop=self.stop,
             tracker=tracker,
-            facts=facts,
+            facts=lasting_facts(built),
             mechanism=mechanism,
+            left_out=left_out,
             is_engine_shared=any(later.engine is built.engine for later in runs[at + 1 :]),
         )
         runner = Runner(components)
@@ -194,6 +189,9 @@ class Session:
                 runner.export(config.folder / MODEL)
             if tracker is not None:
                 tracker.result(table(built, result))
+        except LostRankError as error:
+            note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
+            raise
         finally:
             if tracker is not None:
                 tracker.close()
@@ -206,6 +204,20 @@ class Session:
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
         self.stop.last_words = None
         write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
+
+
+def _begin(built: BuiltRun, comm: Communicator, resume: str) -> tuple[Checkpoints, int | None]:
+    """The run's checkpoints, as this rank sees them, and the round that it is resumed from; None: it begins anew."""
+    config = built.config
+    checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
+    disks = find_disks(comm, config.folder)
+    checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
+    start = find_start(built, comm, checkpoints, resume)
+    if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
+        set_aside(config, checkpoints.aside)
+    if start is None:
+        built.show_remarks()  # a resumed run has them in its log already
+    return checkpoints, start
 
 
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -92,6 +92,11 @@ class Membership:
         placement = self.components.placement
         homes = {**placement.evaluators, **placement.homes}
         self.lose([name for name, worker in homes.items() if worker in workers])
+
+    def leave_out(self, clients: Mapping[str, int]) -> None:
+        """These clients have taken no part since the rounds given; called before the first round. See `lose`."""
+        self.lose(list(clients))
+        self.lost.update(clients)
 
     def lose(self, clients: Sequence[str]) -> None:
         """These clients take no part any more; in a round whose training is under way they fail.

@@ -92,6 +92,7 @@ class Runner:
                 replicas.share_state(context)
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
         context.members.note_losses()  # in an earlier run of this job
+        context.members.leave_out(self.components.left_out)
         try:
             self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished

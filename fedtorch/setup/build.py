@@ -64,6 +64,7 @@ class BuiltRun(Plan):
         tracker: Tracker | None = None,
         facts: Mapping[str, str] | None = None,
         mechanism: Mechanism | None = None,
+        left_out: Mapping[str, int] | None = None,
         is_engine_shared: bool = False,
     ) -> RunComponents:
         """What the runner is made of on this rank. facts: what a checkpoint must agree with, beside the config.
@@ -97,6 +98,7 @@ class BuiltRun(Plan):
             stop=stop,
             tracker=tracker,
             mechanism=mechanism or make_mechanism(self, is_server=comm.is_server),
+            left_out=left_out or {},
             is_engine_shared=is_engine_shared,
         )
 
