@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from fedtorch.checkpoint.apart import Apart
+from fedtorch.checkpoint.aside import drop_aside, place_aside, set_aside
 from fedtorch.checkpoint.files import (
     MANIFEST,
     FileEntry,
@@ -34,7 +35,6 @@ from fedtorch.checkpoint.files import (
 from fedtorch.checkpoint.fits import check_fits
 from fedtorch.checkpoint.form import folders
 from fedtorch.checkpoint.manifest import ClientLines, write_folder
-from fedtorch.checkpoint.own_disk import held
 from fedtorch.checkpoint.retire import Retiring
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
@@ -80,8 +80,7 @@ class Checkpoints:
     @property
     def aside(self) -> Path:
         """Where an earlier run's checkpoints are while this one has none yet."""
-        own = self.folder.resolve()
-        return own.with_name(f"{own.name}.before")
+        return place_aside(self.folder)
 
     def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
         """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.
@@ -277,39 +276,14 @@ class Checkpoints:
         check_fits(found, config, difference, facts)
 
     def set_aside(self) -> None:
-        """Begin anew: what is here is called as `aside` says until the run has a checkpoint; on one rank of each disk.
-
-        What a run left that began anew before, and came to no checkpoint, is deleted: what is aside already is older
-        and worth more.
-
-        Raises:
-            CheckpointError: the disk refuses; nothing is lost.
-        """
-        own, before = self.folder.resolve(), self.aside
-        try:
-            if own.is_dir() and before.is_dir() and ((there := held(own)) is None or not there.round):
-                shutil.rmtree(own)
-            elif own.is_dir() and any(own.iterdir()):
-                shutil.rmtree(before, ignore_errors=True)
-                os.replace(own, before)
-                logger.info("%s is called %s until this run has a checkpoint", own, before)
-            if self.folder.is_symlink():
-                own.mkdir(exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"{own} is of an earlier run and cannot be renamed to {before} ({error}); move it yourself, or set "
-                "`run.dir`"
-            ) from error
+        """Begin anew; see `aside.set_aside`."""
+        set_aside(self.folder)
         self._entries = {}
         self._retiring.anew()
 
     def drop_aside(self) -> None:
         """Delete what was set aside, now that the run has a checkpoint. A disk that refuses is a warning."""
-        try:
-            if self.aside.is_dir():
-                shutil.rmtree(self.aside)
-        except OSError as error:
-            logger.warning("%s, of an earlier run, could not be deleted: %s", self.aside, error)
+        drop_aside(self.folder)
 
 
 def _paths(entries: Mapping[str, Sequence[FileEntry]]) -> list[str]:

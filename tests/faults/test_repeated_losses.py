@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from supervisor import Ended, supervise, toy_config
 
-from fedtorch.core.errors import Death
-from fedtorch.lifecycle.losses import NAME, Losses, read_losses
+from fedtorch.config.load import load
+from fedtorch.core.errors import Death, LostRankError
+from fedtorch.lifecycle.losses import NAME, Losses, note_losses, read_losses
 from fedtorch.main import main
 
 DIES = "kill:rank=2,round=1,phase=train,client={client}"
@@ -25,17 +26,21 @@ def test_the_run_ends_once_and_names_the_client(tmp_path: Path) -> None:
     assert ended.status["code"] == 6 and "a worker died 3 times while it worked on client `" in reason
     assert "each time at the same place after 1 saved rounds" in reason
     assert "clients.on_repeated_loss: skip" in reason
-    again = supervise(config, faults=faults, sets=SETS, max_restarts=2, timeout=200)
-    assert [codes.count(6) for codes in again.codes] == [0, 0, 0], "who starts it by hand may have mended it"
+    again = supervise(config, faults=faults, sets=SETS, max_restarts=1, timeout=200)
+    assert [codes.count(6) for codes in again.codes] == [0, 0], "who starts it by hand may have mended it"
     assert supervise(config, sets=SETS, max_restarts=0).code == 0
 
 
-@pytest.mark.parametrize(("client", "rank"), [("a", 2), ("b", 0)])
-def test_the_others_go_on_without_it(client: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bits of a run in one process in which this client fails from that round on."""
+@pytest.mark.parametrize("client", ["a", "b"])
+@pytest.mark.parametrize("works", ["true", "false"])
+def test_the_others_go_on_without_it(client: str, works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bits of a run in one process in which this client fails from that round on.
+
+    works: does the server train clients too, so that one of them may be its death?
+    """
     config = toy_config(tmp_path)
-    sets = (*SETS, "clients.on_repeated_loss=skip", f"system.server_works={str(rank == 0).lower()}")
-    faults = f"kill:rank={rank},round=1,phase=train,client={client}"
+    sets = (*SETS, "clients.on_repeated_loss=skip", f"system.server_works={works}")
+    faults = f"kill:round=1,phase=train,client={client}"
     ended = supervise(config, faults=faults, sets=sets, max_restarts=3, timeout=300)
     assert ended.code == 0, ended.codes
     lost = json.loads((tmp_path / "run" / "results.json").read_text())["lost"]
@@ -49,6 +54,27 @@ def test_the_others_go_on_without_it(client: str, rank: int, tmp_path: Path, mon
 
 def death(client: str = "a", round: int = 1, phase: str = "train", process: str = "1") -> Death:
     return Death(client, round, phase, process)
+
+
+@pytest.mark.parametrize(("ranks", "noted"), [((2,), 0), ((0,), 1), ((0, 2), 1)])
+def test_a_worker_remembers_where_the_server_died_and_nobody_else(
+    ranks: tuple[int, ...], noted: int, tmp_path: Path
+) -> None:
+    """Twice the same: every worker that has seen it says so."""
+    config = load([toy_config(tmp_path)], ())
+    config.folder.mkdir()
+    for _ in range(2):
+        note_losses(config, LostRankError("gone", ranks, (death(),)), is_server=False, saved=1)
+    assert len(read_losses(config.folder).deaths) == noted
+    note_losses(config, LostRankError("gone", ranks, (death(process="2"),)), is_server=True, saved=1)
+    assert len(read_losses(config.folder).deaths) == noted + 1
+
+
+def test_nothing_is_remembered_where_the_others_go_on(tmp_path: Path) -> None:
+    config = load([toy_config(tmp_path)], ["clients.on_loss=continue"])
+    config.folder.mkdir()
+    note_losses(config, LostRankError("gone", (2,), (death(),)), is_server=True, saved=1)
+    assert not (config.folder / NAME).exists()
 
 
 def test_only_deaths_at_one_place_without_a_saved_round_between_count() -> None:
