@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedtorch.comm.signing import VARIABLE
+from fedtorch.comm.store import STAY
 from fedtorch.comm.trust import refuse_public
 from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
@@ -67,11 +68,11 @@ def address(text: str, option: str, config: Config) -> tuple[str, int]:
 
 
 def environment(
-    rank: int, num_ranks: int, place: tuple[str, int], environ: Mapping[str, str], command: str
+    rank: int, num_ranks: int, place: tuple[str, int], environ: Mapping[str, str], command: str, stays_s: float
 ) -> dict[str, str]:
     """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
 
-    place: host and port of the server.
+    place: host and port of the server. stays_s: of the server, for silos that missed the run's end.
 
     Raises:
         PreflightError: the sides have no secret in common.
@@ -89,7 +90,19 @@ def environment(
         "MASTER_ADDR": place[0],
         "MASTER_PORT": str(place[1]),
         "FEDTORCH_COMMAND": command,  # for status.json
+        **({} if rank else {STAY: str(stays_s)}),
     }
+
+
+def waits_s(config: Config) -> float:
+    """How long sides wait for each other at the start."""
+    system = config.system
+    return system.timeout if system.start_timeout is None else system.start_timeout
+
+
+def stays_s(config: Config) -> float:
+    """How long the server stays after the end."""
+    return waits_s(config) if config.system.end_timeout is None else config.system.end_timeout
 
 
 Side = Callable[[Config, dict[int, list[str]]], tuple[int, list[str]]]
@@ -112,7 +125,7 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
         again += ["--config", *map(str, args.config)]
         again += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
         command = shlex.join([*again, *set_options(args.set)])
-        environ = environment(rank, len(ranks) + 1, place, os.environ, command)
+        environ = environment(rank, len(ranks) + 1, place, os.environ, command, stays_s(config))
         print("\n".join(told), flush=True)
         try:
             return Kept(request.arguments(), environ, config.folder, say(prog)).run(args.max_restarts)

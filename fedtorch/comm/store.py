@@ -17,8 +17,10 @@ import torch.distributed as dist
 from fedtorch.comm.attempt import agree_on_attempt
 from fedtorch.comm.interfaces import LOOPBACK_NAMES, is_own
 from fedtorch.comm.signing import UNSIGNED, Signature
-from fedtorch.core.errors import DeadlineError, PreflightError
+from fedtorch.core.errors import DeadlineError, NoStoreError, PreflightError
 
+STAY = "FEDTORCH_STAY"
+"""Environment variable of a rank 0 that hosts the store: `Store.stays_s`."""
 _Answer = tuple[Any, str]  # value, or what went wrong
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 
@@ -71,6 +73,8 @@ class Entry:
     """Ranks that are still away."""
     hosts: tuple[str, ...] = ()
     """As `Communicator.hosts` was before."""
+    is_over: bool = False
+    """Has the run ended, which this rank missed?"""
 
 
 class Store:
@@ -96,6 +100,10 @@ class Store:
     """May payloads go through memory that ranks of one host share?"""
     address: str = ""
     """Where this rank's groups listen, which find each other by this store; empty: where gloo does by itself."""
+    stays_s: float = 0.0
+    """On the server: how long it stays after the run's end for ranks that missed it."""
+    stays_until: float = 0.0
+    """By the monotonic clock, once it has ended."""
     signature: Signature
     """Of every value, so that nobody but the job's ranks can write one; not of what torch itself keeps here."""
 
@@ -134,7 +142,8 @@ class Store:
         dead addresses of the first and hangs. With several machines the ranks agree on it (`agree_on_attempt`).
 
         Raises:
-            PreflightError: a variable is missing or not a number, the port is taken, or no store answers there.
+            PreflightError: a variable is missing or not a number, the port is taken.
+            NoStoreError: no store answers there.
         """
         rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
         port, host = _number(environ, "MASTER_PORT"), environ.get("MASTER_ADDR", "")
@@ -159,6 +168,7 @@ class Store:
                 attempt = agree_on_attempt(store, rank, size)
             store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
             store.signature = replace(store.signature, scope=f"{job}/{attempt}")
+            store.stays_s = float(environ.get(STAY, 0)) if hosts else 0.0
             store.door  # noqa: B018  # from here on it is what it is
             return JobMember(store, rank, size, hosts)
         except DeadlineError as error:
@@ -168,7 +178,7 @@ class Store:
                 f"port {port} of {host} is taken by another program; set MASTER_PORT (torchrun: --master-port) to a "
                 f"free one"
             )
-        raise PreflightError(
+        raise NoStoreError(
             f"rank {rank} found no store at MASTER_ADDR={host} MASTER_PORT={port} within {start_s:g} s "
             f"(system.start_timeout); is rank 0 running, and is the port its own? ({text})"
         )

@@ -37,6 +37,10 @@ class PreflightError(FedtorchError, RuntimeError):
     exit_code = 4
 
 
+class NoStoreError(PreflightError):
+    """No store answers where rank 0, or the launcher, is to have one: it was not started, or has ended."""
+
+
 class QuorumError(FedtorchError, RuntimeError):
     """Too few clients delivered a usable update for too long."""
 

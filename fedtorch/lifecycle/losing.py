@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fedtorch.checkpoint.own_disk import Held, held
 from fedtorch.checkpoint.store import Checkpoints
@@ -11,7 +13,8 @@ from fedtorch.comm.options import Network
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config.load import digest
 from fedtorch.config.schema import Config
-from fedtorch.core.errors import CheckpointError
+from fedtorch.core.errors import CheckpointError, NoStoreError
+from fedtorch.core.model_folder import MODEL
 from fedtorch.setup.build import BuiltRun
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,31 @@ def agree_to_lose(
     raise CheckpointError(
         f"in {checkpoints.folder} {'; '.join(lines)}; {_advice(ranks, round=round, known=known, is_other=is_other)}"
     )
+
+
+@contextmanager
+def saying_what_is_here(config: Config) -> Iterator[None]:
+    """A side that found no server says what its disk has of the run.
+
+    Raises:
+        NoStoreError: with that, where it has something.
+    """
+    try:
+        yield
+    except NoStoreError as error:
+        if not (here := what_is_here(config)):
+            raise
+        raise NoStoreError(
+            f"{error}; if the server has ended the run it is gone (system.end_timeout), and if not, start this side "
+            f"again when it is back. Nothing was deleted: {here}"
+        ) from error
+
+
+def what_is_here(config: Config) -> str:
+    """What this side's disk has of the run; empty where that is nothing."""
+    checkpoints = config.folder / "checkpoints"
+    found = held(checkpoints)
+    return "" if found is None else f"{_described(found)} are in {checkpoints}, models in {config.folder / MODEL}"
 
 
 def who(config: Config) -> dict[int, str]:

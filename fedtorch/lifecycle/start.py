@@ -12,7 +12,9 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config.load import digest, record_difference, to_dict
 from fedtorch.core.weights import digest_of
+from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.losing import agree_to_lose
+from fedtorch.lifecycle.run_files import set_aside
 from fedtorch.lifecycle.states import agree_on_states
 from fedtorch.setup.build import UNTRAINED, BuiltRun
 
@@ -20,6 +22,20 @@ log = logging.getLogger(__name__)
 
 RESUME_MODES = ("auto", "never", "force")
 """The values of `--resume` that are no path."""
+
+
+def begin(built: BuiltRun, comm: Communicator, resume: str) -> tuple[Checkpoints, int | None]:
+    """The run's checkpoints, as this rank sees them, and the round that it is resumed from; None: it begins anew."""
+    config = built.config
+    checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
+    disks = find_disks(comm, config.folder)
+    checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
+    start = find_start(built, comm, checkpoints, resume)
+    if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
+        set_aside(config, checkpoints.aside)
+    if start is None:
+        built.show_remarks()  # a resumed run has them in its log already
+    return checkpoints, start
 
 
 def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, resume: str) -> int | None:

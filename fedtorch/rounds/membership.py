@@ -105,6 +105,7 @@ class Membership:
             QuorumError: see `note_losses`.
         """
         round, least = self.progress.round, self.components.mechanism.least(self.components.config.clients.min)
+        least = 0 if self.comm.has_ended else least
         clients = [name for name in clients if name not in self.lost]
         self.lost.update(dict.fromkeys(clients, round + int(self.progress.is_training)))
         left = len(self.components.clients.without(self.lost))

@@ -85,11 +85,7 @@ class Runner:
         """
         context, config = self.context, self.components.config
         self.saving.saved = context.progress.round = resume or 0
-        self._share_initial_weights()
-        if resume is not None:
-            restore(context, resume)
-            if context.has_messages:
-                replicas.share_state(context)
+        self._enter(resume)
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
         context.members.note_losses()  # in an earlier run of this job
         context.members.leave_out(self.components.left_out)
@@ -108,6 +104,24 @@ class Runner:
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
             ) from None
+
+    def catch_up(self, round: int) -> None:
+        """After the run's end, for ranks that missed it: the last state and the best weights; all ranks call it alike.
+
+        Nothing is trained, recorded or saved; `export` may follow.
+        """
+        self.saving.saved = self.context.progress.round = round
+        self._enter(round)
+        self.context.members.note_losses()
+        self.evaluation.take_best()
+
+    def _enter(self, resume: int | None) -> None:
+        """Take the state to begin with."""
+        self._share_initial_weights()
+        if resume is not None:
+            restore(self.context, resume)
+            if self.context.has_messages:
+                replicas.share_state(self.context)
 
     def export(self, folder: Path) -> None:
         """After `run`: write the models that clients were evaluated with into `folder`; all ranks call it alike.
