@@ -38,7 +38,8 @@ from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts
 from fedtorch.lifecycle.status import write_status
 from fedtorch.lifecycle.unheard import Unheard, remember, remembered
 from fedtorch.rounds.membership import Returned
-from fedtorch.rounds.runner import Result, Runner
+from fedtorch.rounds.result import Result
+from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import device, share_engine
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned

@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedtorch.core.errors import BudgetError, Interrupted
 from fedtorch.core.mechanism import RoundFacts
@@ -28,34 +26,11 @@ from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.report_checks import check_complete, of_cohort
+from fedtorch.rounds.result import Result
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Result:
-    """What a run came to; complete on the server."""
-
-    rounds: int = 0
-    """rounds done"""
-    scores: Mapping[str, Scores] = field(default_factory=dict)
-    """per client on the final split, with the best model"""
-    each: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """the same of its single examples, if they are recorded"""
-    reports: dict[str, Report] = field(default_factory=dict)
-    """each client's last one"""
-    weights: dict[str, float] = field(default_factory=dict)
-    """each client's last one in the combination"""
-    digest: str = ""
-    """sha256 over the final global weights and every client's state, equal exactly when all bits are"""
-    best_round: int | None = None
-    """rounds done when the best model was evaluated, where there is one for all"""
-    lost: dict[str, int] = field(default_factory=dict)
-    """clients of workers that were lost -> rounds that had been drawn with them"""
-    privacy: dict[str, Any] = field(default_factory=dict)
-    """what is promised to clients and what it came to; empty where nothing is"""
 
 
 class Runner:
@@ -106,9 +81,9 @@ class Runner:
             ) from None
 
     def catch_up(self, round: int) -> None:
-        """After the run's end, for ranks that missed it: the last state and the best weights; all ranks call it alike.
+        """After the run's end, for ranks that missed it: take the last state and the best weights, for `export`.
 
-        Nothing is trained, recorded or saved; `export` may follow.
+        All ranks of such a job call it alike. Nothing is trained, recorded or saved.
         """
         self.saving.saved = self.context.progress.round = round
         self._enter(round)
@@ -116,7 +91,6 @@ class Runner:
         self.evaluation.take_best()
 
     def _enter(self, resume: int | None) -> None:
-        """Take the state to begin with."""
         self._share_initial_weights()
         if resume is not None:
             restore(self.context, resume)

@@ -252,6 +252,28 @@ def test_losses_with_good_rounds_between_them_end_no_side(
     assert digest(run) == of_one_process(tmp_path, tiny_data, "rounds=4")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rule", ["stop", "skip"])
+def test_a_silo_that_dies_at_the_same_place_each_time_costs_the_others_three_attempts(
+    rule: str, network: Callable[..., Network], tiny_data: Path
+) -> None:
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=30.0, start_timeout=90.0)
+    settings = ["rounds=3", f"clients.on_repeated_loss={rule}"]
+    faults = "kill:rank=1,round=1,phase=train,client=north"
+    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
+    assert [side.wait(500) for side in sides.values()] == [6 if rule == "stop" else 0] * 3
+    status = json.loads((hosts.hosts["hub"].disk / "run" / "status.json").read_text())
+    if rule == "stop":
+        assert (
+            "a worker died 3 times while it worked on client `north` (rank 1), each time at the same place"
+            in (status["reason"])
+        )
+    else:
+        assert (status["reason"], status["round"]) == ("done without 1 lost clients: north", 3)
+
+
 def test_a_server_whose_restarts_are_used_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTORCH_JOB_SECRET", SECRET["FEDTORCH_JOB_SECRET"])
     monkeypatch.setattr(silo, "Kept", lambda *about: Kept(*about, rank=lambda arguments: 7))

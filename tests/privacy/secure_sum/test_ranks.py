@@ -33,7 +33,7 @@ from fedtorch.core.update import Report
 from fedtorch.privacy.secure_sum import party
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.rounds.placement import place
-from fedtorch.rounds.runner import Result
+from fedtorch.rounds.result import Result
 from fedtorch.setup.build import build
 from fedtorch.train.job import ClientJob
 
