@@ -109,7 +109,7 @@ class Membership:
         clients = [name for name in clients if name not in self.lost]
         self.lost.update(dict.fromkeys(clients, round + int(self.progress.is_training)))
         left = len(self.components.clients.without(self.lost))
-        if self.comm.is_server and clients:
+        if self.comm.is_server and clients and not self.comm.has_ended:
             shown = ", ".join(map(self.components.mechanism.shown, clients[:10])) + (", ..." if clients[10:] else "")
             log.warning("round %d: lost %d clients, %d are left: %s", round + 1, len(clients), left, shown)
         if left < least:
