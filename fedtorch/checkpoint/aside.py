@@ -19,8 +19,8 @@ def place_aside(folder: Path) -> Path:
     return own.with_name(f"{own.name}.before")
 
 
-def set_aside(folder: Path) -> None:
-    """Rename `folder`, that a run may begin in it; on one rank of each disk.
+def set_aside(folder: Path) -> bool:
+    """Rename `folder`, that a run may begin in it; on one rank of each disk. True: it had a round that was saved.
 
     What a run left there that began anew before, and came to no checkpoint, is deleted: what is aside already is older
     and worth more.
@@ -29,8 +29,9 @@ def set_aside(folder: Path) -> None:
         CheckpointError: the disk refuses; nothing is lost.
     """
     own, before = folder.resolve(), place_aside(folder)
+    has_saved = (there := held(own)) is not None and there.round > 0
     try:
-        if own.is_dir() and before.is_dir() and ((there := held(own)) is None or not there.round):
+        if own.is_dir() and before.is_dir() and not has_saved:
             shutil.rmtree(own)
         elif own.is_dir() and any(own.iterdir()):
             shutil.rmtree(before, ignore_errors=True)
@@ -43,6 +44,7 @@ def set_aside(folder: Path) -> None:
             f"{own} is of an earlier run and cannot be renamed to {before} ({error}); move it yourself, or set "
             "`run.dir`"
         ) from error
+    return has_saved
 
 
 def drop_aside(folder: Path) -> None:

@@ -275,11 +275,11 @@ class Checkpoints:
         """
         check_fits(found, config, difference, facts)
 
-    def set_aside(self) -> None:
+    def set_aside(self) -> bool:
         """Begin anew; see `aside.set_aside`."""
-        set_aside(self.folder)
         self._entries = {}
         self._retiring.anew()
+        return set_aside(self.folder)
 
     def drop_aside(self) -> None:
         """Delete what was set aside, now that the run has a checkpoint. A disk that refuses is a warning."""

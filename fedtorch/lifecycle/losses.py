@@ -108,6 +108,14 @@ def _decide(config: Config, saved: int) -> dict[str, dict[str, int | float]]:
     return {name: {"since": since[name], "deaths": new.get(name, 0)} for name in since}
 
 
+def forget_losses(folder: Path) -> None:
+    """Of a run that another one takes the place of. A disk that refuses is a warning."""
+    try:
+        (folder / NAME).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("could not delete %s: %s", folder / NAME, error)
+
+
 def read_losses(folder: Path) -> Losses:
     """What is remembered in a run folder; nothing where there is no such file, or it cannot be read."""
     try:

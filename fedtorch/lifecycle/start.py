@@ -14,6 +14,7 @@ from fedtorch.config.load import digest, record_difference, to_dict
 from fedtorch.core.weights import digest_of
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.losing import agree_to_lose
+from fedtorch.lifecycle.losses import forget_losses
 from fedtorch.lifecycle.run_files import set_aside
 from fedtorch.lifecycle.states import agree_on_states
 from fedtorch.setup.build import UNTRAINED, BuiltRun
@@ -60,8 +61,8 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
     if is_apart:
         agree_to_lose(built, comm, checkpoints, resume, round=round, known=max(round, known))
     if round < 0:
-        if comm.is_server or leads:
-            checkpoints.set_aside()
+        if (comm.is_server or leads) and checkpoints.set_aside():
+            forget_losses(built.config.folder)  # of the run that was there
         if leads:
             write_note(checkpoints.folder, 0, digest(built.config))
         return None

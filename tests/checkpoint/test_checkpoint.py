@@ -431,11 +431,12 @@ def test_the_status_file_ends_with_code_reason_and_command(tmp_path: Path) -> No
 
 
 def test_what_is_set_aside_is_whole_until_it_is_dropped(checkpoints: Checkpoints) -> None:
+    assert not checkpoints.set_aside() and not checkpoints.aside.exists()
     save(checkpoints, 1, "atis")
-    checkpoints.set_aside()
+    assert checkpoints.set_aside()
     assert Checkpoints(checkpoints.aside, keep=2).latest() is not None and checkpoints.latest() is None
     checkpoints.write_client(1, "atis", client_state(1))  # of a run that dies before its manifest
-    checkpoints.set_aside()
+    assert not checkpoints.set_aside()
     assert Checkpoints(checkpoints.aside, keep=2).latest() is not None and not checkpoints.folder.exists()
     save(checkpoints, 2, "yelp")
     checkpoints.set_aside()  # what has a checkpoint of its own takes the place of what is older

@@ -50,6 +50,8 @@ def test_the_others_go_on_without_it(client: str, works: str, tmp_path: Path, mo
     monkeypatch.setenv("FEDTORCH_FAULTS", ";".join(f"raise:client={name},round={n}" for name in lost for n in (1, 2)))
     assert main(["--config", str(config), "--set", *SETS[1:], f"run.dir={tmp_path / 'alone'}"]) == 0
     assert ended.digest == Ended(tmp_path / "alone").digest
+    assert main(["--config", str(config), "--set", *SETS[1:], "--resume", "never"]) == 0
+    assert not (tmp_path / "run" / NAME).exists(), "who is left out of a run is not left out of another one"
 
 
 def death(client: str = "a", round: int = 1, phase: str = "train", process: str = "1") -> Death:
