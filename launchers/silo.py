@@ -143,7 +143,12 @@ def parser(prog: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="the same on all sides")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(
-        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of this side's process (%(default)s)"
+        "--max-restarts",
+        type=int,
+        default=MAX_RESTARTS,
+        metavar="N",
+        help="of this side's process, between two saved rounds (%(default)s)",
     )
-    parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help="see fedtorch.main")
+    resume = "see fedtorch.main; force and never also give up what this side's disk holds (docs/reliability.md)"
+    parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help=resume)
     return parser

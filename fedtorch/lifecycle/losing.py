@@ -104,9 +104,10 @@ def _advice(ranks: list[int], *, round: int, known: int, is_other: bool) -> str:
     those = f"rank {' and '.join(map(str, ranks))}"
     if round < 0:
         return (
-            "the server has no checkpoint there and would begin anew. Nothing was deleted. Give the server its run "
-            f"folder back (is its disk mounted, was it started in the same folder?); or, to give up what {those} "
-            "holds, start that side with `--resume never`, or all sides with another `run.dir`"
+            "the server would begin anew, as it has no checkpoint there, or was started with `--resume never`. Nothing "
+            "was deleted. Give the server its run folder back (is its disk mounted, was it started in the same "
+            f"folder?); or, to give up what {those} holds, start that side with `--resume never` too, or all sides "
+            "with another `run.dir`"
         )
     if is_other:
         return (
