@@ -164,7 +164,7 @@ def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
     settings = ["clients.on_loss=continue", "clients.min=1", "rounds=8"]
-    faults = "sleep:rank=2,phase=train,client=west,seconds=2"
+    faults = "sleep:rank=2,phase=train,client=west,seconds=5"  # it takes seconds to be back
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
     wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
