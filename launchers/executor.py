@@ -21,6 +21,8 @@ _AFTER = """code=$?
 # SLURM_JOB_ID would not do: the last job of an array has the number of the whole array
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 cd {folder}
+# rank 0 has saved a round in this attempt
+rm "$job".saved 2> /dev/null && rm -f "$job".hangs
 [ "$code" -ne 0 ] && head -c 40 "$job"_0_result.pkl 2> /dev/null | grep -aq success && exit 0
 if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then
   case $code in

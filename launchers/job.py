@@ -28,9 +28,11 @@ from fedtorch.core.errors import (
     QuorumError,
     RestartsError,
 )
+from fedtorch.core.saved_rounds import VARIABLE as SAVED
 
 from .fork_server import Forked, ForkServer
 from .pool import SAVE_S, hold
+from .restarts import Restarts, pause_words
 
 PROGRAM = (sys.executable, "-m", "fedtorch.main")
 """What every rank is."""
@@ -72,11 +74,14 @@ class Job:
     ) -> None:
         """words: what a rank is. goes_on: may the loss of a worker not be the end? command: that starts it again.
 
-        max_returns: how often a lost worker's rank is started again while the others go on, which let it in.
+        max_returns: how often a lost worker's rank is started again while the others go on, which let it in; for all
+        ranks together, between two saved rounds.
         fork_server: forks what `words` would start; without it every rank imports all by itself.
         """
         self._words, self._folder, self._size, self._goes_on = tuple(words), folder, ranks, goes_on
-        self._command, self._returns, self._fork_server = command, max_returns, fork_server
+        self._command, self._fork_server = command, fork_server
+        self._saved = folder / ".saved"
+        self._returns = Restarts(max_returns, self._saved)
         self._processes: list[subprocess.Popen[bytes] | Forked] = []
         self._signals: list[int] = []
 
@@ -96,19 +101,25 @@ class Job:
         lock = hold(self._folder)
         if lock is None:
             raise ConfigError(f"another process runs {self._folder}; wait for it, or set run.name")
+        restarts = Restarts(max_restarts, self._saved)
         is_main = threading.current_thread() is threading.main_thread()  # only there may a handler be installed
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) if is_main else ()
         previous = {number: signal.signal(number, self._received) for number in numbers}
         try:
-            for attempt in range(max_restarts + 1):
-                if attempt:
-                    say(f"restart {attempt} of {max_restarts}")
-                code, is_final = self._attempt(attempt, max_restarts, lock)
+            attempt = 0
+            while True:
+                code, is_final = self._attempt(attempt, lock)
                 if self._signals:
                     return code and Interrupted.exit_code
                 if is_final:
                     return code
-            raise RestartsError(f"no restart is left of {max_restarts}; the last attempt ended with {ended(code)}")
+                if (pause_s := restarts.spend()) is None:
+                    raise RestartsError(
+                        f"no restart is left of {max_restarts}; the last attempt ended with {ended(code)}"
+                    )
+                say(f"restart {restarts.used} of {max_restarts}{pause_words(pause_s)}")
+                self._pause(pause_s)
+                attempt += 1
         finally:
             self._kill()
             os.close(lock)
@@ -116,7 +127,7 @@ class Job:
                 if handler is not None:  # None: one that Python has not installed and cannot put back
                     signal.signal(number, handler)
 
-    def _attempt(self, attempt: int, max_restarts: int, lock: int) -> tuple[int, bool]:
+    def _attempt(self, attempt: int, lock: int) -> tuple[int, bool]:
         store = host_store("127.0.0.1", 0)
         shared = {
             "WORLD_SIZE": str(self._size),
@@ -125,7 +136,7 @@ class Job:
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(attempt + 1),  # whether it is the last one is this process's to say
             "TORCHELASTIC_RUN_ID": "local",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "FEDTORCH_COMMAND": self._command,  # for status.json
@@ -144,19 +155,23 @@ class Job:
         """Wait for the end of an attempt; the exit code that says why it ended, and whether another one is useless."""
         ended: dict[int, int] = {}
         causes: list[int] = []
+        returning: dict[int, float] = {}  # rank -> when it is started again
         kill_at = float("inf")
         while len(ended) < self._size and time.monotonic() < kill_at and len(self._signals) < 2:
             time.sleep(0.05)
+            for rank in [rank for rank, due in returning.items() if time.monotonic() >= due]:
+                self._processes[rank] = self._start_again(rank)
+                del returning[rank], ended[rank]
             for rank, process in enumerate(self._processes):
                 if rank not in ended and (code := process.poll()) is not None:
                     ended[rank] = code
                     if self._is_the_end(rank, code, store, server_lives=0 not in ended):
                         causes.append(code)
-                    elif self._returns and 0 not in ended and code not in (0, Interrupted.exit_code):
-                        self._returns -= 1
-                        self._processes[rank] = self._start_again(rank)
-                        del ended[rank]
+                    elif 0 not in ended and code not in (0, Interrupted.exit_code):
+                        if (pause_s := self._returns.spend()) is not None:
+                            returning[rank] = time.monotonic() + pause_s
             if causes or self._signals:
+                returning.clear()
                 kill_at = min(kill_at, time.monotonic() + (GRACE_S if causes else SAVE_S))
         if not causes:
             return Interrupted.exit_code, True
@@ -179,6 +194,7 @@ class Job:
     def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes] | Forked:
         """In a session of its own, so that the terminal's Ctrl-C reaches only the launcher."""
         variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        variables |= {} if rank else {SAVED: str(self._saved.absolute())}
         output = None if rank == 0 else os.open(self._folder / f"output.rank{rank}.txt", _APPEND, 0o666)
         try:
             if self._fork_server is not None:
@@ -199,6 +215,12 @@ class Job:
         finally:
             if output is not None:
                 os.close(output)
+
+    def _pause(self, limit_s: float) -> None:
+        """Wait so long, or until a signal comes."""
+        give_up_at = time.monotonic() + limit_s
+        while not self._signals and time.monotonic() < give_up_at:
+            time.sleep(min(0.05, limit_s))
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
+from fedtorch.lifecycle.losing import what_is_here
 
 from . import silo
 
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
             "scores, and every round's update of the shared weights, from which text can be inferred (docs/safety.md)",
             f"here stay: the data; private weights and what else clients keep, their own models and this log, in "
             f"{config.folder} (on a disk of this machine, if that is one)",
+            f"waits for the server, and every time for the others, at most {silo.waits_s(config):g} s "
+            "(system.start_timeout)",
+            *([f"from before, {here}"] if (here := what_is_here(config)) else []),
         ]
 
     return silo.run(prog, args, "join", "server", side)

@@ -12,15 +12,15 @@ from pathlib import Path
 from types import FrameType
 
 from fedtorch.core.errors import ConfigError, Interrupted, RestartsError
+from fedtorch.core.saved_rounds import VARIABLE
 from fedtorch.main import main
 
 from .fork_server import SIGNALS, be_rank
 from .job import FINAL, ended
 from .pool import hold
+from .restarts import Restarts, pause_words
 
 MAX_RESTARTS = 10
-PAUSE_S = 1.0
-"""Between two attempts, so that one that fails at once does not use up all restarts in a moment."""
 _LOOK_S = 0.05
 """Between two looks at whether the rank has ended. A signal is passed on that late where another thread took it."""
 
@@ -30,6 +30,7 @@ class Kept:
 
     1. What a restart would only repeat ends it: done, a wrong setting, a stop by a signal. Anything else, a lost rank
        above all, starts it again, and the job's ranks find each other anew: they wait `system.start_timeout` seconds.
+       Restarts are counted since the last round that was saved (`Restarts`).
     2. The first signal is passed on: the rank saves and ends with 75. A second one kills it.
     3. Where this process is killed the rank saves and ends, as by a signal. While it runs it holds a lock in the run
        folder.
@@ -46,6 +47,8 @@ class Kept:
         """environ: which rank it is. folder: of the run. rank: what the process is, given the arguments; its code."""
         self._arguments, self._environ, self._folder, self._say = list(arguments), dict(environ), folder, say
         self._rank = rank
+        self._saved = folder / f".saved.rank{environ['RANK']}"
+        self._environ[VARIABLE] = str(self._saved.absolute())
         self._signals: list[int] = []
         self._passed = 0
         self._pid = 0
@@ -61,22 +64,22 @@ class Kept:
         lock = hold(self._folder, f".lock.rank{self._environ['RANK']}")
         if lock is None:
             raise ConfigError(f"another process is this rank of {self._folder} already; wait for it, or end it")
+        restarts = Restarts(max_restarts, self._saved)
         previous = {number: signal.signal(number, self._received) for number in SIGNALS}
         try:
-            code = self._once(self._arguments)
-            for attempt in range(max_restarts):
-                if self._signals or code in (0, *FINAL):
-                    break
-                self._say(f"ended with {ended(code)}; started again, {attempt + 1} of {max_restarts} times")
-                time.sleep(PAUSE_S)
-                if self._signals:
-                    break
-                code = self._once(_resumed(self._arguments))
-            if self._signals:
-                return code and Interrupted.exit_code
-            if code in (0, *FINAL):
-                return code
-            raise RestartsError(f"no restart is left of {max_restarts}; the last attempt ended with {ended(code)}")
+            code, arguments = self._once(self._arguments), self._arguments
+            while not self._signals and code not in (0, *FINAL):
+                if (pause_s := restarts.spend()) is None:
+                    raise RestartsError(
+                        f"no restart is left of {max_restarts}; the last attempt ended with {ended(code)}"
+                    )
+                again = f"started again{pause_words(pause_s)}, {restarts.used} of {max_restarts} times"
+                self._say(f"ended with {ended(code)}; {again}")
+                self._pause(pause_s)
+                if not self._signals:
+                    arguments = _resumed(arguments) if restarts.has_saved else arguments
+                    code = self._once(arguments)
+            return code and Interrupted.exit_code if self._signals else code
         finally:
             os.close(lock)
             for number, handler in previous.items():
@@ -104,6 +107,12 @@ class Kept:
         self._pid = 0
         return os.waitstatus_to_exitcode(ended_with[1])
 
+    def _pause(self, limit_s: float) -> None:
+        """Wait so long, or until a signal comes, which does not end a sleep."""
+        give_up_at = time.monotonic() + limit_s
+        while not self._signals and (left_s := give_up_at - time.monotonic()) > 0:
+            time.sleep(min(_LOOK_S, left_s))
+
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
         self._pass_on()
@@ -117,7 +126,7 @@ class Kept:
 
 
 def _resumed(arguments: Sequence[str]) -> list[str]:
-    """The arguments once more: a run that was to begin anew has begun."""
+    """The arguments once more: a run that was to begin anew has begun, and come to a checkpoint."""
     words = list(arguments)
     if "--resume" in words and words[(place := words.index("--resume") + 1)] == "never":
         words[place] = "auto"

@@ -113,14 +113,18 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="the server and N - 1 workers")
     parser.add_argument(
-        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of all ranks (%(default)s)"
+        "--max-restarts",
+        type=int,
+        default=MAX_RESTARTS,
+        metavar="N",
+        help="of all ranks, between two saved rounds (%(default)s)",
     )
     parser.add_argument(
         "--max-returns",
         type=int,
         default=0,
         metavar="N",
-        help="of single ranks, into a run that goes on without them (%(default)s)",
+        help="of single ranks, into a run that goes on without them, between two saved rounds (%(default)s)",
     )
     # not `never`, nor a path: every restart would begin there again
     parser.add_argument("--resume", choices=("auto", "force"), default="auto", help="see fedtorch.main")

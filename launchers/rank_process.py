@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedtorch.core.errors import Interrupted
+from fedtorch.core.saved_rounds import VARIABLE as SAVED
 from fedtorch.lifecycle.signals import StopFlag
 
 
@@ -90,4 +91,6 @@ def _join_as_rank() -> signal.Signals:
     if job.num_nodes == 1:
         os.environ["MASTER_ADDR"] = "127.0.0.1"  # a machine need not be able to resolve its own name
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if job.global_rank == 0 and (folder := os.environ.get("SUBMITIT_FOLDER")):  # not in the debug executor
+        os.environ[SAVED] = f"{folder}/{job.job_id}.saved"  # for the batch script, see `executor`
     return signal.Signals[f"SIG{job.USR_SIG}"]

@@ -144,7 +144,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-timeouts", type=int, default=20, metavar="N", help="how often a job may run into its limit"
     )
     group.add_argument(
-        "--max-hangs", type=int, default=3, metavar="N", help="how often it is put back after a rank hung or was killed"
+        "--max-hangs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how often it is put back after a rank hung or was killed, between two saved rounds (%(default)s)",
     )
     group.add_argument(
         "--sbatch",

@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
             + ", ".join(f"{' and '.join(names)} (rank {rank})" for rank, names in sorted(ranks.items())),
             received(config),
             f"here stay: the global model, records and status, in {config.folder}",
+            f"waits for silos at most {silo.waits_s(config):g} s (system.start_timeout), and after the run's end for "
+            f"those that were away then at most {silo.stays_s(config):g} s (system.end_timeout)",
         ]
 
     return silo.run(prog, args, "serve", "listen", side)

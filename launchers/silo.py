@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedtorch.comm.signing import VARIABLE, job_secret, read_secret
 from fedtorch.comm.store import OPTION as ADDRESS_OPTION
+from fedtorch.comm.store import STAY
 from fedtorch.comm.trust import refuse_public
 from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
@@ -73,11 +74,12 @@ def address(text: str, option: str, config: Config) -> tuple[str, int]:
 
 
 def environment(
-    rank: int, num_ranks: int, place: tuple[str, int], option: str, secret: str, command: str
+    rank: int, num_ranks: int, place: tuple[str, int], option: str, secret: str, command: str, stays_s: float
 ) -> dict[str, str]:
     """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
 
-    place: host and port of the server. option: by which they were given. secret: of the job.
+    place: host and port of the server. option: by which they were given. secret: of the job. stays_s: of the server,
+    for silos that missed the run's end.
 
     Raises:
         PreflightError: there is no secret.
@@ -97,7 +99,19 @@ def environment(
         ADDRESS_OPTION: option,  # for messages
         VARIABLE: secret,
         "FEDTORCH_COMMAND": command,  # for status.json
+        **({} if rank else {STAY: str(stays_s)}),
     }
+
+
+def waits_s(config: Config) -> float:
+    """How long sides wait for each other at the start."""
+    system = config.system
+    return system.timeout if system.start_timeout is None else system.start_timeout
+
+
+def stays_s(config: Config) -> float:
+    """How long the server stays after the end."""
+    return waits_s(config) if config.system.end_timeout is None else config.system.end_timeout
 
 
 Side = Callable[[Config, dict[int, list[str]]], tuple[int, list[str]]]
@@ -127,7 +141,7 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
         secret = read_secret(args.secret_file) if args.secret_file else os.environ.get(VARIABLE, "")
         if secret:
             job_secret({VARIABLE: secret}, config.folder)  # long enough?
-        environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command)
+        environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command, stays_s(config))
         who = " and ".join(ranks.get(rank, ()))
         if rank:
             environ[SILO] = who
@@ -150,10 +164,15 @@ def parser(prog: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="the same on all sides")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
     parser.add_argument(
-        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N", help="of this side's process (%(default)s)"
+        "--max-restarts",
+        type=int,
+        default=MAX_RESTARTS,
+        metavar="N",
+        help="of this side's process, between two saved rounds (%(default)s)",
     )
     parser.add_argument(
         "--secret-file", type=Path, metavar="FILE", help=f"with the secret that all sides share, in place of {VARIABLE}"
     )
-    parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help="see fedtorch.main")
+    resume = "see fedtorch.main; force and never also give up what this side's disk holds (docs/reliability.md)"
+    parser.add_argument("--resume", choices=("auto", "force", "never"), default="auto", help=resume)
     return parser

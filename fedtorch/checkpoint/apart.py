@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ def tidy(folder: Path, oldest: int) -> None:
     refuses is a warning.
     """
     newest: dict[str, int] = {}
-    found = list(_states(folder))
+    found = list(saved_states(folder))
     for stem, round, _ in found:
         if round <= oldest:
             newest[stem] = max(round, newest.get(stem, round))
@@ -98,18 +99,24 @@ def tidy(folder: Path, oldest: int) -> None:
 
 def newest(folder: Path, client: str) -> int:
     """The round of the client's newest state in `folder`, unfinished files aside; -1 if there is none."""
-    found = (CLIENT_PATH.fullmatch(f"clients/{path.name}") for *_, path in _states(folder))
+    found = (CLIENT_PATH.fullmatch(f"clients/{path.name}") for *_, path in saved_states(folder))
     return max((int(match[2]) for match in found if match and match[1] == file_stem(client)), default=-1)
 
 
-def forget_after(folder: Path, round: int) -> None:
-    """Delete the client files in `folder` of rounds after `round`, to which the run has gone back."""
-    for _, saved, path in _states(folder):
+def set_aside_after(folder: Path, round: int, aside: Path) -> None:
+    """Move the client files in `folder` of rounds after `round`, to which the run has gone back, to `aside`.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for _, saved, path in saved_states(folder):
         if saved > round:
-            path.unlink(missing_ok=True)
+            target = aside / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
 
 
-def _states(folder: Path) -> Iterator[tuple[str, int, Path]]:
+def saved_states(folder: Path) -> Iterator[tuple[str, int, Path]]:
     """(client's stem, round, path) of what is there, unfinished files included."""
     for path in sorted(folder.glob("clients/*")):
         if match := CLIENT_FILE.fullmatch(path.name):

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from fedtorch.checkpoint.apart import Apart
+from fedtorch.checkpoint.aside import drop_aside, place_aside, set_aside
 from fedtorch.checkpoint.files import (
     MANIFEST,
     FileEntry,
@@ -26,7 +27,6 @@ from fedtorch.checkpoint.files import (
     put_in_place,
     read_manifest,
     remove_files,
-    remove_folder,
     save_tensors,
     sync,
     to_json,
@@ -56,6 +56,7 @@ class Checkpoints:
     A process that dies anywhere leaves the previous checkpoint intact; what it left unfinished has no manifest
     and is removed by a later `write`. After a failed `write` its entries are void: the changed clients have to be
     written again. No rank may read while the server writes.
+    Nothing of an earlier run is deleted before this one has a checkpoint (`set_aside`, `drop_aside`).
     Where hosts have disks of their own (`apart`), the manifest is on the server's alone, and says which host has a
     client's files. A resume then goes on from what all ranks have agreed on (`resumed`).
     """
@@ -75,6 +76,11 @@ class Checkpoints:
         """None: all ranks see the same `folder`."""
         self.resumed: Manifest | None = None
         """The checkpoint that `at` gives for its round, where ranks cannot all read it."""
+
+    @property
+    def aside(self) -> Path:
+        """Where an earlier run's checkpoints are while this one has none yet."""
+        return place_aside(self.folder)
 
     def write_client(self, round: int, client: str, state: ClientState, part: int = 0) -> FileEntry:
         """Write the state of `client` after `round` rounds; called on its home rank, blocks on nobody.
@@ -271,13 +277,15 @@ class Checkpoints:
         """
         check_fits(found, config, difference, facts)
 
-    def clear(self) -> None:
-        """Delete every checkpoint of this run; for a run that begins anew in an old folder."""
-        for folder in folders(self.folder).values():
-            remove_folder(folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def set_aside(self) -> bool:
+        """Begin anew; see `aside.set_aside`."""
         self._entries = {}
         self._retiring.anew()
+        return set_aside(self.folder)
+
+    def drop_aside(self) -> None:
+        """Delete what was set aside, now that the run has a checkpoint. A disk that refuses is a warning."""
+        drop_aside(self.folder)
 
 
 def _paths(entries: Mapping[str, Sequence[FileEntry]]) -> list[str]:

@@ -50,6 +50,10 @@ class Communicator(ABC):
     """The name of every rank's host; none where all ranks are on one."""
     lost: frozenset[int] = frozenset()
     """Ranks that the others go on without; see `enable_loss_recovery`."""
+    member: JobMember | None = None
+    """This rank's place in the job; None where it is the only one."""
+    has_ended: bool = False
+    """Is this for ranks that missed the run's end alone, to hear of it?"""
     returned: frozenset[int] = frozenset()
     """Those of them that are back, and wait for the others to join again; as the last `barrier` has found."""
     names: Names

@@ -22,7 +22,7 @@ from fedtorch.comm.arrivals import SharedArrivals
 from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.door import enter, join_job, let_in, waiting
+from fedtorch.comm.door import join_job, let_in, waiting
 from fedtorch.comm.early import Early
 from fedtorch.comm.early_sides import begin_early
 from fedtorch.comm.group import Group
@@ -36,7 +36,7 @@ from fedtorch.comm.peers import GroupPeers
 from fedtorch.comm.rendezvous import Rendezvous
 from fedtorch.comm.server_updates import DistributedUpdates
 from fedtorch.comm.shutdown import Shutdown
-from fedtorch.comm.store import Entry, JobMember
+from fedtorch.comm.store import JobMember
 from fedtorch.comm.sum_ways import Exchange
 from fedtorch.comm.transport import Staging
 from fedtorch.comm.update_memory import UpdateMemory
@@ -59,6 +59,7 @@ class DistributedCommunicator(Communicator):
 
     staging: Staging | None
     """How payloads travel; None: over gloo as they are."""
+    member: JobMember
 
     def __init__(self, names: Sequence[str], member: JobMember, options: Options) -> None:
         super().__init__(names)
@@ -66,7 +67,7 @@ class DistributedCommunicator(Communicator):
         self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
-        self._member, self.lost = member, member.entry.lost
+        self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1 and self.staging is None)
         self._liveness.forget(self.lost)
@@ -128,9 +129,7 @@ class DistributedCommunicator(Communicator):
         """See the base class."""
         self._is_closed = True
         self._shutdown.leave_together(is_broken=self._group.is_broken, comes_again=True)
-        entry = Entry(self._member.entry.number + 1, self.lost - self.returned, self.hosts)
-        let_in(self._store, self._words, entry)
-        return enter(self._member, entry)
+        return let_in(self.member, self._words, self.lost - self.returned, self.hosts)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
         """See the base class; through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""

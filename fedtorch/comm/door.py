@@ -5,6 +5,7 @@
 2. The server looks for such words when all ranks meet before a round. In that meeting's verdict it says who is back.
 3. All ranks save, close their connections and join again, as ranks of a job that is resumed do, under the store's next
    number (`Entry`); by the answer to its word the one that is back learns that number, and who is still away.
+A server that stays after the run's end (`Store.stays_s`) lets ranks in that missed it, so that they hear of it.
 Where the run cannot go on without a rank, its word tells the others that it is gone, and ends the attempt.
 """
 
@@ -15,7 +16,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from fedtorch.comm.notes import read_entry
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 
 OVER = "over"
 """Key that says that the job has ended in good order."""
+STAYS = "stays"
+"""What stands there where the server stays for ranks that missed it."""
+HEARD = "heard"
+"""Key, before a rank's number, of those who know that the job has ended."""
 _PAUSE_S = 0.2
 _KNOCK_EVERY_S = 0.5
 
@@ -56,9 +61,11 @@ def join_job(
 
 
 def was_there(member: JobMember) -> bool:
-    """Has a process of this rank's number been in this attempt of the job, which is not over?"""
+    """Has a process of this rank's number been in this attempt of the job, which is not over or awaits it?"""
+    if member.store.has([OVER]):
+        return member.store.get(OVER) == STAYS
     beat = f"heartbeat/{member.rank}"
-    return member.store.has([beat]) and member.store.read(beat) is not None and not member.store.has([OVER])
+    return member.store.has([beat]) and member.store.read(beat) is not None
 
 
 def come_back(member: JobMember, why_not: str = "") -> JobMember:
@@ -82,7 +89,7 @@ def come_back(member: JobMember, why_not: str = "") -> JobMember:
             store.set(knock, word)
     told = read_entry(store.get(welcome))
     store.delete([welcome])
-    return enter(member, Entry(told["number"], frozenset(told["lost"]), tuple(told["hosts"])))
+    return enter(member, Entry(told["number"], frozenset(told["lost"]), tuple(told["hosts"]), told["is_over"]))
 
 
 def enter(member: JobMember, entry: Entry) -> JobMember:
@@ -113,12 +120,67 @@ def is_waiting(store: Store, rank: int) -> bool:
     return store.door.has([f"knock/{rank}"]) and store.door.read(f"knock/{rank}") is not None
 
 
-def let_in(store: Store, words: Mapping[int, str], entry: Entry) -> None:
-    """On the server: tell these ranks, which knock with these words, how to join."""
-    told = {"number": entry.number, "lost": sorted(entry.lost), "hosts": list(entry.hosts)}
+def let_in(
+    member: JobMember,
+    words: Mapping[int, str],
+    lost: Collection[int],
+    hosts: tuple[str, ...],
+    *,
+    is_over: bool = False,
+) -> JobMember:
+    """On the server: tell these ranks, which knock with these words, how to join; on the others join anew with them.
+
+    lost: those that stay away. hosts: by rank. is_over: has the run ended?
+    """
+    entry = Entry(member.entry.number + 1, frozenset(lost), hosts, is_over)
+    told = {"number": entry.number, "lost": sorted(lost), "hosts": list(hosts), "is_over": is_over}
     for rank, word in words.items():
-        store.door.set(f"welcome/{rank}/{word}", json.dumps(told))
-        store.door.delete([f"knock/{rank}"])
+        member.store.door.set(f"welcome/{rank}/{word}", json.dumps(told))
+        member.store.door.delete([f"knock/{rank}"])
+    return enter(member, entry)
+
+
+def stay(member: JobMember, hosts: tuple[str, ...], is_over: Callable[[], bool]) -> JobMember | None:
+    """On the server, after the run's end: wait for ranks that missed it, and let in those that knock.
+
+    Returns its place in a job with them alone; None when there are none left, or `is_over` says so.
+    """
+    store, others = member.store, range(1, member.size)
+    if not store.stays_s:
+        return None
+    store.stays_until = store.stays_until or time.monotonic() + store.stays_s
+    is_first = True
+    while missed := unheard(member):
+        if is_over() or time.monotonic() > store.stays_until:
+            left = "and was told to stop" if is_over() else "for as long as system.end_timeout says"
+            log.warning("rank %s did not hear that the run has ended; the server stayed %s", _list(missed), left)
+            return None
+        if is_first:
+            left_s = store.stays_until - time.monotonic()
+            log.info("stays for rank %s, which missed the end, %.0f s (system.end_timeout)", _list(missed), left_s)
+            is_first = False
+        if words := waiting(store, missed):
+            return let_in(member, words, {*others} - words.keys(), hosts, is_over=True)
+        time.sleep(_KNOCK_EVERY_S)
+    return None
+
+
+def unheard(member: JobMember) -> list[int]:
+    """On the server, after the run's end: the ranks that do not know of it."""
+    return [rank for rank in range(1, member.size) if not member.store.door.has([f"{HEARD}/{rank}"])]
+
+
+def stay_again(member: JobMember, missed: Collection[int], seconds: float) -> None:
+    """On a server that was started anew after the run's end: `stay` is to wait for these ranks, at most so long."""
+    member.store.stays_s = seconds
+    member.store.door.set(OVER, STAYS)
+    for rank in range(1, member.size):
+        if rank not in missed:
+            member.store.door.set(f"{HEARD}/{rank}", "")
+
+
+def _list(ranks: Collection[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _knocks(store: Store, rank: int) -> str:

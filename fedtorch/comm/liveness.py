@@ -16,7 +16,7 @@ from fedtorch.comm.notes import name, read_heartbeat
 from fedtorch.comm.process import process_state, this_process
 from fedtorch.comm.signing import VARIABLE
 from fedtorch.comm.store import Store
-from fedtorch.core.errors import DeadlineError
+from fedtorch.core.errors import DeadlineError, Death, is_ours
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Liveness:
     def check(self, awaited: Collection[int]) -> None:
         """Raise DeadlineError if an awaited rank has left, is dead or was silent for the timeout; names all of them."""
         if missing := self.missing(awaited):
-            raise DeadlineError("; ".join(map(self.describe, missing)), ranks=tuple(missing))
+            raise DeadlineError("; ".join(map(self.describe, missing)), tuple(missing), self.deaths(missing))
 
     def missing(self, awaited: Collection[int]) -> list[int]:
         """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
@@ -163,6 +163,17 @@ class Liveness:
         """Ranks that left because of an error; with `first` only those whose error was not a collective's."""
         beats = {other: seen.beat for other, seen in self._seen.items() if seen.beat.get("left")}
         return [other for other, beat in beats.items() if not (first and beat["failed"])]
+
+    def deaths(self, ranks: Collection[int]) -> tuple[Death, ...]:
+        """Where those of the ranks came to their end that are known to have: killed, ended by an error of their own."""
+        found = []
+        for rank in ranks:
+            beat = self._seen[rank].beat
+            is_dead = self._is_gone(rank) if not beat.get("left") else not is_ours(beat["left"])
+            if beat and is_dead:
+                process = " ".join(str(beat.get(key, "")) for key in ("machine", "pid", "started"))
+                found.append(Death(beat["client"], beat["round"], beat["phase"], f"{rank} {process}"))
+        return tuple(found)
 
     def describe(self, other: int) -> str:
         """One line on the rank: for how long it is silent and what it was doing then."""

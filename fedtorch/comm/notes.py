@@ -57,6 +57,7 @@ _ENTRY: Mapping[str, Field] = {
     "number": lambda value: type(value) is int and 0 < value < 1 << 31,
     "lost": lambda value: isinstance(value, list) and all(type(rank) is int and rank > 0 for rank in value),
     "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
+    "is_over": bool,
 }
 _BACKEND: Mapping[str, Field] = {
     "backend": lambda value: value in ("gloo", "nccl"),

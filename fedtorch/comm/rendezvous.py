@@ -147,6 +147,7 @@ class Rendezvous:
             return _raise_or_return(read_verdict(self._signed(f"{name}/verdict", 0)), self._rank)
         others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
         lost: list[int] = []
+        failed: FedtorchError | None = None
         try:
             if allow_loss:
                 lost = self._wait_for_alive(others)
@@ -159,8 +160,10 @@ class Rendezvous:
                 verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
         except (DeadlineError, ForgedNoteError, PreflightError) as error:
             kind = next(kind for kind, cls in _KINDS.items() if isinstance(error, cls))
-            verdict = {"error": str(error), "kind": kind}
+            verdict, failed = {"error": str(error), "kind": kind}, error
         self._store.set(f"{name}/verdict", json.dumps(verdict))
+        if failed is not None:
+            raise failed  # with what the others are not told: which ranks, and where they died
         return _raise_or_return(json.loads(json.dumps(verdict)), 0)
 
 

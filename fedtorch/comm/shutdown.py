@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
-from fedtorch.comm.door import OVER
+from fedtorch.comm.door import HEARD, OVER, STAYS
 from fedtorch.comm.interfaces import named
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.rendezvous import Rendezvous
@@ -48,10 +48,11 @@ class Shutdown:
                 self._close_connections()
                 return
             if self._rank == 0:
-                self._store.door.set(OVER, "")
+                self._store.door.set(OVER, STAYS if self._store.stays_s else "")
             # The host of the store leaves last: it is needed until everyone has read that the others leave.
             gone = {rank: f"gone/{rank}" for rank in self._liveness.others if rank}
             if self._rank:
+                self._store.door.set(f"{HEARD}/{self._rank}", "")
                 self._store.set(f"gone/{self._rank}", "")
             elif self._hosts_store:
                 self._rendezvous.wait(gone, limit_s=_CLOSE_WAIT_S)
@@ -104,7 +105,7 @@ class Shutdown:
                 )
         names = "; ".join(self._liveness.describe(rank) for rank in culprits)
         names = names or "every rank is alive, but a connection broke"
-        raise DeadlineError(f"{names} (collective: {text})", ranks=tuple(culprits))
+        raise DeadlineError(f"{names} (collective: {text})", tuple(culprits), self._liveness.deaths(culprits))
 
     def _here(self) -> str:
         return f" at {named(self._store.address)}" if self._store.address else ""

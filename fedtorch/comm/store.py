@@ -19,10 +19,12 @@ from fedtorch.comm.interfaces import LOOPBACK_NAMES, is_own
 from fedtorch.comm.ports import Ports
 from fedtorch.comm.same_secret import check_secret
 from fedtorch.comm.signing import UNSIGNED, Signature
-from fedtorch.core.errors import DeadlineError, ForgedNoteError, PreflightError
+from fedtorch.core.errors import DeadlineError, ForgedNoteError, NoStoreError, PreflightError
 
 OPTION = "FEDTORCH_ADDRESS_OPTION"  # by which a launcher was told host and port
 NOBODY: Mapping[int, str] = {}
+STAY = "FEDTORCH_STAY"
+"""Environment variable of a rank 0 that hosts the store: `Store.stays_s`."""
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 
 
@@ -52,6 +54,8 @@ class Entry:
     """Ranks that are still away."""
     hosts: tuple[str, ...] = ()
     """As `Communicator.hosts` was before."""
+    is_over: bool = False
+    """Has the run ended, which this rank missed?"""
 
 
 class Store:
@@ -79,6 +83,10 @@ class Store:
     """Where this rank's groups listen, which find each other by this store; empty: where gloo does by itself."""
     ports: Ports | None = None
     """Of which each listener has one; None: any."""
+    stays_s: float = 0.0
+    """On the server: how long it stays after the run's end for ranks that missed it."""
+    stays_until: float = 0.0
+    """By the monotonic clock, once it has ended."""
     signature: Signature
     """Of every value, so that nobody but the job's ranks can write one; not of what torch itself keeps here."""
     ignored: dict[str, int]
@@ -125,8 +133,9 @@ class Store:
         dead addresses of the first and hangs. With several machines the ranks agree on it (`agree_on_attempt`).
 
         Raises:
-            PreflightError: a variable is missing or not a number, the port is taken, no store answers there, or the
-                server there has another secret.
+            PreflightError: a variable is missing or not a number, the port is taken, or the server there has another
+                secret.
+            NoStoreError: no store answers there.
         """
         rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
         port, host = _number(environ, "MASTER_PORT"), environ.get("MASTER_ADDR", "")
@@ -154,11 +163,12 @@ class Store:
                 attempt = agree_on_attempt(store, rank, size)
             store.inner = dist.PrefixStore(f"attempt{attempt}", store.inner)
             store.signature = replace(store.signature, scope=f"{job}/{attempt}")
+            store.stays_s = float(environ.get(STAY, 0)) if hosts else 0.0
             store.door  # noqa: B018  # from here on it is what it is
             return JobMember(store, rank, size, hosts)
         except DeadlineError as error:
             text = str(error)
-        raise PreflightError(_why_not(text, environ.get(OPTION, ""), rank, host, port, start_s))
+        raise _why_not(text, environ.get(OPTION, ""), rank, host, port, start_s)
 
     def set(self, key: str, value: str) -> None:
         """Write."""
@@ -271,16 +281,16 @@ def _number(environ: Mapping[str, str], key: str) -> int:
     return int(text)
 
 
-def _why_not(text: str, option: str, rank: int, host: str, port: int, start_s: float) -> str:
+def _why_not(text: str, option: str, rank: int, host: str, port: int, start_s: float) -> PreflightError:
     """Why there is no store, for the user; option: by which host and port were given, where it was not the environment.
 
     text: how torch says it.
     """
     if "EADDRINUSE" in text or "Address already in use" in text:
         change = f"`{option}`" if option else "MASTER_PORT (torchrun: --master-port)"
-        return f"port {port} of {host} is taken by another program; set {change} to a free one"
+        return PreflightError(f"port {port} of {host} is taken by another program; set {change} to a free one")
     where = f"{option} {host}:{port}" if option else f"MASTER_ADDR={host} MASTER_PORT={port}"
-    return (
+    return NoStoreError(
         f"rank {rank} found no store at {where} within {start_s:g} s (system.start_timeout); is rank 0 running, and is "
         f"the port its own? ({text})"
     )

@@ -38,6 +38,9 @@ class ClientsConfig:
     on_loss: Literal["continue", "restart"] = "restart"
     """A worker's process or machine dies. restart: the run ends, for the launcher to start it again; continue: go on
     without its clients, where the launcher lets the others live (srun, launchers.local), if `min` clients are left."""
+    on_repeated_loss: Literal["stop", "skip"] = "stop"
+    """A worker's process dies in the same client, at the same place of the same round, three times without a saved
+    round between, where `on_loss` is restart. stop: the run ends and names the client; skip: it goes on without it."""
     max_update_norm: Positive | None = None
     """Updates with a larger L2 norm are treated as failed; null: no limit."""
     max_norm_to_median: Annotated[float, Field(gt=1)] | None = None

@@ -81,7 +81,7 @@ def _listed(entry: str | Mapping[str, Any], key: Key, lower: dict[str, Any], fol
 
 def _preset(data: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
     if preset["paradigm"] == "centralized":  # what is said of several clients, and of a server, has no meaning there
-        kept = {key: data["clients"][key] for key in ("on_loss", "on_failure")}
+        kept = {key: data["clients"][key] for key in ("on_loss", "on_repeated_loss", "on_failure")}
         data = {**data, "per_client": None, "server": {}, "clients": kept}
     return overlay(Tree(dict(data)), Tree(dict(preset))).data
 

@@ -26,6 +26,7 @@ NO_EFFECT = (
     "system.interface",
     "system.ports",
     "system.start_timeout",
+    "system.end_timeout",
     "system.trust_network",
     "system.shared_memory",
     "system.exchange",  # on how the sum travels (it is exact),
@@ -33,7 +34,8 @@ NO_EFFECT = (
     "system.state_memory_mb",
     "system.keep_freed_mb",
     "system.oom_retry",  # a run that has enough memory never needs it,
-    "clients.on_loss",  # nor one that loses nobody this,
+    "clients.on_loss",  # nor one that loses nobody these,
+    "clients.on_repeated_loss",
     "clients.min_silos",  # nor one in whose rounds enough silos count
     "privacy.max_epsilon",  # when to stop
     "privacy.ledger",  # where what was released is kept
@@ -53,6 +55,7 @@ ADDED: dict[str, Any] = {
     "task.pack": False,
     "system.interface": None,
     "system.start_timeout": None,
+    "system.end_timeout": None,
     "system.trust_network": False,
     "checkpoint.missing_clients": "refuse",
     "task.em_strings": False,
@@ -66,6 +69,7 @@ ADDED: dict[str, Any] = {
     "algorithm.rank_decay": None,
     "algorithm.rank_penalty": 0.0,
     "system.sum_scale": "reports",
+    "clients.on_repeated_loss": "stop",
     "clients.extra": 0,
     "clients.deadline": None,
     "clients.replay": None,

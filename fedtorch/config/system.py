@@ -100,6 +100,9 @@ class SystemConfig:
     start_timeout: Annotated[float, Field(gt=0, le=1e7)] | None = None
     """Seconds that ranks wait for each other at the start: for one that is late, or that is started again on another
     machine; null: as long as `timeout`."""
+    end_timeout: Annotated[float, Field(ge=0, le=1e7)] | None = None
+    """Seconds that the server of `fedtorch serve` stays after the run's end for silos that were away then, which come
+    back, hear of it and write their models; null: as long as `start_timeout`."""
     shutdown_grace: Annotated[float, Field(gt=0, lt=30)] | None = 20.0
     """Seconds after a signal in which the state must be saved. Then a rank leaves at once, with the last checkpoint as
     it is; below the 30 after which torchrun and SLURM kill. null: as long as it takes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 class FedtorchError(Exception):
@@ -36,6 +37,10 @@ class PreflightError(FedtorchError, RuntimeError):
     exit_code = 4
 
 
+class NoStoreError(PreflightError):
+    """No store answers where rank 0, or the launcher, is to have one: it was not started, or has ended."""
+
+
 class QuorumError(FedtorchError, RuntimeError):
     """Too few clients delivered a usable update for too long."""
 
@@ -62,6 +67,26 @@ class RefusedUpdatesError(NonFiniteError):
         self.reasons = dict(reasons)
 
 
+class RepeatedLossError(FedtorchError, RuntimeError):
+    """A client's worker died in it again and again, and `clients.on_repeated_loss` is `stop`."""
+
+    exit_code = 6
+
+
+@dataclass(frozen=True)
+class Death:
+    """Where a rank's process came to its end, by its last sign of life."""
+
+    client: str
+    """With which it was busy; empty: with none."""
+    round: int
+    """Rounds done."""
+    phase: str
+    """Of the round."""
+    process: str
+    """What tells this process from all others."""
+
+
 class LostRankError(FedtorchError, RuntimeError):
     """Ranks of the job are gone. The base of what ends a run because of that; a verdict, not a suspicion.
 
@@ -71,10 +96,12 @@ class LostRankError(FedtorchError, RuntimeError):
 
     ranks: tuple[int, ...]
     """Those that are known to be gone; empty if none of them could be named."""
+    deaths: tuple[Death, ...]
+    """Of those whose process is known to have come to its end, not only to be silent."""
 
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: str, ranks: tuple[int, ...] = (), deaths: tuple[Death, ...] = ()) -> None:
         super().__init__(message)
-        self.ranks = ranks
+        self.ranks, self.deaths = ranks, deaths
 
 
 class DeadlineError(LostRankError):
@@ -138,6 +165,11 @@ class Interrupted(FedtorchError, RuntimeError):
     """A signal asked the run to stop; everything computed is saved and the run can be resumed."""
 
     exit_code = 75
+
+
+def is_ours(name: str) -> bool:
+    """Is it the name of a class of errors in this module?"""
+    return isinstance(found := globals().get(name), type) and issubclass(found, Exception)
 
 
 _BY_CODE = (

@@ -14,7 +14,7 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.scores import COUNT
-from fedtorch.rounds.runner import Result
+from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import averages
 from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.records import counted

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from pathlib import Path
 
 from fedtorch.config.load import to_dict, to_yaml
 from fedtorch.config.schema import Config
@@ -22,8 +23,8 @@ from fedtorch.tracking.tracker import Tracker
 log = logging.getLogger(__name__)
 
 
-def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -> Tracker:
-    """Write what the run is, and start tracking it. start: the round that it is resumed from.
+def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, aside: Path) -> Tracker:
+    """Write what the run is, and start tracking it. start: the round that it is resumed from. aside: see `set_aside`.
 
     Raises:
         CheckpointError: the disk refuses; a run that cannot even begin to be written would be lost.
@@ -32,7 +33,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
     try:
         config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if start is None:
-            set_aside(config)
+            set_aside(config, aside)
         replace_file(config.folder / "config.yaml", to_yaml(config))
         replace_file(config.folder / "env.json", json.dumps(built.facts() | {"ranks": num_ranks}, indent=1) + "\n")
     except OSError as error:
@@ -55,16 +56,22 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
     )
 
 
-def set_aside(config: Config) -> None:
-    """A model that is there when a run begins would be taken for that run's if it is stopped before it has one."""
+def set_aside(config: Config, aside: Path) -> None:
+    """A model that is there when a run begins would be taken for that run's if it is stopped before it has one.
+
+    aside: where an earlier run's checkpoints are until this one has its own; its model goes there too.
+    """
     found = config.folder / MODEL
     if not found.is_dir():
         return
     try:
-        if (config.folder / STATUS).is_file():
-            shutil.rmtree(found)  # of an earlier run that began here
-        else:
+        if not (config.folder / STATUS).is_file():
             os.replace(found, kept := found.with_name(f"{MODEL}.before"))
             log.warning("%s is no model of this run; it is called %s now", found, kept)
+        elif (aside / MODEL).is_dir():
+            shutil.rmtree(found)  # of a run that began anew before and came to no checkpoint
+        else:
+            aside.mkdir(parents=True, exist_ok=True)
+            os.replace(found, aside / MODEL)
     except OSError as error:
         log.warning("%s is no model of this run but cannot be removed: %s", found, error)

@@ -5,39 +5,44 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
 
-from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.backend import log_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.door import stay, stay_again
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
 from fedtorch.comm.ports import check_ports
 from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
-from fedtorch.comm.store import JobMember
+from fedtorch.comm.store import STAY, JobMember, Store
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.config.system import port_range
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, FedtorchError, LostRankError
 from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
 from fedtorch.core.weights import release
-from fedtorch.lifecycle.disks import find_disks, keep_apart
+from fedtorch.lifecycle.after_end import catch_up
 from fedtorch.lifecycle.exit import last_words
+from fedtorch.lifecycle.losing import saying_what_is_here, who
+from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.results import show_beside, table
-from fedtorch.lifecycle.run_files import open_run, set_aside
+from fedtorch.lifecycle.run_files import open_run
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.silo_status import SiloRounds, silo
-from fedtorch.lifecycle.start import RESUME_MODES, find_start, lasting_facts
+from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts
 from fedtorch.lifecycle.status import write_status
+from fedtorch.lifecycle.unheard import Unheard, remember, remembered
 from fedtorch.rounds.membership import Returned
-from fedtorch.rounds.runner import Result, Runner
+from fedtorch.rounds.result import Result
+from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import device, share_engine
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
@@ -86,10 +91,35 @@ class Session:
 
     def train(self, config: Config) -> None:
         """All runs that `config` describes, from the first check to the last table."""
-        again = self._take_part(config, None)
+        missed = None if self.rank or self.resume != "auto" or STAY not in os.environ else remembered(config)
+        again = self._take_part(config, None) if missed is None else self._stay_again(config, missed)
         while again is not None:
             gc.collect()  # before the model is built once more
-            again = self._take_part(config, again)
+            member, known = again.member, again.config
+            try:
+                again = self._take_part(config, again)
+            except FedtorchError as error:
+                if self.rank or not member.entry.is_over:
+                    raise
+                log.warning("a rank that came back after the run's end was lost again, or has failed: %s", error)
+                again = self._stay(member, member.entry.hosts, known)
+
+    def _stay(self, member: JobMember | None, hosts: tuple[str, ...], config: Config) -> _Again | None:
+        """On the server, after the run's end: with what it takes part for those that missed it, once there are some."""
+        if member is None or self.rank or not member.store.stays_s:
+            return None
+        remember(config, member, hosts)
+        back = stay(member, hosts, self.stop)
+        if back is None:
+            remember(config, member, hosts)
+        return None if back is None else _Again(back, config)
+
+    def _stay_again(self, config: Config, missed: Unheard) -> _Again | None:
+        """On a server that is started anew, whose run has ended but not for all: as `_stay`."""
+        system = config.system
+        member = Store.join(os.environ, system.timeout, self._secret(config), system.start_timeout)
+        stay_again(member, missed.ranks, missed.until - time.time())
+        return self._stay(member, missed.hosts, missed.known(config))
 
     def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
         """The same, until lost ranks are back: then what is needed to go on together with them."""
@@ -108,7 +138,7 @@ class Session:
                 if comm.is_server:
                     log.info("rank %s is back; all go on together", ", ".join(map(str, sorted(comm.returned))))
                 return _Again(comm.reopen(), config)
-        return None
+        return self._stay(comm.member, comm.hosts, config)
 
     def _join(self, config: Config, names: Sequence[str], again: _Again | None) -> Communicator:
         names = Names.of(names)
@@ -117,18 +147,19 @@ class Session:
         system = config.system
         own = device(system.device)
         log_if_shared(own)
-        return DistributedCommunicator.join(
-            names,
-            system.timeout,
-            system.exchange,
-            self.stacks,
-            recovers=config.clients.on_loss == "continue",
-            backend=system.backend,
-            device=own,
-            secret=self._secret(config),
-            network=_network(config),
-            member=None if again is None else again.member,
-        )
+        with saying_what_is_here(config):
+            return DistributedCommunicator.join(
+                names,
+                system.timeout,
+                system.exchange,
+                self.stacks,
+                recovers=config.clients.on_loss == "continue",
+                backend=system.backend,
+                device=own,
+                secret=self._secret(config),
+                network=_network(config),
+                member=None if again is None else again.member,
+            )
 
     def _secret(self, config: Config) -> str:
         secret = job_secret(os.environ, config.folder)
@@ -149,6 +180,9 @@ class Session:
         _release_bases(runs, self.rank)
         if comm.is_server:
             forget_secret(runs[0].config.folder)  # every rank has it
+        if comm.has_ended:
+            catch_up(runs, comm, self.stop)
+            return
         first, *others = runs
         tracker, result = self._run(runs, 0, comm, resume)
         for at, built in enumerate(others, start=1):
@@ -165,16 +199,12 @@ class Session:
         """Train the run at a place; its tracker, closed, on the server, and what it came to."""
         built = runs[at]
         config = built.config
-        checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
-        disks = find_disks(comm, config.folder)
-        checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
-        start = find_start(built, comm, checkpoints, resume)
-        if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
-            set_aside(config)
-        if start is None:
-            built.show_remarks()  # a resumed run has them in its log already
+        checkpoints, start = begin(built, comm, resume)
+        left_out = agree_on_left_out(built, comm, start)
         mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
-        tracker = open_run(built, comm.size, start, self.command) if comm.is_server else None
+        tracker = None
+        if comm.is_server:
+            tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
         components = built.components(
             comm,
             checkpoints,
@@ -182,6 +212,7 @@ class Session:
             tracker=tracker,
             facts=lasting_facts(built),
             mechanism=mechanism,
+            left_out=left_out,
             is_engine_shared=any(later.engine is built.engine for later in runs[at + 1 :]),
         )
         runner = Runner(components)
@@ -194,6 +225,9 @@ class Session:
                 runner.export(config.folder / MODEL)
             if tracker is not None:
                 tracker.result(table(built, result))
+        except LostRankError as error:
+            note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
+            raise
         finally:
             if tracker is not None:
                 tracker.close()
@@ -230,23 +264,7 @@ def _network(config: Config) -> Network:
         check_ports(ports)
     whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
     shares = system.shared_memory == "auto"
-    return Network(
-        system.interface,
-        system.trust_network,
-        system.start_timeout,
-        whole,
-        _who(config),
-        shares,
-        ports,
-    )
-
-
-def _who(config: Config) -> dict[int, str]:
-    """Rank -> the clients whose data are with it alone."""
-    system, found = config.system, dict[int, list[str]]()
-    for name, rank in (system.pinned if system.pinned_to == "rank" else {}).items():
-        found.setdefault(rank, []).append(name)
-    return {rank: " and ".join(names[:3]) + (" and others" if names[3:] else "") for rank, names in found.items()}
+    return Network(system.interface, system.trust_network, system.start_timeout, whole, who(config), shares, ports)
 
 
 def build_all(config: Config, *, num_ranks: int, rank: int) -> list[BuiltRun]:

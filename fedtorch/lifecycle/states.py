@@ -64,7 +64,7 @@ def agree_on_states(
         _refuse_or_say(built, comm, here, missing)
     checkpoints.resumed = apart.without(here, missing)
     if checkpoints.apart is not None and checkpoints.apart.leads:
-        apart.forget_after(checkpoints.folder, round)
+        apart.set_aside_after(checkpoints.folder, round, checkpoints.aside)
 
 
 def _home(built: BuiltRun, name: str) -> int | None:

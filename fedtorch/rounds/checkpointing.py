@@ -9,11 +9,14 @@ import torch
 
 from fedtorch.checkpoint.apart import tidy
 from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import FileEntry
 from fedtorch.comm.wire import Message
+from fedtorch.config.load import digest as digest_of_config
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError, NonFiniteError
 from fedtorch.core.norms import is_finite
+from fedtorch.core.saved_rounds import tell_saved
 from fedtorch.core.state_keys import DECIDING, FAILED_SAVES
 from fedtorch.core.weights import digest_of, digest_of_entries, xor
 from fedtorch.rounds.context import RoundContext
@@ -99,8 +102,13 @@ class Saving:
             if answered.status == "ok":
                 self.saved = context.round
                 context.store.mark_clean()
-                if checkpoints.apart is not None and checkpoints.apart.leads:
+                tell_saved(context.round)
+                leads = checkpoints.apart is not None and checkpoints.apart.leads
+                if leads:
+                    write_note(checkpoints.folder, context.round, digest_of_config(context.config))
                     tidy(checkpoints.folder, int(answered.numbers.get(_OLDEST, 0)))
+                if leads or context.comm.is_server:
+                    checkpoints.drop_aside()
 
     def _answer(self) -> Message:
         """The server's, on all ranks."""

@@ -58,5 +58,7 @@ class RunComponents:
     """writes the records; on the server only"""
     worker: WorkerGroup | None = None
     """the ranks that train this rank's clients together with it; None: it is alone"""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """clients that take no part any more -> the first round that is drawn without them (`clients.on_repeated_loss`)"""
     is_engine_shared: bool = False
     """does a later run of this process begin with the initial weights of the same engine?"""

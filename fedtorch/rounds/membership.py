@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -93,6 +93,11 @@ class Membership:
         homes = {**placement.evaluators, **placement.homes}
         self.lose([name for name, worker in homes.items() if worker in workers])
 
+    def leave_out(self, clients: Mapping[str, int]) -> None:
+        """These clients have taken no part since the rounds given; called before the first round. See `lose`."""
+        self.lose(list(clients))
+        self.lost.update(clients)
+
     def lose(self, clients: Sequence[str]) -> None:
         """These clients take no part any more; in a round whose training is under way they fail.
 
@@ -100,10 +105,11 @@ class Membership:
             QuorumError: see `note_losses`.
         """
         round, least = self.progress.round, self.components.mechanism.least(self.components.config.clients.min)
+        least = 0 if self.comm.has_ended else least
         clients = [name for name in clients if name not in self.lost]
         self.lost.update(dict.fromkeys(clients, round + int(self.progress.is_training)))
         left = len(self.components.clients.without(self.lost))
-        if self.comm.is_server and clients:
+        if self.comm.is_server and clients and not self.comm.has_ended:
             shown = ", ".join(map(self.components.mechanism.shown, clients[:10])) + (", ..." if clients[10:] else "")
             log.warning("round %d: lost %d clients, %d are left: %s", round + 1, len(clients), left, shown)
         config = self.components.config

@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedtorch.core.errors import BudgetError, Interrupted
 from fedtorch.core.mechanism import RoundFacts
@@ -28,34 +26,11 @@ from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.report_checks import check_complete, of_cohort
+from fedtorch.rounds.result import Result
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Result:
-    """What a run came to; complete on the server."""
-
-    rounds: int = 0
-    """rounds done"""
-    scores: Mapping[str, Scores] = field(default_factory=dict)
-    """per client on the final split, with the best model"""
-    each: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """the same of its single examples, if they are recorded"""
-    reports: dict[str, Report] = field(default_factory=dict)
-    """each client's last one"""
-    weights: dict[str, float] = field(default_factory=dict)
-    """each client's last one in the combination"""
-    digest: str = ""
-    """sha256 over the final global weights and every client's state, equal exactly when all bits are"""
-    best_round: int | None = None
-    """rounds done when the best model was evaluated, where there is one for all"""
-    lost: dict[str, int] = field(default_factory=dict)
-    """clients of workers that were lost -> rounds that had been drawn with them"""
-    privacy: dict[str, Any] = field(default_factory=dict)
-    """what is promised to clients and what it came to; empty where nothing is"""
 
 
 class Runner:
@@ -85,13 +60,10 @@ class Runner:
         """
         context, config = self.context, self.components.config
         self.saving.saved = context.progress.round = resume or 0
-        self._share_initial_weights()
-        if resume is not None:
-            restore(context, resume)
-            if context.has_messages:
-                replicas.share_state(context)
+        self._enter(resume)
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
         context.members.note_losses()  # in an earlier run of this job
+        context.members.leave_out(self.components.left_out)
         try:
             self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
@@ -107,6 +79,23 @@ class Runner:
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
             ) from None
+
+    def catch_up(self, round: int) -> None:
+        """After the run's end, for ranks that missed it: take the last state and the best weights, for `export`.
+
+        All ranks of such a job call it alike. Nothing is trained, recorded or saved.
+        """
+        self.saving.saved = self.context.progress.round = round
+        self._enter(round)
+        self.context.members.note_losses()
+        self.evaluation.take_best()
+
+    def _enter(self, resume: int | None) -> None:
+        self._share_initial_weights()
+        if resume is not None:
+            restore(self.context, resume)
+            if self.context.has_messages:
+                replicas.share_state(self.context)
 
     def export(self, folder: Path) -> None:
         """After `run`: write the models that clients were evaluated with into `folder`; all ranks call it alike.

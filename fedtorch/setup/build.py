@@ -64,6 +64,7 @@ class BuiltRun(Plan):
         tracker: Tracker | None = None,
         facts: Mapping[str, str] | None = None,
         mechanism: Mechanism | None = None,
+        left_out: Mapping[str, int] | None = None,
         is_engine_shared: bool = False,
     ) -> RunComponents:
         """What the runner is made of on this rank. facts: what a checkpoint must agree with, beside the config.
@@ -99,6 +100,7 @@ class BuiltRun(Plan):
             stop=stop,
             tracker=tracker,
             mechanism=mechanism,
+            left_out=left_out or {},
             is_engine_shared=is_engine_shared,
         )
 

@@ -72,6 +72,7 @@ def no_round_depends_on_who_came(plan: Plan) -> None:
     reasons = {
         "min": "a round in which the server takes no step would tell how many took part",
         "on_failure": "the end of the run would tell that a client took part and failed",
+        "on_repeated_loss": "who is left out would depend on its data",
         "max_update_norm": "who is counted out depends on clients' data; privacy.clip bounds every update",
         "max_norm_to_median": "who is counted out depends on other clients' data; privacy.clip bounds every update",
     }

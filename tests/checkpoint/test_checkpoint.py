@@ -195,7 +195,7 @@ def test_if_every_checkpoint_is_damaged_the_run_ends(checkpoints: Checkpoints) -
         damage_flip(save(checkpoints, round) / "server.safetensors")
     with pytest.raises(CheckpointError, match=r"(?s)round_000002.*round_000001.*--resume never"):
         checkpoints.latest()
-    checkpoints.clear()
+    checkpoints.set_aside()
     assert checkpoints.latest() is None
 
 
@@ -455,3 +455,43 @@ def test_the_status_file_ends_with_code_reason_and_command(tmp_path: Path) -> No
     assert (status["state"], status["round"]) == ("interrupted", 3)
     assert list(status.items())[-3:] == [("code", 75), ("reason", "signal 15"), ("command", "python -m fedtorch.main")]
     assert [p.name for p in path.parent.iterdir()] == ["status.json"]
+
+
+def test_what_is_set_aside_is_whole_until_it_is_dropped(checkpoints: Checkpoints) -> None:
+    assert not checkpoints.set_aside() and not checkpoints.aside.exists()
+    save(checkpoints, 1, "atis")
+    assert checkpoints.set_aside()
+    assert Checkpoints(checkpoints.aside, keep=2).latest() is not None and checkpoints.latest() is None
+    checkpoints.write_client(1, "atis", client_state(1))  # of a run that dies before its manifest
+    assert not checkpoints.set_aside()
+    assert Checkpoints(checkpoints.aside, keep=2).latest() is not None and not checkpoints.folder.exists()
+    save(checkpoints, 2, "yelp")
+    checkpoints.set_aside()  # what has a checkpoint of its own takes the place of what is older
+    found = Checkpoints(checkpoints.aside, keep=2).latest()
+    assert found is not None and found.round == 2
+    checkpoints.drop_aside()
+    assert not checkpoints.aside.exists()
+
+
+def test_what_is_set_aside_stays_on_its_disk_where_the_folder_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "states").mkdir(parents=True)
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk" / "states")
+    linked = Checkpoints(tmp_path / "checkpoints", keep=2)
+    save(linked, 1, "atis")
+    linked.set_aside()
+    save(linked, 1, "atis")
+    assert linked.aside == tmp_path / "disk" / "states.before" and linked.latest() is not None
+
+
+def test_a_folder_that_cannot_be_set_aside_is_left_as_it_is(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(checkpoints, 1, "atis")
+
+    def refuse(*_: object) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be renamed to .*checkpoints.before .*busy.*set\n? ?`run.dir`"):
+        checkpoints.set_aside()
+    assert checkpoints.latest() is not None

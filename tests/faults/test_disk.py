@@ -105,3 +105,24 @@ def _restored(finished: Path) -> Path:
     shutil.rmtree(run)
     shutil.copytree(finished.parent / "whole", run)
     return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_of_an_earlier_run_is_deleted_before_the_new_one_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process, one disk: a run that begins anew and comes to nothing takes nothing away, nor does the next one."""
+    words, run = ["--config", str(toy_config(tmp_path))], tmp_path / "run"
+    assert main(words) == 0
+    kept = contents(run / "checkpoints")
+    for _ in range(2):
+        monkeypatch.setenv("FEDTORCH_TESTING", "1")
+        monkeypatch.setenv("FEDTORCH_FAULTS", ";".join(f"nan:client={name}" for name in "abcd"))
+        assert main([*words, "--resume", "never", "--set", "clients.on_failure=stop"]) == 6
+        assert kept and contents(run / "checkpoints.before") == kept
+    monkeypatch.delenv("FEDTORCH_FAULTS")
+    assert main([*words, "--resume", "never"]) == 0
+    assert not (run / "checkpoints.before").exists() and len(contents(run / "checkpoints")) == len(kept)

@@ -40,7 +40,7 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import QuorumError
 from fedtorch.core.update import Report
 from fedtorch.rounds.placement import place
-from fedtorch.rounds.runner import Result
+from fedtorch.rounds.result import Result
 from fedtorch.setup.build import build
 from fedtorch.train.job import ClientJob
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from supervisor import at, supervise, toy_config
 
+from fedtorch.main import main
+
 OVERLAP = ("checkpoint.overlap=true",)
 
 
@@ -29,3 +31,19 @@ def test_a_rank_killed_while_the_server_writes_costs_a_round_more(
     log = ended.log(0)
     assert any(f"resuming after round {round} " in log for round in done) or (0 in done and "resuming" not in log)
     assert not list((tmp_path / "run" / "checkpoints").rglob("*.partial"))
+
+
+def test_a_launcher_learns_of_every_round_that_is_saved_and_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the file that it names, on any rank."""
+    told = tmp_path / "saved"
+    monkeypatch.setenv("FEDTORCH_SAVED", str(told))
+    words = ["--config", str(toy_config(tmp_path)), "--set", "checkpoint.every=2"]
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    faults = ";".join(f"nan:client={name},round=2" for name in "abcd")
+    monkeypatch.setenv("FEDTORCH_FAULTS", faults)
+    assert main([*words, "clients.on_failure=stop"]) == 6
+    assert told.read_text() == "2\n", "the third is not"
+    monkeypatch.delenv("FEDTORCH_FAULTS")
+    assert main([*words, "clients.on_failure=stop"]) == 0 and told.read_text() == "3\n"

@@ -121,7 +121,7 @@ def test_states_of_kept_rounds_and_models_stay_on_the_disk_of_the_silo(
         (host.disk / "run" / "checkpoints" / "clients").mkdir(parents=True)
         (host.disk / "run" / "checkpoints" / "clients" / "old-00000000-r000009.safetensors").touch()
         (host.disk / "run" / "model" / "a").mkdir(parents=True)
-    assert run(hosts, write_config(hosts, "checkpoint.keep=1")) == [0] * 4
+    assert run(hosts, ["--resume", "never", *write_config(hosts, "checkpoint.keep=1")]) == [0] * 4
     models = {name: {path.name for path in (hosts.hosts[name].disk / "run/model").iterdir()} for name in "ab"}
     assert (
         models["a"] | models["b"] == set("abcd") and states(hosts, "b") <= models["b"] and models["a"] and models["b"]

@@ -202,7 +202,7 @@ def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
     settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=8"]
-    faults = "sleep:rank=2,phase=train,client=west,seconds=2"
+    faults = "sleep:rank=2,phase=train,client=west,seconds=5"  # it takes seconds to be back
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
     wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
@@ -403,6 +403,73 @@ def test_a_secret_from_a_file_is_used_and_the_command_says_so(tmp_path: Path, mo
     assert f"--secret-file {path}" in command and "0123456789" not in command
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_silo_that_comes_back_after_the_end_hears_of_it_though_the_server_was_down_meanwhile(
+    network: Callable[..., Network], tiny_data: Path
+) -> None:
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
+    settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=3"]
+    faults = "sleep:rank=2,phase=train,client=west,seconds=2"
+    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
+    run, own = hosts.hosts["hub"].disk / "run", hosts.hosts["north"].disk / "run" / "model"
+    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    hosts.kill("north")
+    sides.pop("north").wait(10)
+    wait_for(run / "unheard.json")
+    assert sides.pop("other").wait(60) == 0 and sides["hub"].poll() is None and not own.exists()
+    result = (run / "results.json").read_bytes()
+    hosts.kill("hub")
+    sides.pop("hub").wait(10)
+    hosts.boot("north")
+    hosts.boot("hub")
+    sides = {side: start(hosts, side, config, *settings) for side in ("north", "hub")}
+    assert [side.wait(200) for side in sides.values()] == [0, 0]
+    assert {path.name for path in own.iterdir()} == {"north"}
+    assert json.loads((run / "status.json").read_text())["reason"] == "done without 1 lost clients: north"
+    assert (run / "results.json").read_bytes() == result and not (run / "unheard.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_losses_with_good_rounds_between_them_end_no_side(
+    network: Callable[..., Network], tiny_data: Path, tmp_path: Path
+) -> None:
+    """North dies in three rounds; every side has two restarts, and gets them back with every saved round."""
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=20.0, start_timeout=90.0)
+    sides = {side: start(hosts, side, config, "rounds=4", "--max-restarts=2") for side in SIDES}
+    run = hosts.hosts["hub"].disk / "run"
+    for round in (1, 2, 3):
+        wait_for(run / "checkpoints" / f"round_{round:06d}" / "manifest.json")
+        hosts.command("north", "kill -9 $(pgrep -P $(pgrep -o -f fedtorch.cli))")
+    assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
+    assert digest(run) == of_one_process(tmp_path, tiny_data, "rounds=4")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rule", ["stop", "skip"])
+def test_a_silo_that_dies_at_the_same_place_each_time_costs_the_others_three_attempts(
+    rule: str, network: Callable[..., Network], tiny_data: Path
+) -> None:
+    hosts = network(names=tuple(SIDES))
+    config = prepare(hosts, tiny_data, timeout=30.0, start_timeout=90.0)
+    settings = ["rounds=3", f"clients.on_repeated_loss={rule}"]
+    faults = "kill:rank=1,round=1,phase=train,client=north"
+    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
+    assert [side.wait(500) for side in sides.values()] == [6 if rule == "stop" else 0] * 3
+    status = json.loads((hosts.hosts["hub"].disk / "run" / "status.json").read_text())
+    if rule == "stop":
+        assert (
+            "a worker died 3 times while it worked on client `north` (rank 1), each time at the same place"
+            in (status["reason"])
+        )
+    else:
+        assert (status["reason"], status["round"]) == ("done without 1 lost clients: north", 3)
+
+
 def test_a_server_whose_restarts_are_used_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTORCH_JOB_SECRET", SECRET["FEDTORCH_JOB_SECRET"])
     monkeypatch.setattr(silo, "Kept", lambda *about: Kept(*about, rank=lambda arguments: 7))
@@ -434,4 +501,7 @@ def test_both_sides_say_what_the_other_will_see(
     said = capsys.readouterr().out
     assert "rank 0 of 3, at [fd00::1]:7; waits for north (rank 1), south and west (rank 2)" in said
     assert "silo south and west, rank 2 of 3, of the server" in said and "from which text can be inferred" in said
+    assert "at most 60 s (system.start_timeout), and after the run's end" in said and "at most 60 s (system.end" in said
+    assert "every time for the others, at most 60 s" in said and "from before" not in said
+    assert [environ.get("FEDTORCH_STAY") for environ in started] == ["60.0", None]
     assert [(environ["MASTER_ADDR"], environ["RANK"]) for environ in started] == [("fd00::1", "0"), ("fd00::1", "2")]

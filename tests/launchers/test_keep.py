@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from fedtorch.core.errors import ConfigError, RestartsError
-from launchers import keep
+from fedtorch.core.saved_rounds import tell_saved
+from launchers import restarts
 from launchers.keep import Kept
 from launchers.pool import hold
 
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "PAUSE_S", 0.0)
+    monkeypatch.setattr(restarts, "PAUSE_S", 0.0)
 
 
 def kept(folder: Path, ends: Callable[[int], int], *words: str, said: list[str] | None = None) -> Kept:
@@ -42,9 +43,44 @@ def kill_first(attempt: int) -> int:
 def test_a_rank_that_dies_or_loses_the_others_is_started_again(tmp_path: Path) -> None:
     said: list[str] = []
     assert kept(tmp_path, kill_first, "--resume", "never", said=said).run(5) == 0
-    assert (tmp_path / "ran").read_text().splitlines() == ["2 --resume never", *["2 --resume auto"] * 2]
+    assert (tmp_path / "ran").read_text() == "2 --resume never\n" * 3, "no round was saved, so it has to begin anew"
     assert "SIGKILL" in said[0] and said[1] == "ended with exit code 7; started again, 2 of 5 times"
     assert "RANK" not in os.environ
+
+
+def save_first(attempt: int) -> int:
+    """A round in each of the first three attempts."""
+    if attempt <= 3:
+        tell_saved(attempt)
+    return 7 if attempt <= 4 else 0
+
+
+def test_a_saved_round_gives_all_restarts_back(tmp_path: Path) -> None:
+    """Three losses with a good round before each, and one more: no two in a row were without one."""
+    said: list[str] = []
+    assert kept(tmp_path, save_first, said=said).run(2) == 0
+    assert [line.rpartition(", ")[2] for line in said] == ["1 of 2 times"] * 3 + ["2 of 2 times"]
+
+
+def test_a_run_that_was_to_begin_anew_goes_on_once_it_has_saved_a_round(tmp_path: Path) -> None:
+    assert kept(tmp_path, save_first, "--resume", "never").run(2) == 0
+    assert (tmp_path / "ran").read_text().splitlines() == ["2 --resume never", *["2 --resume auto"] * 4]
+
+
+def test_what_an_earlier_command_saved_gives_no_restart_back(tmp_path: Path) -> None:
+    assert kept(tmp_path, save_first).run(2) == 0
+    (tmp_path / "ran").unlink()
+    with pytest.raises(RestartsError, match="no restart is left of 2"):
+        kept(tmp_path, lambda attempt: 7, "--resume", "never").run(2)
+    assert (tmp_path / "ran").read_text() == "2 --resume never\n" * 3
+
+
+def test_a_signal_ends_the_pause_before_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "PAUSE_S", 60.0)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    begun = time.monotonic()
+    assert kept(tmp_path, lambda attempt: 7).run(3) == 75
+    assert time.monotonic() - begun < 30 and (tmp_path / "ran").read_text() == "2\n"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 6, 8, 75])

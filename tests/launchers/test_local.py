@@ -17,7 +17,7 @@ from supervisor import Ended, at, toy_config
 from fedtorch.core.errors import ConfigError, RestartsError
 from fedtorch.main import main
 from launchers import job as jobs
-from launchers import local
+from launchers import local, restarts
 from launchers.fork_server import ForkServer
 from launchers.job import Job
 from launchers.pool import hold
@@ -33,6 +33,7 @@ def job(folder: Path, script: str, ranks: int = 3) -> Job:
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "GRACE_S", 0.3)
+    monkeypatch.setattr(restarts, "PAUSE_S", 0.05)
 
 
 def test_ranks_get_the_environment_of_torchrun_and_each_a_log(tmp_path: Path) -> None:
@@ -55,6 +56,32 @@ def test_restarts_are_used_up(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert "rank 1 ended with SIGKILL (exit code -9, by hand or, if `dmesg` says so, for want of memory)" in (
         capfd.readouterr().err
     )
+
+
+def test_a_saved_round_gives_all_restarts_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 alone says so; a job has as many attempts as it saves rounds, and its restarts beside."""
+    saves = "[ $RANK = 0 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 3 ] && date +%N > $FEDTORCH_SAVED"
+    ends = "echo $TORCHELASTIC_RESTART_COUNT$TORCHELASTIC_MAX_RESTARTS:$FEDTORCH_SAVED >> ran$RANK"
+    with pytest.raises(RestartsError, match="no restart is left of 1; the last attempt ended with SIGKILL"):
+        job(tmp_path, f"{ends}; {saves}; [ $RANK = 0 ] && kill -9 $$; sleep 100").run(1)
+    assert [line.partition(":")[0] for line in (tmp_path / "ran0").read_text().split()] == ["01", "12", "23", "34"]
+    assert (tmp_path / "ran1").read_text().splitlines()[0] == "01:"
+    assert capfd.readouterr().err.count("restart 1 of 1") == 3
+
+
+def test_a_rank_that_returns_alone_has_its_returns_back_with_a_saved_round(tmp_path: Path) -> None:
+    """Rank 1 dies four times; the server saves a round before each of the first three."""
+    server = 'for n in 1 2 3; do until [ "$(cat ran1 2> /dev/null | wc -l)" -ge $n ]; do sleep 0.02; done; '
+    server += "date +%N > $FEDTORCH_SAVED; touch saved$n; done; sleep 1.5; exit 0"
+    worker = (
+        "echo >> ran1; n=$(cat ran1 | wc -l); until [ -e saved$n ] || [ $n -gt 3 ]; do sleep 0.02; done; kill -9 $$"
+    )
+    script = f"[ $RANK = 0 ] && {{ {server}; }}; {worker}"
+    words = ["bash", "-c", f"cd {tmp_path}; {script}"]
+    found = Job(words, tmp_path, 2, goes_on=True, max_returns=1)
+    found._is_the_end = lambda rank, code, store, server_lives: rank == 0  # type: ignore[method-assign,assignment]
+    assert found.run(0) == 0
+    assert len((tmp_path / "ran1").read_text().splitlines()) == 4, "with one return in all it would have been 2"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 8, 75])

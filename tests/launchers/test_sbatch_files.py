@@ -101,6 +101,37 @@ def test_a_job_that_hangs_a_fourth_time_is_not_requeued(tmp_path: Path) -> None:
     assert (tmp_path / "fake" / "scontrol.calls").read_text().count("requeue 4242") == 3
 
 
+def test_a_job_that_saves_rounds_between_is_requeued_as_often_as_it_hangs(tmp_path: Path) -> None:
+    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
+    (tmp_path / "fake" / "python").write_text('#!/bin/bash\n[ $RANK = 0 ] && echo 1 > "$FEDTORCH_SAVED"\nexit 7\n')
+    (tmp_path / "runs").mkdir()
+    command = ["bash", ROOT / "slurm" / "cpu.sbatch", "--config", "a.yaml"]
+    for _ in range(5):
+        subprocess.run(command, env=environ, cwd=tmp_path)
+    assert (tmp_path / "fake" / "scontrol.calls").read_text().count("requeue 4242") == 5
+    (tmp_path / "fake" / "python").write_text("#!/bin/bash\nexit 7\n")
+    for _ in range(5):
+        subprocess.run(command, env=environ, cwd=tmp_path)
+    assert (tmp_path / "fake" / "scontrol.calls").read_text().count("requeue 4242") == 5 + 2, "and one was the last"
+
+
+@pytest.mark.parametrize(("saving", "pauses"), [("0", ["1", "2"]), ("2", ["1", "1", "2"])])
+def test_a_rank_that_is_killed_returns_as_often_as_is_said_between_two_saved_rounds(
+    saving: str, pauses: list[str], tmp_path: Path
+) -> None:
+    environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
+    lines = ["[ $RANK = 0 ] && exit 0", f"echo >> {tmp_path}/ran", f"n=$(wc -l < {tmp_path}/ran)"]
+    lines += [f'[ $n = {saving} ] && echo 1 > "$FEDTORCH_SAVED"']
+    (tmp_path / "fake" / "python").write_text("\n".join(["#!/bin/bash", *lines, "kill -9 $$", ""]))
+    (tmp_path / "fake" / "sleep").write_text(f"#!/bin/bash\necho $1 >> {tmp_path}/slept\n")
+    (tmp_path / "fake" / "sleep").chmod(0o755)
+    (tmp_path / "runs").mkdir()
+    command = ["bash", ROOT / "slurm" / "cpu.sbatch", "--config", "a.yaml"]
+    subprocess.run(command, env=environ | {"RETURNS": "2"}, cwd=tmp_path)
+    assert (tmp_path / "slept").read_text().split() == pauses
+    assert len((tmp_path / "ran").read_text().splitlines()) == 1 + len(pauses)
+
+
 def test_a_run_that_was_finished_without_a_lost_rank_is_done(tmp_path: Path) -> None:
     environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
     (tmp_path / "fake" / "python").write_text("#!/bin/bash\n[ $RANK = 0 ] || kill -9 $$\n")

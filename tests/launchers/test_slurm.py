@@ -187,6 +187,36 @@ def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(confi
     assert (cluster / "scontrol.calls").read_text().count("requeue") == 4
 
 
+@pytest.mark.parametrize(("number", "array"), [("4242", {}), ("40_2", {"ARRAY_JOB_ID": "40", "ARRAY_TASK_ID": "2"})])
+def test_a_saved_round_gives_the_requeues_after_a_hang_back(
+    number: str, array: dict[str, str], config: Path, cluster: Path
+) -> None:
+    assert slurm.main(["--config", str(config), "--max-hangs", "1"]) == 0
+    script = (cluster / "script.sh").read_text()
+    run_it = script[: script.index("# Parameters")] + "(exit 137)\n" + script[script.index("code=$?") :]
+    environ = {**os.environ, **fake_slurm.job(tasks=1), **{f"SLURM_{key}": value for key, value in array.items()}}
+    saved = config.parent / "run" / "slurm" / f"{number}.saved"
+    for saves in (True, True, True, False, True):
+        saved.touch() if saves else None
+        subprocess.run(["bash", "-c", run_it], env=environ)
+        assert not saved.exists()
+    assert (cluster / "scontrol.calls").read_text().split() == ["requeue", number] * 4
+
+
+def test_rank_0_of_a_job_alone_says_where_it_tells_of_saved_rounds(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit")
+    for rank, told in ((0, f"{tmp_path}/4242.saved"), (1, None)):
+        with monkeypatch.context() as task:
+            task.setattr(os, "environ", {**os.environ})
+            for key, value in {**fake_slurm.job(tasks=2), "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}.items():
+                os.environ[key] = value
+            os.environ.update(SLURM_NODEID="0", SUBMITIT_EXECUTOR="slurm", SUBMITIT_FOLDER=str(tmp_path))
+            rank_process._join_as_rank()
+            assert os.environ.get("FEDTORCH_SAVED") == told
+
+
 def test_a_dry_run_shows_the_batch_script_that_is_submitted_but_no_secret(
     config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

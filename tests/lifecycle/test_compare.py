@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from own_rows import weather, write_rows
 
-from fedtorch.lifecycle import session
+from fedtorch.lifecycle import start
 from fedtorch.main import main
 
 CONFIG = """
@@ -68,14 +68,14 @@ def test_start_local_and_centralized_are_the_runs_one_would_make_by_hand(capsys:
 def test_a_run_is_done_when_what_stands_beside_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is killed at the second run is started again by whoever looks at the first one's status."""
     seen: list[str] = []
-    begin = session.find_start
+    begin = start.find_start
 
     def noted(*args: Any) -> Any:
         path = Path("run/status.json")
         seen.append(json.loads(path.read_text())["state"] if path.is_file() else "nothing")
         return begin(*args)
 
-    monkeypatch.setattr(session, "find_start", noted)
+    monkeypatch.setattr(start, "find_start", noted)
     run("run", "compare={paradigm: local}")
     assert seen == ["nothing", "running"]
     assert json.loads(Path("run/status.json").read_text())["state"] == "done"

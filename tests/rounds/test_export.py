@@ -25,7 +25,8 @@ from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig
 from fedtorch.core.client import file_stem, folder_name
 from fedtorch.core.errors import Interrupted
 from fedtorch.rounds.export import ModelWriter
-from fedtorch.rounds.runner import Result, Runner
+from fedtorch.rounds.result import Result
+from fedtorch.rounds.runner import Runner
 
 CLIENTS = {"a": (1.0, 3.0, 4), "b": (0.5, -2.0, 6), "ein Ort": (1.5, 1.0, 5)}
 TASK = Saved(clients=CLIENTS, start=(0.1, 0.2), head=(0.5,), noise=0.3)

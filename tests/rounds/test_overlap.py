@@ -22,7 +22,8 @@ from fedtorch.config.schema import CheckpointConfig, Config, EvalConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.local_training import ClientTrainer
-from fedtorch.rounds.runner import Result, Runner
+from fedtorch.rounds.result import Result
+from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 
 TASK = Quadratic({"a": (1.0, -1.0, 4), "b": (2.0, 3.0, 2), "c": (0.5, 8.0, 6)}, noise=0.5)

@@ -169,10 +169,12 @@ class Network:
         shifts = [clocks_differ_by * list(self.hosts).index(name) for name in where]
         return start_ranks(_as_rank, len(where), places, str(self.disk), list(words), shifts, environ=variables)
 
-    def start_again(self, where: Sequence[str], rank: int, words: Sequence[str]) -> Ranks:
+    def start_again(
+        self, where: Sequence[str], rank: int, words: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> Ranks:
         """One rank of such a job once more."""
         place = (self.hosts[where[rank]].pid, where[:rank].count(where[rank]), where.count(where[rank]))
-        variables = {**self._job(where), "RANK": str(rank), "WORLD_SIZE": str(len(where))}
+        variables = {**self._job(where), "RANK": str(rank), "WORLD_SIZE": str(len(where)), **(environ or {})}
         return start_ranks(_as_rank, 1, [place] * len(where), str(self.disk), list(words), environ=variables)
 
     def _job(self, where: Sequence[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ def wait_for_return(round: int = BACK_AT, ranks: int = 1) -> None:
     original = DistributedCommunicator.barrier
 
     def barrier(self: Any, phase: str, *, may_reopen: bool = False, **about: Any) -> bool:
-        may_reopen &= about["round"] == round and not self._member.entry.number
+        may_reopen &= about["round"] == round and not self.member.entry.number
         while may_reopen and self.is_server and self.lost and len(door.waiting(self._store, self.lost)) < ranks:
             self.heartbeat(phase="wait", round=round)
             time.sleep(0.02)

@@ -36,7 +36,7 @@ from fedtorch.privacy.public_sum import MaskedSum, Masking, WholeSum
 from fedtorch.privacy.secure_sum import party
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.rounds.placement import place
-from fedtorch.rounds.runner import Result
+from fedtorch.rounds.result import Result
 from fedtorch.setup.build import build
 from fedtorch.train.job import ClientJob
 
