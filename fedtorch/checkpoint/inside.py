@@ -15,7 +15,7 @@ from fedtorch.core.errors import CheckpointError
 from fedtorch.core.shown import shortened
 
 _EXACT = 1 << 53
-_EMPTY = 16  # bytes of a file without tensors and metadata, which save_file writes and safe_open refuses
+_EMPTY = 64  # bytes of a file without tensors and metadata, which save_file writes and safe_open refuses
 
 
 def read_server(found: Manifest) -> tuple[Path, dict[str, Any]]:
