@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 LONGEST = 60
 """Characters of a value that a message shows."""
+_QUOTED, _LINE, _MESSAGE = 300, 1500, 12_000  # characters; 20 rows of a file each have a line
+_WORD = re.compile(r"\S{301,}")
+_BETWEEN = re.compile(r"([`'\"])([^`'\"\n]{301,})\1")
+_MARKUP = re.compile(r"[\\|\[\]]")
 
 
 def shortened(value: Any, longest: int = LONGEST) -> str:
@@ -27,10 +32,41 @@ def shortened(value: Any, longest: int = LONGEST) -> str:
         return f"a {type(value).__name__}"
 
 
-def shortened_word(text: str, longest: int = LONGEST) -> str:
-    """The same of a name or key, without quotation marks: what stands between backticks."""
-    plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: longest + 1])
-    return _cut(plain, longest, is_whole=len(text) <= longest)
+def bounded(message: str) -> str:
+    """A message in which nothing quoted, no word and no line is longer than a reader can use.
+
+    Every error of the package passes through here, whatever its author quoted. Ends stay: they say what to do, and of
+    a path they are the file.
+    """
+    if len(message) <= _QUOTED:
+        return message
+    message = _WORD.sub(lambda match: _middle_out(match[0], _QUOTED), message)
+    message = _BETWEEN.sub(lambda match: match[1] + _middle_out(match[2], _QUOTED) + match[1], message)
+    message = "\n".join(_middle_out(line, _LINE) for line in message.split("\n"))
+    return _middle_out(message, _MESSAGE)
+
+
+def for_csv(cell: object) -> object:
+    """The cell of a table for programs: a text that a spreadsheet would compute gets a `'` before it.
+
+    Numbers, and texts that are numbers, stay as they are.
+    """
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return cell if cell == "-" else f"'{cell}"
+    return cell
+
+
+def for_markdown(cell: object) -> str:
+    """The cell of a table for people: one line in which nothing is markup."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(str(cell).split()).replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _middle_out(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
 
 
 def _cut(text: str, longest: int, *, is_whole: bool) -> str:
