@@ -8,6 +8,7 @@ what they are about leaves the server. Runs may write at the same time.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,24 @@ class KnownRun:
     releases: set[tuple[int, int]] = field(default_factory=set)
     """(round, attempt) of each"""
 
+    def __post_init__(self) -> None:
+        numbers = (self.rate, self.noise_multiplier, self.delta)
+        if not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
+            raise ValueError("numbers of an account are finite and above 0")
+        if not isinstance(self.folder, str) or self.rate > 1 or self.delta >= 1 or counted(self.clients) < 1:
+            raise ValueError("a share is at most 1, a folder is a text, and clients are counted")
+
+
+def counted(number: object) -> int:
+    """A whole number that is not negative, as it was written.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if type(number) is not int or number < 0:
+        raise ValueError("not a count")
+    return number
+
 
 class DataLedger:
     """The file at `path`; it need not be there yet."""
@@ -63,9 +82,10 @@ class DataLedger:
                 if "rate" in line:
                     found.setdefault(line["run"], KnownRun(line["folder"], *(line[name] for name in _KEPT)))
                 else:
-                    found[line["run"]].releases.add((int(line["round"]), int(line["attempt"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{self.path}, {_WHAT}, is damaged ({error}); {_ADVICE}") from error
+                    found[line["run"]].releases.add((counted(line["round"]), counted(line["attempt"])))
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            kind = type(error).__name__
+            raise CheckpointError(f"{self.path}, {_WHAT}, is damaged ({kind}); {_ADVICE}") from error
         return found
 
     def begin(self, run: str, terms: Mapping[str, Any], folder: Path, releases: Iterable[tuple[int, int]]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtorch.core.errors import CheckpointError
-from fedtorch.privacy.data_ledger import DataLedger
+from fedtorch.privacy.data_ledger import DataLedger, counted
 from fedtorch.privacy.owner_files import append_own, read_own
 from fedtorch.privacy.stream import KEY_BYTES, derived
 
@@ -166,8 +166,8 @@ def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[
         head, *rest = map(json.loads, lines)
         if head.pop("form") != _FORM:
             raise ValueError
-        return head, [Release(int(line["round"]), int(line["attempt"]), str(line["digest"])) for line in rest]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return head, [Release(counted(line["round"]), counted(line["attempt"]), str(line["digest"])) for line in rest]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder / LEDGER} is damaged; {_RESTORE}") from error
 
 
