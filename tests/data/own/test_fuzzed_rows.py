@@ -92,6 +92,7 @@ CORPUS: dict[str, tuple[str, bytes]] = {
     "inf as client's name was inf": ("rows.jsonl", b'{"text": "a", "label": "good", "home": Infinity}\n'),
     "a label of 100 kB was quoted whole": ("rows.jsonl", b'{"text": "a", "label": "%s", "home": "a"}' % (b"x" * 10**5)),
     "a header of 100 kB was quoted whole": ("rows.csv", b"%s,%s\n1,2\n" % (b"x" * 10**5, b"x" * 10**5)),
+    "a header that is not UTF-8 was in a message that no log takes": ("rows.csv", b"te\x80t,label,home\na,good,a\n"),
     "no Arrow file at all": ("rows.arrow", b"ARROW1\0\0"),
     "no Parquet file at all": ("rows.parquet", b"PAR1PAR1"),
 }  # fmt: skip
