@@ -86,7 +86,6 @@ def test_a_resealed_state_is_gone_on_from_or_refused(data: Any, whole: dict[str,
     try_states(data.draw, whole, tmp_path)
 
 
-@pytest.mark.timeout(3600)
 @cases(10_000)
 @given(data=st.data())
 def test_ten_thousand_resealed_states_are_gone_on_from_or_refused(

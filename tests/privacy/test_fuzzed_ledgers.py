@@ -78,7 +78,6 @@ def test_a_random_ledger_is_read_or_refused(data: Any, tmp_path: Path) -> None:
     try_ledger(data.draw, tmp_path)
 
 
-@pytest.mark.timeout(900)
 @cases(10_000)
 @given(data=st.data())
 def test_ten_thousand_ledgers_are_read_or_refused(data: Any, tmp_path: Path) -> None:

@@ -32,18 +32,18 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 
 
 def cases(number: int) -> Callable[[Test], Test]:
-    """So many cases, each over within 5 seconds, none of them remembered; 10,000 belong to the slow set."""
+    """So many cases, each over within 20 seconds, the same ones each time; 10,000 belong to the slow set."""
 
     def decorate(test: Test) -> Test:
         checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
         settled = hypothesis.settings(
             max_examples=number,
             derandomize=True,
-            deadline=timedelta(seconds=5),
+            deadline=timedelta(seconds=20),
             database=None,
             suppress_health_check=checks,
         )(test)
-        return pytest.mark.slow(settled) if number > 1000 else settled
+        return pytest.mark.timeout(3600)(pytest.mark.slow(settled)) if number > 1000 else settled
 
     return decorate
 

@@ -112,7 +112,6 @@ def test_a_damaged_file_is_read_or_refused(data: Any, whole: Path, tmp_path: Pat
     try_file(data.draw, whole, tmp_path)
 
 
-@pytest.mark.timeout(3600)
 @cases(10_000)
 @given(data=st.data())
 def test_ten_thousand_damaged_files_are_read_or_refused(data: Any, whole: Path, tmp_path: Path) -> None:
