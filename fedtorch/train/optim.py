@@ -187,9 +187,9 @@ def misfit(
         elif not isinstance(value, Tensor) or tuple(value.shape) != wanted or value.dtype != dtype:
             found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else "a number"
             return f"has {found} as {shortened(path)}, where {dtype} of {wanted} belongs"
-    for name, found in kept.items():
-        if found not in _KEPT[optimizer]:
-            return f"has {', '.join(sorted(found))} of {shortened(name)}, which is not what {optimizer} keeps"
+    for name, there in kept.items():
+        if there not in _KEPT[optimizer]:
+            return f"has {', '.join(sorted(there))} of {shortened(name)}, which is not what {optimizer} keeps"
     return ""
 
 
