@@ -262,6 +262,13 @@ class Algorithm:
         """The flat shared weights that a client is evaluated with (its private ones are added by the engine)."""
         return received
 
+    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
+        """Name -> shape of its own tensors in states, which have the dtype of `layout`, the shared one.
+
+        A checkpoint that has another tensor under such a name is refused. What is not named here is not looked at.
+        """
+        return {}
+
     def stateful(self, private: Layout) -> bool:
         """Does a client keep anything that a later round needs? Then it trains at its home worker only."""
         return self.is_personal or private.size > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -231,6 +231,10 @@ class FedAssistant(FedAvg, MessageAlgorithm):
     def kept_by_server(self) -> tuple[str, ...]:
         """What was not chosen yet, where the server alone chooses, or every rank in its slice."""
         return () if self.exchange == "replicated" else (LEFT_OUT,)
+
+    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
+        """What selections left out, and the last step."""
+        return {LEFT_OUT: (layout.size,), "step": (layout.size,)}
 
     def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
         """What a message stands for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -36,6 +36,10 @@ class FedDyn(FedAvg):
     """the paper's mean is unweighted, also over clients that were drawn more than once"""
     alpha: Positive = 0.01
     """strength of the pull towards the received weights; the smaller, the longer a client's own steps may be"""
+
+    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
+        """g_i and h."""
+        return {OWN: (layout.size,), MEAN: (layout.size,)}
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on the bent objective; the new g_i goes into the client's state."""

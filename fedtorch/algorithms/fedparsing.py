@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -136,6 +136,10 @@ class FedParsing(Algorithm):
     def trains_clients(self) -> bool:
         """All groups but the supervised one."""
         return self.group != "hydranet"
+
+    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
+        """The student's decoder, where it goes on from round to round."""
+        return {f"student/{name}": shape for name, shape in zip(layout.names, layout.shapes, strict=True)}
 
     def stateful(self, private: Layout) -> bool:
         """Do clients keep their students?"""

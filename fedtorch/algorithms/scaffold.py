@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -64,6 +64,10 @@ class Scaffold(FedAvg):
                 "client.schedule: constant, and no momentum, weight_decay, warm-up or max_grad_norm; "
                 "or algorithm.force: true if you know what the control variates then mean"
             )
+
+    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
+        """c_i, and c."""
+        return {"control": (layout.size,)}
 
     def client_update(self, job: ClientJob) -> Report:
         """Corrected local training; the new c_i goes into the client's state."""

@@ -61,7 +61,8 @@ def write_folder(
     lines: of earlier manifests of the same process, so that a client's are laid out when its files change.
     """
     save_tensors(folder / "server.safetensors", server.tensors, {})
-    state = {"numbers": server.numbers, "num_clients": server.num_clients, "names": list(server.tensors)}
+    state: dict[str, Any] = {"round": round, "states": len(clients)}
+    state |= {"numbers": server.numbers, "num_clients": server.num_clients, "names": list(server.tensors)}
     (folder / "server.json").write_text(to_json(state))
     sync(folder / "server.json")
     own = [FileEntry(name, (folder / name).stat().st_size, digest_file(folder / name)) for name in SERVER_FILES]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from safetensors import safe_open
 
 from fedtorch.checkpoint.apart import Apart
 from fedtorch.checkpoint.aside import drop_aside, place_aside, set_aside
@@ -34,6 +31,7 @@ from fedtorch.checkpoint.files import (
 )
 from fedtorch.checkpoint.fits import check_fits
 from fedtorch.checkpoint.form import OtherFormError, folders
+from fedtorch.checkpoint.inside import read_client, read_server
 from fedtorch.checkpoint.manifest import ClientLines, write_folder
 from fedtorch.checkpoint.retire import Retiring
 from fedtorch.core.client import ClientState
@@ -94,7 +92,8 @@ class Checkpoints:
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         with writing(path, state.num_bytes, partial):
             path.parent.mkdir(parents=True, exist_ok=True)
-            extra = {"numbers": state.numbers, "names": list(state.tensors)}
+            extra = {"client": client, "round": round, "part": part}
+            extra |= {"numbers": state.numbers, "names": list(state.tensors)}
             save_tensors(partial, state.tensors, {"state": to_json(extra)})
             entry = FileEntry(client_path(client, round, part), partial.stat().st_size, digest_file(partial))
             os.replace(partial, path)
@@ -183,9 +182,12 @@ class Checkpoints:
             CheckpointError: it is none, or damaged; the message names the file.
         """
         found = read_manifest(folder)
-        for path in found.paths(only):
-            if fault := found.fault(path):
+        for name in found.paths(only):
+            if fault := found.fault(name):
                 raise CheckpointError(fault)
+        path, state = read_server(found)
+        if state.get("states", len(found.clients)) != len(found.clients):
+            raise CheckpointError(f"{path} is of a checkpoint with the states of other clients than its manifest lists")
         return found
 
     def at(self, round: int) -> Manifest:
@@ -233,10 +235,9 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is damaged.
         """
-        path = checked(found, "server.json")
+        path, state = read_server(found)
         with parsing(path):
-            state = json.loads(path.read_bytes())
-            tensors = load_tensors(checked(found, "server.safetensors"), state["names"])
+            tensors = load_tensors(found.locate("server.safetensors"), state["names"])
             self._entries = {client: tuple(found.files[p] for p in paths) for client, paths in found.clients.items()}
             self._retiring.anew()
             return ServerState(tensors, state["numbers"], num_clients=state["num_clients"])
@@ -255,8 +256,7 @@ class Checkpoints:
         for name in found.clients.get(client, ()):
             path = checked(found, name)
             with parsing(path):
-                with safe_open(path, "pt") as file:
-                    state = json.loads(file.metadata()["state"])
+                state = read_client(path, client)
                 whole.tensors |= load_tensors(path, [name for name in state["names"] if is_wanted(name)])
                 whole.numbers |= {name: value for name, value in state["numbers"].items() if is_wanted(name)}
         return whole

@@ -6,11 +6,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedtorch.core.shown import bounded
+
 
 class FedtorchError(Exception):
     """Base of every error that a user can cause or fix; `exit_code` is the process's exit status."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(bounded(str(message)))
 
 
 def print_error(error: FedtorchError, command: str = "fedtorch") -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -16,6 +18,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError, FedtorchError
+from fedtorch.core.shown import shortened
 from fedtorch.models.adapters.lora import add_adapter, kept_path
 from fedtorch.models.adapters.mapped import map_base
 from fedtorch.models.adapters.settings import Adapter
@@ -28,6 +31,7 @@ PATH, RANDOM, ALLOW_CODE, ADAPTER = "path", "random", "allow_code", "adapter"
 NEW_HEADS: tuple[Head, ...] = ("SequenceClassification", "TokenClassification")
 """Heads that a pretrained model need not have: they are drawn from the run's seed."""
 
+_SIZE = re.compile(r"head|hidden_size|hidden_dim|_size$|embd|^d_|^dim$|positions|width|inner|intermediate|ffn")
 log = logging.getLogger(__name__)
 
 
@@ -193,7 +197,27 @@ class AnyModel:
                 hint = f"; did you mean `{near[0]}`?" if near else ""
                 raise ConfigError(f"task.model.{key}: the configuration of {self.random} has no such field{hint}")
             if isinstance(value, int) and abs(value) > 10**7:
-                raise ConfigError(f"task.model.{key} is {value}, which is beyond any model")
+                raise ConfigError(f"task.model.{key} is {shortened(value)}, which is beyond any model")
+            _check_size(key, value, getattr(default, key, None))
+
+
+def _check_size(key: str, value: Any, default: Any) -> None:
+    """Sizes, counts and rates are no less than 0, and sizes are something; transformers builds what cannot run.
+
+    Raises:
+        ConfigError: the number is not what the field of a configuration can be.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or key.endswith(("_id", "_ids")):
+        return
+    named = f"task.model.{key} is {shortened(value)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{named}; set it to a finite number")
+    if value < 0 and not (isinstance(default, int | float) and default < 0):
+        raise ConfigError(f"{named}; set it to a number that is not negative")
+    if isinstance(default, int) and not isinstance(default, bool) and value != int(value):
+        raise ConfigError(f"{named}; set it to a whole number")
+    if value == 0 and _SIZE.search(key):
+        raise ConfigError(f"{named}; set it to at least 1")
 
 
 def _new_heads(model: Any, head: Head, drawn: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import parts_of, shared, total_epsilon
 from fedtorch.privacy.owner_files import append_own, read_own
-from fedtorch.privacy.release import Release, merge
+from fedtorch.privacy.release import Release, counted, merge
 
 SUFFIX = ".privacy.jsonl"
 """Of the file beside a folder of data, after the folder's name."""
@@ -59,6 +60,13 @@ class KnownRun:
     def spent(self) -> Counter[int]:
         """As the account counts them."""
         return shared((release.round, release.draw) for release in self.releases.values())
+
+    def __post_init__(self) -> None:
+        numbers = (self.rate, self.noise_multiplier, self.delta)
+        if not all(type(number) in (int, float) and 0 < number < math.inf for number in numbers):
+            raise ValueError("numbers of an account are finite and above 0")
+        if not isinstance(self.folder, str) or self.rate > 1 or self.delta >= 1 or counted(self.clients) < 1:
+            raise ValueError("a share is at most 1, a folder is a text, and clients are counted")
 
 
 class DataLedger:
@@ -253,8 +261,10 @@ class DataLedger:
                 )
             try:
                 _take(found, json.loads(raw))
-            except (ValueError, KeyError, TypeError) as error:
-                raise CheckpointError(f"{self.path}, {_WHAT}, is damaged ({error}); {_ADVICE}") from error
+            except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+                raise CheckpointError(
+                    f"{self.path}, {_WHAT}, is damaged ({type(error).__name__}); {_ADVICE}"
+                ) from error
         return found, end
 
     def _unwritable(self, error: OSError) -> CheckpointError:

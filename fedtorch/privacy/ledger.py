@@ -284,8 +284,8 @@ def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[
         for line in rest:
             merge(known, Release.of(line))
         return head, list(known.values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / LEDGER} is damaged ({error}); {_RESTORE}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder / LEDGER} is damaged; {_RESTORE}") from error
 
 
 def _write(path: Path, content: bytes) -> None:

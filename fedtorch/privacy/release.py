@@ -6,6 +6,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
+def counted(number: object) -> int:
+    """A whole number that is not negative, as it was written.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if type(number) is not int or number < 0:
+        raise ValueError("not a count")
+    return number
+
+
 class Release(NamedTuple):
     """Something that has left the server, or was about to."""
 
@@ -34,7 +45,7 @@ class Release(NamedTuple):
         digest = line.get("digest")
         if digest is not None and not isinstance(digest, str):
             raise TypeError("a digest is no text")
-        return cls(int(line["round"]), int(line["attempt"]), digest, int(line.get("draw", 0)))
+        return cls(counted(line["round"]), counted(line["attempt"]), digest, counted(line.get("draw", 0)))
 
     def line(self) -> dict[str, Any]:
         """What a ledger writes; without a draw of 0, as before."""

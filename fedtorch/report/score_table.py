@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.shown import for_csv, for_markdown
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
@@ -91,7 +92,7 @@ def markdown(table: Table) -> str:
     heads = [f"{heading}{sizes[client]}" for client, heading in table.columns.items()]
     header = ["run", "split", *heads, "Macro", "Micro", "correct" if table.is_percent else "sum"]
     lines = [f"{table.metric}{', percent' if table.is_percent else ''} (examples in brackets)", ""]
-    lines += ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
+    lines += ["| " + " | ".join(map(for_markdown, header)) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
     for row in table.rows:
         cells = []
         for client in table.columns:
@@ -100,8 +101,8 @@ def markdown(table: Table) -> str:
             cells.append(_scaled(row.values.get(client, []), scale) + suffix)
         cells += [_scaled(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
         cells.append(f"{fmean(row.correct):.6g} of {sum(row.counts.values())}" if row.correct else "-")
-        lines.append("| " + " | ".join([row.label, row.split or "-", *cells]) + " |")
-    notes = [f"- {row.label}: {note}" for row in table.rows for note in row.notes]
+        lines.append("| " + " | ".join(map(for_markdown, [row.label, row.split or "-", *cells])) + " |")
+    notes = [f"- {for_markdown(row.label)}: {for_markdown(note)}" for row in table.rows for note in row.notes]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
@@ -112,7 +113,8 @@ def as_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     keys = [*table.columns, "macro", "micro"]
     head = [f"{key}{part}" for key in keys for part in ("", "_std", *(["_examples"] if key in table.columns else []))]
-    writer.writerow(["run", "split", "metric", "runs", *head, "correct", "examples", "notes"])
+    names = ["run", "split", "metric", "runs", *head, "correct", "examples", "notes"]
+    writer.writerow([for_csv(name) for name in names])
     for row in table.rows:
         cells: list[object] = []
         for key in keys:
@@ -122,7 +124,7 @@ def as_csv(table: Table) -> str:
         correct = f"{fmean(row.correct):.6g}" if row.correct else ""
         examples = sum(row.counts.values()) or ""
         line = [row.label, row.split, table.metric, row.num_runs, *cells, correct, examples, "; ".join(row.notes)]
-        writer.writerow(line)
+        writer.writerow([for_csv(cell) for cell in line])
     return text.getvalue()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from fedtorch.core.shown import for_csv, for_markdown
 from fedtorch.report.compared import figure, read_all, say_written, show_page
 from fedtorch.report.groups import make_groups
 from fedtorch.report.plots import MAX_NAMED, plain_text
@@ -66,14 +67,16 @@ def sweep_csv(sweep: Sweep) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [*sweep.clients, *AVERAGES]
-    writer.writerow([sweep.key, "runs", "seeds", *(f"{name}{part}" for name in names for part in ("", "_std"))])
+    heads = [sweep.key, "runs", "seeds", *(f"{name}{part}" for name in names for part in ("", "_std"))]
+    writer.writerow([for_csv(head) for head in heads])
     for line in sweep.lines:
         for point in line.points:
             cells: list[object] = []
             for name in names:
                 values = point.figures.get(name, [])
                 cells += [fmean(values) if values else "", stdev(values) if len(values) > 1 else ""]
-            writer.writerow([point.value, line.name, max(map(len, point.figures.values()), default=0), *cells])
+            seeds = max(map(len, point.figures.values()), default=0)
+            writer.writerow([for_csv(cell) for cell in (point.value, line.name, seeds, *cells)])
     return text.getvalue()
 
 
@@ -155,4 +158,4 @@ def _lay_out_axis(axes: Any, sweep: Sweep) -> None:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(for_markdown, cells))} |"

@@ -20,6 +20,7 @@ from fedtorch.core.saved_rounds import tell_saved
 from fedtorch.core.state_keys import DECIDING, FAILED_SAVES
 from fedtorch.core.weights import digest_of, digest_of_entries, xor
 from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.restored import check_client, check_server
 from fedtorch.rounds.slices import bring_home
 
 log = logging.getLogger(__name__)
@@ -133,12 +134,8 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
     found = checkpoints.at(round)
     if context.comm.is_server:
         saved = checkpoints.load_server(found)
+        check_server(context, saved, found.folder, round)
         for name, plane in context.split_vectors(context.received).items():
-            if name not in saved.tensors or saved.tensors[name].shape != plane.shape:
-                raise CheckpointError(
-                    f"{found.folder} has no `{name}` of {plane.numel()} numbers, which this algorithm and model need; "
-                    "begin anew with `--resume never`"
-                )
             plane.copy_(saved.tensors.pop(name))
         context.server.tensors.update(saved.tensors)
         context.server.numbers = saved.numbers
@@ -146,7 +143,9 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
         home = placement.homes.get(name, placement.evaluators.get(name))
         if home is not None and context.role.hosts(home):
             context.comm.heartbeat(phase="restore", round=round, client=name)
-            context.store.put(name, checkpoints.load_client(found, name, context.role.may_have))
+            state = checkpoints.load_client(found, name, context.role.may_have)
+            check_client(context, name, state, found.folder, round)
+            context.store.put(name, state)
     context.members.barrier("restored", may_stop=False)
     context.progress.round, context.is_fresh, context.only_stepped = round, False, False
     # what decides about the loop must be known to all

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtorch.core.files import replace_file
+from fedtorch.core.shown import for_markdown
 from fedtorch.tracking.promise import NOTHING
 
 NAME = "README.md"
@@ -64,7 +65,7 @@ def write_card(folder: Path, facts: CardFacts) -> None:
 def card_text(facts: CardFacts) -> str:
     """The card: front matter as model hubs read it, and a page."""
     whose = "one client's model of" if facts.is_one_clients else "the model of"
-    scores = [f"| {name} | {value:.4f} | {count} |" for name, (value, count) in facts.scores.items()]
+    scores = [f"| {for_markdown(name)} | {value:.4f} | {count} |" for name, (value, count) in facts.scores.items()]
     return "\n".join(
         [
             "---",
@@ -73,7 +74,7 @@ def card_text(facts: CardFacts) -> str:
             "tags: [federated-learning, fedtorch]",
             "---",
             "",
-            f"# {facts.name}",
+            f"# {for_markdown(facts.name)}",
             "",
             f"This is {whose} a federated run: clients trained it on rows that stayed with them.",
             "",
@@ -100,7 +101,7 @@ def _table(facts: CardFacts) -> list[tuple[str, str]]:
     rows = "rows" if facts.rows is None else f"{facts.rows} rows"
     return [
         ("task", f"`{facts.task}`"),
-        ("began with", facts.start),
+        ("began with", for_markdown(facts.start)),
         ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
         ("trained on", f"{rows} of {facts.clients} clients{facts.attack}"),
         ("protection", facts.privacy),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtorch.core.shown import shortened
 from fedtorch.train.schedules import share_of_rate
 from fedtorch.train.settings import ClientConfig
 
@@ -153,6 +154,43 @@ def load_state(
             device = parameter.device if value.ndim or parameter.is_cuda else value.device
             value = value.to(device, copy=True)
         optimizer.state[parameter][key] = value
+
+
+_KEPT: dict[str, tuple[set[str], ...]] = {
+    "sgd": ({"momentum_buffer"},),
+    "adam": ({"step", "exp_avg", "exp_avg_sq"},),
+    "adamw": ({"step", "exp_avg", "exp_avg_sq"},),
+    "adafactor": ({"step", "RMS", "exp_avg_sq"}, {"step", "RMS", "exp_avg_sq_row", "exp_avg_sq_col"}),
+}
+"""What an optimiser keeps of a parameter, in one form or another."""
+
+
+def misfit(
+    optimizer: str, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, entries: Mapping[str, Any]
+) -> str:
+    """What is wrong with a state as `state_of` gives it, as a clause; empty if nothing is.
+
+    shapes: of the trained parameters, by name. dtype: theirs. entries: tensors and numbers together.
+    """
+    kept: dict[str, set[str]] = {}
+    for path, value in entries.items():
+        name, _, key = path.rpartition("/")
+        if name not in shapes:
+            return f"has {shortened(path)}, which is of no parameter that is trained"
+        kept.setdefault(name, set()).add(key)
+        shape = shapes[name]
+        wanted = {"exp_avg_sq_row": shape[:-1], "exp_avg_sq_col": shape[:-2] + shape[-1:]}.get(key, shape)
+        if key in ("step", "RMS"):
+            is_scalar = not isinstance(value, Tensor) or (value.ndim == 0 and value.is_floating_point())
+            if not is_scalar or not 0 <= float(value) < math.inf or (key == "step" and float(value) % 1):
+                return f"has no number that an optimiser can have as {shortened(path)}"
+        elif not isinstance(value, Tensor) or tuple(value.shape) != wanted or value.dtype != dtype:
+            found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else "a number"
+            return f"has {found} as {shortened(path)}, where {dtype} of {wanted} belongs"
+    for name, there in kept.items():
+        if there not in _KEPT[optimizer]:
+            return f"has {', '.join(sorted(there))} of {shortened(name)}, which is not what {optimizer} keeps"
+    return ""
 
 
 def make_schedule(

@@ -442,7 +442,9 @@ def test_a_file_of_another_form_with_the_right_digest_is_refused(checkpoints: Ch
     (folder / "server.json").write_text(content)
     entry = {"bytes": len(content), "xxh3": f"{digest_file(folder / 'server.json'):016x}"}
     forge(folder / "manifest.json", lambda m: m["files"].update({"server.json": entry}))
-    with pytest.raises(CheckpointError, match=r"server.json is not what a checkpoint has there"):
+    with pytest.raises(
+        CheckpointError, match="server.json is not what a checkpoint has there|server.safetensors has other tensors"
+    ):
         checkpoints.load_server(checkpoints.at(1))
 
 

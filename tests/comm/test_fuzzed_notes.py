@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from fuzzing import cases, only_named_errors, spoilt, torn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,7 +70,6 @@ def test_notes_made_at_random_are_read_or_refused(data: Any) -> None:
     try_notes(data.draw)
 
 
-@pytest.mark.timeout(900)
 @cases(10_000)
 @given(data=st.data())
 def test_ten_thousand_notes_made_at_random_are_read_or_refused(data: Any) -> None:

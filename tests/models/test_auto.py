@@ -192,3 +192,25 @@ def test_files_that_would_be_run_are_named_and_not_run(tokenizer: PreTrainedToke
 def test_rows_are_filled_up_on_either_side() -> None:
     assert pad([[1], [2, 3]], 0).tolist() == [[1, 0], [2, 3]]
     assert pad([[1], [2, 3]], 9, left=True).tolist() == [[9, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", -2),
+        ("num_attention_heads", 0),
+        ("hidden_size", -16),
+        ("num_hidden_layers", -1),
+        ("intermediate_size", 0),
+        ("hidden_dropout_prob", -0.5),
+        ("layer_norm_eps", float("nan")),
+        ("max_position_embeddings", 2.5),
+    ],
+)
+def test_a_size_that_no_model_can_have_is_refused_with_its_key(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"task.model.{key} is {value}; set it to"):
+        AnyModel.of({"random": "bert", key: value})
+
+
+def test_a_model_without_layers_is_one() -> None:
+    assert AnyModel.of({"random": "bert", "num_hidden_layers": 0}).options == {"num_hidden_layers": 0}

@@ -20,6 +20,7 @@ from fedtorch.core.update import Report
 from fedtorch.report.command_line import COMMANDS, main
 from fedtorch.report.plots import plot_run
 from fedtorch.report.published import FEDMATCH, LORAR, fedassistant, fedparsing, fewfedweight, find_row
+from fedtorch.report.score_table import Table, TableRow, as_csv, markdown
 from fedtorch.tracking.run_folder import read_run
 from fedtorch.tracking.tracker import Tracker
 
@@ -428,3 +429,13 @@ def test_the_search_for_fonts_counts_as_no_process() -> None:
     # matplotlib starts fc-list, where there is one, when it draws for the first time in a home folder
     font_manager._get_fontconfig_fonts.cache_clear()
     assert isinstance(font_manager._get_fontconfig_fonts(), list)
+
+
+def test_a_client_that_is_named_like_a_formula_is_a_text_in_the_table_and_markup_is_none() -> None:
+    row = TableRow("=run|<b>", "test", {"@SUM(A1)": [-0.5], "macro": [0.5], "micro": [0.5]}, {"@SUM(A1)": 2}, [1.0])
+    table = Table("exact_match", {"@SUM(A1)": "@SUM(A1)"}, {"@SUM(A1)": 2}, [row])
+    head, line = list(csv.reader(as_csv(table).splitlines()))
+    assert "'@SUM(A1)" in head and line[0] == "'=run|<b>"
+    assert line[head.index("'@SUM(A1)")] == "-0.5000"
+    assert not [cell for cell in head + line if cell.startswith(("=", "@", "+"))]
+    assert r"=run\|&lt;b>" in markdown(table)

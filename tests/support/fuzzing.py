@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from fedtorch.core.errors import FedtorchError
 
+LONGEST_MESSAGE = 13_000
+"""Characters: 20 rows of a file each have a line."""
 CODES = (2, 3, 4, 8)
 """With which a run may end that has read anything like this."""
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -30,14 +32,18 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 
 
 def cases(number: int) -> Callable[[Test], Test]:
-    """So many cases, each over within 5 seconds, none of them remembered; 10,000 belong to the slow set."""
+    """So many cases, each over within 20 seconds, the same ones each time; 10,000 belong to the slow set."""
 
     def decorate(test: Test) -> Test:
         checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
         settled = hypothesis.settings(
-            max_examples=number, deadline=timedelta(seconds=5), database=None, suppress_health_check=checks
+            max_examples=number,
+            derandomize=True,
+            deadline=timedelta(seconds=20),
+            database=None,
+            suppress_health_check=checks,
         )(test)
-        return pytest.mark.slow(settled) if number > 1000 else settled
+        return pytest.mark.timeout(3600)(pytest.mark.slow(settled)) if number > 1000 else settled
 
     return decorate
 
@@ -49,6 +55,7 @@ def only_named_errors() -> Iterator[None]:
         yield
     except FedtorchError as error:
         assert error.exit_code in CODES and str(error).strip(), error
+        assert len(str(error)) < LONGEST_MESSAGE
         str(error).encode()
 
 

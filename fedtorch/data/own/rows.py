@@ -130,7 +130,7 @@ def _row(values: dict[str, Any], columns: Mapping[str, str], default: Row, form:
         given = values.pop(OWNER)
         if given is None or not str(given).strip():
             raise ValueError(f"the column `{columns[OWNER]}` is empty, so the row has no client")
-        owner = str(given)
+        owner = _owner(given, columns[OWNER])
     if SPLIT in values:
         split = SPLIT_NAMES.get(str(values.pop(SPLIT)), "")
         if not split:
@@ -140,6 +140,18 @@ def _row(values: dict[str, Any], columns: Mapping[str, str], default: Row, form:
         raise ValueError(f"the column `{columns[ID]}` is empty, so the row has no id")
     check_required(values, columns, form)
     return Row(form.convert(values), owner, identity, split)
+
+
+def _owner(given: Any, column: str) -> str:
+    """The name of a row's client: a text or a number.
+
+    Raises:
+        ValueError: it is something else, such as true, inf or a list.
+    """
+    if isinstance(given, dict | list | tuple | set | bool | bytes) or (isinstance(given, float) and given - given != 0):
+        kind = "a number that is not finite" if isinstance(given, float) else f"a {type(given).__name__}"
+        raise ValueError(f"the column `{column}` holds {kind}; a client's name is a text or a number")
+    return str(given)
 
 
 def check_required(values: Mapping[str, Any], columns: Mapping[str, str], form: Form) -> None:

@@ -123,6 +123,8 @@ def _saved(folder: Path) -> list[Table]:
     check_saved(folder)
     try:
         found = load_from_disk(str(folder))
+        for part in found.values() if isinstance(found, DatasetDict) else [found]:
+            part.data.validate(full=True)
     except Exception as error:
         raise DataError(f"{folder} cannot be read as what save_to_disk wrote: {_first(error)}") from error
     splits = found.items() if isinstance(found, DatasetDict) else [("", found)]
@@ -157,6 +159,7 @@ def _read(file: Path, root: Path, cache: str) -> Table:
     try:
         if file.suffix.lower() == ".arrow":
             rows = Dataset.from_file(str(file))
+            rows.data.validate(full=True)  # offsets that point elsewhere would end the process
         else:
             rows = Dataset.from_parquet(str(file), cache_dir=cache)
     except Exception as error:  # of pyarrow, wrapped by `datasets`
@@ -192,8 +195,24 @@ def rows_of(table: Table, columns: Mapping[str, str]) -> Iterator[tuple[int, dic
     else:
         rows = table.rows.select_columns(kept) if kept else ({} for _ in range(len(table.rows)))
         rows = _named(rows, {name: table.rows.features[name] for name in kept})
-    for index, row in enumerate(rows):
+    for index, row in enumerate(_read_on(rows, table)):
         yield index, row if isinstance(row, ValueError) else {role: row.get(name) for role, name in columns.items()}
+
+
+def _read_on(rows: Any, table: Table) -> Iterator[Any]:
+    """The rows; what a damaged file raises becomes a DataError, which quotes nothing of it."""
+    count, iterator = 0, iter(rows)
+    while True:
+        try:
+            row = next(iterator)
+        except StopIteration:
+            return
+        except (DataError, ConfigError):
+            raise
+        except Exception as error:  # of pyarrow, numpy or Python, as the damage has it
+            raise DataError(f"{table.where(count)} cannot be read ({type(error).__name__}); write it anew") from None
+        count += 1
+        yield row
 
 
 def _named(rows: Any, features: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

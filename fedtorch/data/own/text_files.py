@@ -130,6 +130,8 @@ def _header(file: Path) -> list[str]:
     names = next((cells for _, cells in _records(file, header=True)), [])
     if isinstance(names, ValueError):
         raise DataError(f"{file}:1: {names}")
+    if any("\udc80" <= char <= "\udcff" for name in names for char in name):
+        raise DataError(f"{file}:1: the header is not UTF-8; save the file as UTF-8")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{file}:1: the header has the column `{twice[0]}` twice; rename one")
     return names

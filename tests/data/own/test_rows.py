@@ -34,6 +34,11 @@ def all_rows(tables: list[Table], data: OwnData, form: LabelledTexts) -> tuple[l
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a client is a mapping": ({"home": {}}, "the column `home` holds a dict; a client's name is a text or a number"),
+    "a client is a list": ({"home": [["a"]]}, "the column `home` holds a list"),
+    "a client is true": ({"home": True}, "the column `home` holds a bool"),
+    "a client is inf": ({"home": math.inf}, "the column `home` holds a number that is not finite"),
+    "a client is nan": ({"home": math.nan}, "the column `home` holds a number that is not finite"),
     "a column is missing": ({"text": None}, "`text` is missing or empty"),
     "a text is empty": ({"text": ""}, "`text` is missing or empty"),
     "a text is a number": ({"text": 7}, "the text is a int, expected a string"),
