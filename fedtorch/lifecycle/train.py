@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
+from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import FedtorchError, Interrupted, LostRankError
 from fedtorch.core.heap import keep_freed
 from fedtorch.lifecycle.exit import explained, last_words, note_end, of_last_attempt
 from fedtorch.lifecycle.log_files import start_logging
+from fedtorch.lifecycle.run_lock import held
 from fedtorch.lifecycle.session import Session
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import write_status
@@ -23,16 +26,28 @@ log = logging.getLogger("fedtorch")
 def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag) -> None:
     """Train all runs that `config` describes, as one of `num_ranks` ranks; status.json says how it ended.
 
-    Sets torch's threads and the handlers of the logger `fedtorch`. command: the one that continues the run.
+    Sets torch's threads and the handlers of the logger `fedtorch`. command: the one that continues the run. The server
+    holds the lock of its folders meanwhile; where another run does, it ends before it has touched a file there.
 
     Raises:
         FedtorchError: what ended the run, if it is something that a user can do something about.
         Exception: a defect, of a class of the user's own or of ours.
     """
+    folders = [config.folder, *(other.folder for other in companions(config).values())] if rank == 0 else []
+    with held(folders) as remarks:
+        _train(config, rank=rank, num_ranks=num_ranks, resume=resume, command=command, stop=stop, remarks=remarks)
+
+
+def _train(
+    config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag, remarks: Sequence[str]
+) -> None:
+    """The same, in folders that are this run's alone. remarks: are logged as warnings."""
     begun = time.time()
     try:
         torch.set_num_threads(config.system.threads)
         stacks = start_logging(config.folder, rank)
+        for remark in remarks:
+            log.warning("%s", remark)
         keep_freed(config.system.keep_freed_mb)
         stop.grace_s = config.system.shutdown_grace
         stop.last_words = partial(last_words, config, [config.folder], rank, command)
