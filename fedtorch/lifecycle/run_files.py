@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import suppress
 
 from fedtorch.config.load import to_dict, to_yaml
 from fedtorch.config.schema import Config
@@ -16,6 +17,7 @@ from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import write_status
 from fedtorch.setup.build import BuiltRun
+from fedtorch.tracking.run_folder import RESULTS
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -50,12 +52,15 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
         client_limit=config.track.client_limit,
         progress=config.track.progress,
         resume_round=start,
+        has_times=config.privacy.kind == "none",
         metric=config.eval.select_by or built.task.main_metric,
     )
 
 
 def set_aside(config: Config) -> None:
-    """A model that is there when a run begins would be taken for that run's if it is stopped before it has one."""
+    """A model, or results, that are there when a run begins would be taken for that run's if it is stopped early."""
+    with suppress(OSError):
+        (config.folder / RESULTS).unlink(missing_ok=True)
     found = config.folder / MODEL
     if not found.is_dir():
         return

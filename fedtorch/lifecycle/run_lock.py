@@ -88,10 +88,10 @@ def take(file: int) -> bool:
 
 def refusal(folder: Path) -> str:
     """What is said to a run whose folder another one holds."""
-    who = f" ({_holder(folder)})" if is_held(folder) else ", a launcher,"
+    who = f"; it is {_holder(folder)}" if is_held(folder) else ", a launcher"
     return (
-        f"another process{who} runs in {folder}; wait for it, or set run.name or run.dir to another "
-        f"folder. If it is on a machine that is gone for good, remove {folder / NAME}"
+        f"another process runs {folder}{who}; wait for it, or set run.name or run.dir to another folder. If it is on a "
+        f"machine that is gone for good, remove {folder / NAME}"
     )
 
 

@@ -190,7 +190,7 @@ class Session:
             if config.run.export == "all":
                 runner.export(config.folder / MODEL)
             if tracker is not None:
-                tracker.result(table(built, result))
+                tracker.result(table(built, result, tracker.memory))
         finally:
             if tracker is not None:
                 tracker.close()

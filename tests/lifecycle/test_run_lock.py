@@ -79,9 +79,9 @@ def test_whatever_starts_the_second_run_it_ends_with_2_and_touches_nothing(
     before = everything(run)
     with held([run]):
         assert main([*words, "--resume", "never"]) == 2
-        with pytest.raises(ConfigError, match="another process"):
+        with pytest.raises(ConfigError, match="another process runs"):
             fedtorch.run(config, resume="never")
-        with pytest.raises(ConfigError, match="another process"):
+        with pytest.raises(ConfigError, match="another process runs"):
             Job([sys.executable, "-c", ""], run, 2).run(0)
         told: list[str] = []
         codes, _ = Pool(1, lambda slot: {}, lambda name, event, code: told.append(event)).run(
