@@ -211,6 +211,11 @@ class Config:
         """The run folder: `run.dir`, or `runs/<run.name>`."""
         return Path(self.run.dir) if self.run.dir is not None else Path("runs") / self.run.name
 
+    @property
+    def tells_times(self) -> bool:
+        """May what the run leaves say when, and how long, it did something? With privacy that tells who took part."""
+        return self.privacy.kind == "none"
+
     def client_for(self, name: str) -> ClientConfig:
         """The local training of one client: `client` with the fields of `per_client.<name>` in place."""
         changes = self.per_client.get(name)

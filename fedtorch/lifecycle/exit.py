@@ -58,7 +58,8 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
         f"{config.system.shutdown_grace} s; {lost}"
     )
     for folder in dict.fromkeys(folders if rank == 0 else ()):
-        write_status(folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
+        code, has_time = Interrupted.exit_code, config.tells_times
+        write_status(folder, code=code, reason=reason, command=command, round=saved, has_time=has_time)
     log.error("%s", reason)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream is not None:
@@ -72,7 +73,8 @@ def note_end(config: Config, error: FedtorchError, rank: int, command: str, *, b
     """
     is_lost = isinstance(error, LostRankError) and 0 in error.ranks
     if rank == 0 or (is_lost and not _has_spoken(config.folder, begun)):
-        write_status(config.folder, code=error.exit_code, reason=str(error).splitlines()[0], command=command)
+        reason = str(error).splitlines()[0]
+        write_status(config.folder, code=error.exit_code, reason=reason, command=command, has_time=config.tells_times)
 
 
 def _has_spoken(folder: Path, begun: float) -> bool:

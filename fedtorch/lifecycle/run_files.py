@@ -40,7 +40,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
         raise CheckpointError(
             f"the run folder {config.folder} cannot be written ({error}); free some space, or set `run.dir`"
         ) from error
-    write_status(config.folder, code=None, reason="running", command=command, round=start)
+    write_status(config.folder, code=None, reason="running", command=command, round=start, has_time=config.tells_times)
     return Tracker(
         config.folder,
         clients=() if config.privacy.kind == "client" else built.names,
@@ -52,7 +52,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str) -
         client_limit=config.track.client_limit,
         progress=config.track.progress,
         resume_round=start,
-        has_times=config.privacy.kind == "none",
+        has_times=config.tells_times,
         metric=config.eval.select_by or built.task.main_metric,
     )
 

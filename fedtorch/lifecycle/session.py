@@ -202,7 +202,8 @@ class Session:
         lost = list(result.lost)
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
         self.stop.last_words = None
-        write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
+        folder, has_time = built.config.folder, built.config.tells_times
+        write_status(folder, code=0, reason=reason, command=self.command, round=result.rounds, has_time=has_time)
 
 
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:

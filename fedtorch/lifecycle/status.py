@@ -20,16 +20,19 @@ logger = logging.getLogger(__name__)
 NAME = "status.json"
 
 
-def write_status(run_dir: Path, *, code: int | None, reason: str, command: str, round: int | None = None) -> None:
+def write_status(
+    run_dir: Path, *, code: int | None, reason: str, command: str, round: int | None = None, has_time: bool = True
+) -> None:
     """Write `run_dir`/status.json in one step; server only. A disk that refuses is a warning, not the run's end.
 
     code: the exit code; None while the run is going on. reason: one line, without any client's text.
-    command: the one that continues the run. round: rounds done. These three come last in the file.
+    command: the one that continues the run. round: rounds done. These three come last in the file. has_time: False
+    where nothing may tell how long rounds took.
     """
     record = {
         "state": _state(code),
         "round": round,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z") if has_time else None,
         "code": code,
         "reason": reason,
         "command": command,

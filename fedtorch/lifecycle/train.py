@@ -45,7 +45,7 @@ def _train(
     begun = time.time()
     try:
         torch.set_num_threads(config.system.threads)
-        stacks = start_logging(config.folder, rank)
+        stacks = start_logging(config.folder, rank, has_times=config.tells_times)
         for remark in remarks:
             log.warning("%s", remark)
         keep_freed(config.system.keep_freed_mb)
@@ -54,7 +54,9 @@ def _train(
         Session(rank, num_ranks, resume, command, stop, stacks).train(config)
     except KeyboardInterrupt:  # where signals do not end the process, a second one comes as this
         reason = "interrupted before it could save; what came after the last checkpoint will be repeated"
-        write_status(config.folder, code=Interrupted.exit_code, reason=reason, command=command)
+        write_status(
+            config.folder, code=Interrupted.exit_code, reason=reason, command=command, has_time=config.tells_times
+        )
         raise
     except Exception as raised:
         log.debug("the run ends", exc_info=raised)  # to this rank's file; what it quotes may be a client's
@@ -62,7 +64,13 @@ def _train(
         if error is None:
             if rank == 0:
                 reason = f"{type(raised).__name__}; see log.rank0.txt"
-                write_status(config.folder, code=FedtorchError.exit_code, reason=reason, command=command)
+                write_status(
+                    config.folder,
+                    code=FedtorchError.exit_code,
+                    reason=reason,
+                    command=command,
+                    has_time=config.tells_times,
+                )
             raise
         if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
             error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")

@@ -2,11 +2,13 @@
 
 So a round's sum is opened once. What the opening came to is kept until the round counts, whatever is repeated after a
 loss; and a line on the server's disk says whose sum it was before anybody is asked for a share, so that a round that is
-done again after a restart is of the same clients or is given up.
+done again after a restart is of the same clients or is given up. Where clients' names are nobody's to know the line has
+a digest of them, keyed, in place of the names: equally long however many they are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedtorch.privacy.owner_files import append_own
+from fedtorch.core.errors import CheckpointError
+from fedtorch.privacy.owner_files import append_own, whole_lines
 
 Whole = npt.NDArray[np.float64]
 
@@ -35,14 +38,15 @@ class Settled:
 class Openings:
     """Of one run; on the server alone. With `path` None nothing is on the disk."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path, self._opened = path, dict[int, frozenset[str]]()
+    def __init__(self, path: Path | None, key: bytes = b"") -> None:
+        """key: names are not written, but a digest under it."""
+        self.path, self._key, self._opened = path, key, dict[int, str]()
         self._settled: Settled | None = None
         if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                if line.endswith("}"):  # the last may have been cut off, and then nobody was asked
-                    found = json.loads(line)
-                    self._opened[found["round"]] = frozenset(found["clients"])
+            for line in whole_lines(path.read_bytes()):  # one that was cut off: nobody was asked
+                found = json.loads(line)
+                # a run that is older than the digests has names
+                self._opened[found["round"]] = found["digest"] if "digest" in found else self._of(found["clients"])
 
     def settled(self, round: int) -> Settled | None:
         """What became of the round; None: nothing yet."""
@@ -50,16 +54,33 @@ class Openings:
 
     def may_open(self, round: int, clients: Collection[str]) -> bool:
         """Was no sum of other clients opened in this round?"""
-        return self._opened.get(round, frozenset(clients)) == frozenset(clients)
+        whose = self._of(clients)
+        return self._opened.get(round, whose) == whose
 
     def open(self, round: int, clients: Collection[str]) -> None:
-        """Before anybody is asked for a share."""
-        if self._opened.get(round) == frozenset(clients):
+        """Before anybody is asked for a share; a line of it is on the disk when this returns.
+
+        Raises:
+            CheckpointError: the disk refuses; then nobody may be asked.
+        """
+        whose = self._of(clients)
+        if self._opened.get(round) == whose:
             return
-        self._opened[round] = frozenset(clients)
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            append_own(self.path, [{"round": round, "clients": sorted(clients)}])
+            told = {"digest": whose} if self._key else {"clients": sorted(clients)}
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                append_own(self.path, [{"round": round, **told}])
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.path} cannot be written ({error}), so no sum is opened; free some space and start the run "
+                    "again"
+                ) from error
+        self._opened[round] = whose
+
+    def _of(self, clients: Collection[str]) -> str:
+        names = json.dumps(sorted(clients)).encode()
+        return hashlib.blake2b(names, key=self._key, digest_size=32).hexdigest()
 
     def settle(self, round: int, clients: Collection[str], total: Whole | None) -> None:
         """The sum is known, or (of nobody, None) the round was given up."""
