@@ -111,6 +111,11 @@ class EvalConfig:
                     f"eval.overlap is true but eval.{key} is {found}, which needs the scores before the next round; "
                     f"set eval.overlap to false or eval.{key} to {'null' if value is None else value}"
                 )
+        if self.overlap and self.every == 0:
+            raise ConfigError(
+                "eval.overlap is true but eval.every is 0 (no evaluations); set eval.every to at least 1 or "
+                "eval.overlap to false"
+            )
         if self.best == "per_client" and self.every == 0:
             raise ConfigError("eval.best is per_client but eval.every is 0 (no evaluations); set eval.every to 1")
 
@@ -170,6 +175,11 @@ class Config:
             )
         if self.paradigm == "centralized":
             self._check_centralized()
+        if self.paradigm == "local" and self.clients.max_update_norm is not None:
+            raise ConfigError(
+                f"clients.max_update_norm is {self.clients.max_update_norm} but paradigm is local, where no update is "
+                "sent; set it to null"
+            )
         if self.paradigm != "federated" and self.clients.max_norm_to_median is not None:
             raise ConfigError(
                 f"clients.max_norm_to_median is set but paradigm is {self.paradigm}, where no updates of several "

