@@ -116,6 +116,11 @@ class EvalConfig:
                 "eval.overlap is true but eval.every is 0 (no evaluations); set eval.every to at least 1 or "
                 "eval.overlap to false"
             )
+        if self.best == "per_client" and not self.merge:
+            raise ConfigError(
+                "eval.merge is false but eval.best is per_client, where no mean over clients chooses; set eval.merge "
+                "to true or eval.best to together"
+            )
         if self.best == "per_client" and self.every == 0:
             raise ConfigError("eval.best is per_client but eval.every is 0 (no evaluations); set eval.every to 1")
 

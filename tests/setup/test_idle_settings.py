@@ -35,6 +35,8 @@ REFUSED = {
     "partition.frozen=[nothing*]": "`partition.frozen` pattern 'nothing*' matches none of the 2 parameters",
     "partition.private=[nothing*]": "`partition.private` pattern 'nothing*' matches none of the 2 parameters",
     "per_client={e: {lr: 0.1}}": "per_client",
+    "eval={merge: false, best: per_client}": "eval.merge is false but eval.best is per_client",
+    "algorithm={robust: median}": "of one update every rule makes that update",
     "eval.select_by=accuracy": "eval.select_by is accuracy but the task `toy:Quadratic` measures nearness",
 }
 
@@ -43,7 +45,8 @@ REFUSED = {
 def test_what_would_do_nothing_ends_with_2_and_says_what_to_do(
     override: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--config", str(toy_config(tmp_path)), "--set", override]) == 2
+    sets = [override, *(["clients.per_round=1"] if "robust" in override else [])]
+    assert main(["--config", str(toy_config(tmp_path)), "--set", *sets]) == 2
     told = capsys.readouterr().err
     assert REFUSED[override] in told
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
