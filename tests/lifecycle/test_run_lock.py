@@ -45,11 +45,12 @@ def start(*words: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.timeout(120)
-def test_of_two_runs_in_one_folder_the_first_ends_as_if_alone(tmp_path: Path) -> None:
+def test_of_two_runs_in_one_folder_the_first_ends_as_if_alone(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     config = toy_config(tmp_path)
     assert main(["--config", str(config), "--set", f"run.dir={tmp_path / 'alone'}"]) == 0
     words = ["-m", "fedtorch.main", "--config", str(config)]
     first = start(*words, "--set", "rounds=100", folder=tmp_path)
+    request.addfinalizer(first.kill)
     run = tmp_path / "run"
     while not (run / "metrics.jsonl").exists():
         assert first.poll() is None
