@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -22,6 +23,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _OF_GPUS = ("/dev/nvidiactl", "/dev/kfd")
 _MOST_BYTES = 1 << 16
+ANSWER_S = 30.0
+"""How long the server may take to fork a rank, which takes it milliseconds, before it is given up."""
+CLOSE_S = 5.0
+"""How long it may take to end by itself."""
+_GO = b"1"
 
 
 class Forked:
@@ -61,6 +67,8 @@ class ForkServer:
        before it does anything else.
     2. Ranks are forked twice and so become children of the launcher itself, which then learns their exit codes; it is
        made their "subreaper" for that (Linux).
+    3. One that does not answer in ANSWER_S, being stopped or stuck, is killed. A rank begins only once the launcher has
+       its number, so that none is left over that nobody knows of.
     """
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
@@ -96,19 +104,33 @@ class ForkServer:
         that stays open while the rank lives.
 
         Raises:
-            OSError: the server has gone, or cannot fork.
+            OSError: the server has gone, does not answer, or cannot fork.
         """
-        files = [held] if output is None else [held, output]
-        socket.send_fds(self._channel, [json.dumps(dict(environ)).encode()], files)
-        answer = self._channel.recv(64)
-        if not answer.isdigit():
-            raise OSError(answer.decode() or "the process that forks ranks has ended")
-        return Forked(int(answer))
+        reader, writer = os.pipe()
+        try:
+            files = [held, reader] if output is None else [held, reader, output]
+            self._channel.settimeout(ANSWER_S)
+            socket.send_fds(self._channel, [json.dumps(dict(environ)).encode()], files)
+            answer = self._channel.recv(64)
+            if not answer.isdigit():
+                raise OSError(answer.decode() or "the process that forks ranks has ended")
+            os.write(writer, _GO)
+            return Forked(int(answer))
+        except TimeoutError:
+            os.kill(self._pid, signal.SIGKILL)
+            raise OSError(f"the process that forks ranks, {self._pid}, has not answered for {ANSWER_S:g} s") from None
+        finally:
+            os.close(reader)
+            os.close(writer)
 
     def close(self) -> None:
         """End it; ranks that run are not touched."""
         self._channel.close()
-        os.waitpid(self._pid, 0)
+        give_up_at = time.monotonic() + CLOSE_S
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() >= give_up_at:
+                os.kill(self._pid, signal.SIGKILL)
+            time.sleep(0.01)
 
 
 def _serve(channel: socket.socket, arguments: list[str], rank: Callable[[list[str]], int]) -> NoReturn:
@@ -117,7 +139,7 @@ def _serve(channel: socket.socket, arguments: list[str], rank: Callable[[list[st
         os.setsid()  # the terminal's Ctrl-C reaches the launcher only
         gc.freeze()  # what is imported stays in memory that all ranks share
         while True:
-            request, files, _, _ = socket.recv_fds(channel, _MOST_BYTES, 2)
+            request, files, _, _ = socket.recv_fds(channel, _MOST_BYTES, 3)
             if not request:
                 break
             channel.send(_forked_twice(json.loads(request), files, channel, arguments, rank))
@@ -176,11 +198,19 @@ def _become_rank(
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    if len(files) > 1:
-        os.dup2(files[1], 1)
-        os.dup2(files[1], 2)
-        os.close(files[1])
-    be_rank(rank, arguments, environ, files=pipe)
+    _, go, *output = files
+    for file in output:
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+
+    def known(words: list[str]) -> int:
+        """Wait until the launcher knows of this rank; one that it does not know of ends."""
+        told = os.read(go, 1)
+        os.close(go)
+        return rank(words) if told == _GO else 1
+
+    be_rank(known, arguments, environ, files=pipe)
 
 
 def be_rank(

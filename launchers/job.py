@@ -29,6 +29,7 @@ from fedtorch.core.errors import (
     RestartsError,
 )
 from fedtorch.core.saved_rounds import VARIABLE as SAVED
+from fedtorch.lifecycle.run_lock import is_held, refusal
 
 from .fork_server import Forked, ForkServer
 from .pool import SAVE_S, hold
@@ -98,9 +99,9 @@ class Job:
             RestartsError: every attempt ended in a way that another one might mend.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = hold(self._folder)
+        lock = None if is_held(self._folder) else hold(self._folder)
         if lock is None:
-            raise ConfigError(f"another process runs {self._folder}; wait for it, or set run.name")
+            raise ConfigError(refusal(self._folder))
         restarts = Restarts(max_restarts, self._saved)
         is_main = threading.current_thread() is threading.main_thread()  # only there may a handler be installed
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) if is_main else ()

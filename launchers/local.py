@@ -90,7 +90,9 @@ def run_request(
     try:
         return job.run(max_restarts), job.stopped_by
     except RestartsError as error:
-        write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
+        write_status(
+            config.folder, code=error.exit_code, reason=str(error), command=command, has_time=config.tells_times
+        )
         raise
 
 

@@ -7,7 +7,6 @@ folder, also when this program itself was killed, so no run is ever started twic
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -16,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from fedtorch.lifecycle.run_lock import is_held, take
 
 LOCK = ".lock"
 SAVE_S = 120.0
@@ -116,7 +117,11 @@ class Pool:
 
 
 def hold(folder: Path, name: str = LOCK) -> int | None:
-    """Take a run folder's lock: its file descriptor, for this process and those that inherit it; None if it is held."""
+    """Take a launcher's lock of a run folder: its file descriptor, for this process and those that inherit it.
+
+    None if another launcher holds it. It says that a run is going to be started again; the run itself has another one
+    (`lifecycle.run_lock`), which is what keeps two of them apart.
+    """
     lock = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
     if _take(lock, tries=5):  # whoever asks for the status holds it for an instant
         return lock
@@ -125,7 +130,9 @@ def hold(folder: Path, name: str = LOCK) -> int | None:
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Does a process hold this run? None if it was never run by a pool."""
+    """Does a process hold this run? None if none does, and it was never run by a pool."""
+    if is_held(folder):
+        return True
     path = folder / LOCK
     if not path.exists():
         return None
@@ -139,7 +146,7 @@ def is_locked(folder: Path) -> bool | None:
 def _start(command: Command, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     """Start in a session of its own, so that the terminal's Ctrl-C reaches only the pool; None if it is locked."""
     command.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = hold(command.folder)
+    lock = None if is_held(command.folder) else hold(command.folder)
     if lock is None:
         return None
     try:
@@ -161,8 +168,8 @@ def _take(lock: int, tries: int = 1) -> bool:
     for number in range(tries):
         time.sleep(0.05 if number else 0)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if take(lock):
+                return True
+        except OSError:  # a file system without locks; the run warns of it
             return True
-        except BlockingIOError:
-            pass
     return False

@@ -150,9 +150,18 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
             return Kept(request.arguments(), environ, config.folder, say(prog)).run(args.max_restarts)
         except RestartsError as error:
             if not rank:
-                write_status(config.folder, code=error.exit_code, reason=str(error), command=command)
+                write_status(
+                    config.folder, code=error.exit_code, reason=str(error), command=command, has_time=config.tells_times
+                )
             else:
-                write_silo_status(config.folder, who, code=error.exit_code, reason=str(error), command=command)
+                write_silo_status(
+                    config.folder,
+                    who,
+                    code=error.exit_code,
+                    reason=str(error),
+                    command=command,
+                    has_time=config.tells_times,
+                )
             raise
     except FedtorchError as error:
         return print_error(error, prog)

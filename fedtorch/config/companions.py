@@ -12,7 +12,11 @@ from fedtorch.config.validate import at, nearest
 from fedtorch.config.yaml_tree import Key, Tree, describe, merge
 from fedtorch.core.errors import ConfigError
 
-_ALONE = {"paradigm": "local", "eval": {"also_received": False}, "clients": {"max_norm_to_median": None}}
+_ALONE = {
+    "paradigm": "local",
+    "eval": {"also_received": False},
+    "clients": {"max_norm_to_median": None, "max_update_norm": None},
+}
 _POOLED = {
     "paradigm": "centralized",
     "algorithm": {"name": "fedavg"},
@@ -91,6 +95,11 @@ def _changes(entry: Mapping[str, Any], key: Key, tree: Tree) -> dict[str, Any]:
         if refused in entry:
             where = (*key, refused)
             raise ConfigError(f"{'.'.join(map(str, where))} is set{at(tree, where)} but cannot be; remove it")
+    if not entry:
+        raise ConfigError(
+            f"{'.'.join(map(str, key))} changes nothing{at(tree, key)}, so the same would be trained twice; write what "
+            "is to differ, or set compare to null"
+        )
     return dict(entry)
 
 

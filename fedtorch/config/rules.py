@@ -42,6 +42,11 @@ def with_rule(algorithm: Any, name: str, clients: ClientsConfig, tree: Tree) -> 
     if rule is None:
         return algorithm, problems
     per_round = clients.per_round
+    if per_round == 1:
+        raise ConfigError(
+            "clients.per_round is 1 but algorithm.robust is set, and of one update every rule makes that update; raise "
+            "clients.per_round, or set algorithm.robust to null"
+        )
     if isinstance(per_round, int) and -(-per_round // rule.bucket) < rule.least:
         raise ConfigError(
             f"clients.per_round is {per_round} but algorithm.robust needs {rule.least} updates in a round"

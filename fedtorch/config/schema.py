@@ -116,6 +116,16 @@ class EvalConfig:
                     f"eval.overlap is true but eval.{key} is {found}, which needs the scores before the next round; "
                     f"set eval.overlap to false or eval.{key} to {'null' if value is None else value}"
                 )
+        if self.overlap and self.every == 0:
+            raise ConfigError(
+                "eval.overlap is true but eval.every is 0 (no evaluations); set eval.every to at least 1 or "
+                "eval.overlap to false"
+            )
+        if self.best == "per_client" and not self.merge:
+            raise ConfigError(
+                "eval.merge is false but eval.best is per_client, where no mean over clients chooses; set eval.merge "
+                "to true or eval.best to together"
+            )
         if self.best == "per_client" and self.every == 0:
             raise ConfigError("eval.best is per_client but eval.every is 0 (no evaluations); set eval.every to 1")
 
@@ -182,6 +192,11 @@ class Config:
             )
         if self.paradigm == "centralized":
             self._check_centralized()
+        if self.paradigm == "local" and self.clients.max_update_norm is not None:
+            raise ConfigError(
+                f"clients.max_update_norm is {self.clients.max_update_norm} but paradigm is local, where no update is "
+                "sent; set it to null"
+            )
         if self.paradigm != "federated" and self.clients.max_norm_to_median is not None:
             raise ConfigError(
                 f"clients.max_norm_to_median is set but paradigm is {self.paradigm}, where no updates of several "
@@ -231,6 +246,11 @@ class Config:
     def has_silos(self, clients: Iterable[str]) -> bool:
         """Are these clients of as many silos as `clients.min_silos` asks for?"""
         return self.clients.min_silos is None or len(self.silos_of(clients)) >= self.clients.min_silos
+
+    @property
+    def tells_times(self) -> bool:
+        """May what the run leaves say when, and how long, it did something? With privacy that tells who took part."""
+        return self.privacy.kind == "none"
 
     def client_for(self, name: str) -> ClientConfig:
         """The local training of one client: `client` with the fields of `per_client.<name>` in place."""

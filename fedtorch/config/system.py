@@ -161,6 +161,11 @@ class SystemConfig:
                 "`eth1`, or a network or address, such as `10.0.0.0/8`"
             )
         port_range(self.ports)
+        if self.placement != "pinned" and self.pinned_to != "rank":
+            raise ConfigError(
+                f"system.pinned_to is {self.pinned_to} but system.placement is {self.placement}, where nobody is "
+                "pinned; remove system.pinned_to, or set system.placement to pinned"
+            )
         if (self.placement == "pinned") != bool(self.pinned):
             raise ConfigError(
                 f"system.placement is {self.placement} but system.pinned has {len(self.pinned)} clients; set both: "

@@ -217,7 +217,7 @@ def mapped(flat: Tensor, folder: Path) -> Tensor:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder) as file:
-            flat.numpy().tofile(file.name)
+            Path(file.name).write_bytes(flat.numpy().data)  # numpy's tofile may be silent on a full disk
             return torch.from_file(file.name, shared=False, size=flat.numel(), dtype=flat.dtype)
     except OSError:
         return flat

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,18 @@ _AGAIN = "prepare the data again"
 def write_index(path: Path) -> None:
     """Write the byte offset of every line of `path`, and of its end, beside it (`<name>.offsets.npy`, int64)."""
     ends = np.flatnonzero(np.frombuffer(path.read_bytes(), dtype=np.uint8) == 0x0A) + 1
-    np.save(path.with_suffix(".offsets.npy"), np.concatenate([[0], ends]).astype(np.int64), allow_pickle=False)
+    save_array(path.with_suffix(".offsets.npy"), np.concatenate([[0], ends]).astype(np.int64))
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Write what `np.load` reads.
+
+    Raises:
+        OSError: the disk refuses. numpy's own `save` and `tofile` may say nothing when a disk is full at the last 4 KB
+            (*measured*, numpy 2).
+    """
+    np.save(content := BytesIO(), array, allow_pickle=False)
+    path.write_bytes(content.getbuffer())
 
 
 def load_integers(path: Path, *, mmap: bool = False) -> NDArray[Any]:

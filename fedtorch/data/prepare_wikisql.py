@@ -23,7 +23,7 @@ import numpy as np
 
 from fedtorch.core.errors import DataError
 from fedtorch.data.folder import write_client, write_manifest
-from fedtorch.data.indexed import write_index
+from fedtorch.data.indexed import save_array, write_index
 from fedtorch.data.recipe import prepare_once
 from fedtorch.data.wikisql import TABLE_ID, Row, is_labelable, read_split, read_tables
 from fedtorch.data.wikisql_tables import NAME as TABLES
@@ -85,7 +85,7 @@ def write_pool(
     for split, rows in kept.items():
         write_index(folder / POOL / f"{split}.jsonl")
         lengths = np.array([len(row["question"].split()) for row in rows], dtype=np.int16)
-        np.save(folder / POOL / f"{split}.words.npy", lengths, allow_pickle=False)
+        save_array(folder / POOL / f"{split}.words.npy", lengths)
     headers = {" ".join(row["header"]): None for row in kept["train"]}
     train_subwords(
         [" string real"] + [f" {text}" for text in (*headers, *(row["question"] for row in kept["train"]))],

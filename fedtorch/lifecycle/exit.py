@@ -58,10 +58,11 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
         f"stopped by a signal, and rank {rank} was still at work after system.shutdown_grace = "
         f"{config.system.shutdown_grace} s; {lost}"
     )
+    code, has_time = Interrupted.exit_code, config.tells_times
     for folder in dict.fromkeys(folders if rank == 0 else ()):
-        write_status(folder, code=Interrupted.exit_code, reason=reason, command=command, round=saved)
+        write_status(folder, code=code, reason=reason, command=command, round=saved, has_time=has_time)
     if silo():
-        write_silo_status(config.folder, silo(), code=Interrupted.exit_code, reason=reason, command=command)
+        write_silo_status(config.folder, silo(), code=code, reason=reason, command=command, has_time=has_time)
     log.error("%s", reason)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream is not None:
@@ -74,11 +75,12 @@ def note_end(config: Config, error: FedtorchError, rank: int, command: str, *, b
     begun: when this rank began, by time.time(); what status.json said before that was of an earlier attempt.
     """
     is_lost = isinstance(error, LostRankError) and 0 in error.ranks
-    reason = str(error).splitlines()[0]
+    reason, has_time = str(error).splitlines()[0], config.tells_times
     if silo() and not is_servers(config.folder):
-        write_silo_status(config.folder, silo(), code=error.exit_code, reason=reason, command=command)
+        name = silo()
+        write_silo_status(config.folder, name, code=error.exit_code, reason=reason, command=command, has_time=has_time)
     elif rank == 0 or (is_lost and not _has_spoken(config.folder, begun)):
-        write_status(config.folder, code=error.exit_code, reason=reason, command=command)
+        write_status(config.folder, code=error.exit_code, reason=reason, command=command, has_time=has_time)
 
 
 def _has_spoken(folder: Path, begun: float) -> bool:

@@ -10,9 +10,14 @@ from fedtorch.core.errors import CheckpointError
 from fedtorch.lifecycle.kept_texts import LogFile
 from fedtorch.tracking.console import TerminalHandler
 
+NO_TIME = "(no time)"
+"""In place of date and time: two words as well."""
 
-def start_logging(folder: Path, rank: int) -> IO[str]:
+
+def start_logging(folder: Path, rank: int, *, has_times: bool = True) -> IO[str]:
     """Open this rank's file, which is returned; the terminal gets warnings, and all from rank 0 but debug lines.
+
+    has_times: False where nothing may tell how long a round took; lines then have `(no time)` in its place.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -23,7 +28,9 @@ def start_logging(folder: Path, rank: int) -> IO[str]:
         file = LogFile(folder / f"log.rank{rank}.txt")
     except OSError as error:
         raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(
+        logging.Formatter(f"{'%(asctime)s' if has_times else NO_TIME} %(levelname)s %(name)s: %(message)s")
+    )
     terminal = TerminalHandler()  # knows about the progress bar
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
     terminal.setFormatter(logging.Formatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,15 +15,16 @@ from fedtorch.core.scores import COUNT
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import averages
 from fedtorch.setup.build import BuiltRun
-from fedtorch.tracking.records import counted
-from fedtorch.tracking.run_folder import read_run
-from fedtorch.tracking.tracker import RESULTS
+from fedtorch.tracking.memory import Memory
+from fedtorch.tracking.run_folder import RESULTS
 
 
-def table(built: BuiltRun, result: Result) -> dict[str, Any]:
-    """Everything the final table shows, every score with the number of examples behind it."""
-    run = read_run(built.config.folder)  # from the records, which a resumed run has too
-    last = run.last
+def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
+    """Everything the final table shows, every score with the number of examples behind it.
+
+    memory: of the run's rounds; no file is read, as the disk may have refused it.
+    """
+    last = memory.last
     clients = {}
     seen = [name for name in {*last, *result.scores} if name in built.names]
     for name in sorted(seen, key=built.names.place):
@@ -49,7 +48,7 @@ def table(built: BuiltRun, result: Result) -> dict[str, Any]:
         "split": built.config.eval.final_split,
         "clients": clients,
         "averages": means,
-        "traffic": _traffic([*run.of_kind("round"), *run.of_kind("end")]),
+        "traffic": dict(memory.traffic),
         "summary": built.task.summary(result.scores),
         "digest": result.digest,
         "lost": result.lost,
@@ -88,11 +87,3 @@ def show_beside(config: Config) -> None:
         replace_file(path, json.dumps({**results, "compare": beside}, indent=1) + "\n")
     except OSError as error:
         raise CheckpointError(f"could not write {path} ({error}); free some space, and start the run again") from error
-
-
-def _traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Bytes and messages of the whole run; see `Meter` for what is counted."""
-    total: Counter[str] = Counter()
-    for record in records:
-        total.update(counted(record))
-    return dict(total)

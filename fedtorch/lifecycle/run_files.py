@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from fedtorch.config.load import to_dict, to_yaml
@@ -18,6 +19,7 @@ from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import write_status
 from fedtorch.rounds.scoring import chooses_by
 from fedtorch.setup.build import BuiltRun
+from fedtorch.tracking.run_folder import RESULTS
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
         raise CheckpointError(
             f"the run folder {config.folder} cannot be written ({error}); free some space, or set `run.dir`"
         ) from error
-    write_status(config.folder, code=None, reason="running", command=command, round=start)
+    write_status(config.folder, code=None, reason="running", command=command, round=start, has_time=config.tells_times)
     return Tracker(
         config.folder,
         clients=() if config.privacy.kind == "client" else built.names,
@@ -52,15 +54,20 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
         client_limit=config.track.client_limit,
         progress=config.track.progress,
         resume_round=start,
+        has_times=config.tells_times,
         metric=chooses_by(config.eval, built.task),
     )
 
 
 def set_aside(config: Config, aside: Path) -> None:
-    """A model that is there when a run begins would be taken for that run's if it is stopped before it has one.
+    """A model, or results, that are there when a run begins would be taken for that run's if it is stopped early.
 
-    aside: where an earlier run's checkpoints are until this one has its own; its model goes there too.
+    aside: where an earlier run's checkpoints are until this one has its own; its model and results go there too.
     """
+    with suppress(OSError):
+        if (results := config.folder / RESULTS).is_file():
+            aside.mkdir(parents=True, exist_ok=True)
+            os.replace(results, aside / RESULTS)
     found = config.folder / MODEL
     if not found.is_dir():
         return

@@ -224,7 +224,7 @@ class Session:
             if config.run.export == "all":
                 runner.export(config.folder / MODEL)
             if tracker is not None:
-                tracker.result(table(built, result))
+                tracker.result(table(built, result, tracker.memory))
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
             raise
@@ -239,7 +239,8 @@ class Session:
         lost = list(result.lost)
         reason = f"done without {len(lost)} lost clients: {', '.join(lost[:10])}" if lost else "done"
         self.stop.last_words = None
-        write_status(built.config.folder, code=0, reason=reason, command=self.command, round=result.rounds)
+        folder, has_time = built.config.folder, built.config.tells_times
+        write_status(folder, code=0, reason=reason, command=self.command, round=result.rounds, has_time=has_time)
 
 
 def _shown(runner: Runner, done: int, config: Config, command: str) -> AbstractContextManager[object]:

@@ -32,11 +32,18 @@ def is_servers(folder: Path) -> bool:
 
 
 def write_silo_status(
-    folder: Path, silo: str, *, code: int | None, reason: str, command: str, round: int | None = None
+    folder: Path,
+    silo: str,
+    *,
+    code: int | None,
+    reason: str,
+    command: str,
+    round: int | None = None,
+    has_time: bool = True,
 ) -> None:
     """Like `write_status`, with the silo's name, unless the file is the server's."""
     if not is_servers(folder):
-        write_status(folder, code=code, reason=reason, command=command, round=round, silo=silo)
+        write_status(folder, code=code, reason=reason, command=command, round=round, silo=silo, has_time=has_time)
 
 
 class SiloRounds:
@@ -48,8 +55,10 @@ class SiloRounds:
     def __init__(self, runner: Runner, done: int, folder: Path, command: str, progress: Progress) -> None:
         """done: rounds of an earlier process."""
         self._runner, self._folder, self._command, self._name = runner, folder, command, silo()
-        rounds = runner.components.config.rounds
-        self._console = Console("off" if progress == "off" else "lines", rounds, done)
+        config = runner.components.config
+        self._has_times = config.tells_times
+        shown: Progress = "off" if progress == "off" else "lines"
+        self._console = Console(shown, config.rounds, done, has_times=self._has_times)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fedtorch-silo", daemon=True)
 
@@ -74,4 +83,12 @@ class SiloRounds:
                 return
 
     def _write(self, done: int) -> None:
-        write_silo_status(self._folder, self._name, code=None, reason="running", command=self._command, round=done)
+        write_silo_status(
+            self._folder,
+            self._name,
+            code=None,
+            reason="running",
+            command=self._command,
+            round=done,
+            has_time=self._has_times,
+        )

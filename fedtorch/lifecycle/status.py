@@ -21,7 +21,14 @@ NAME = "status.json"
 
 
 def write_status(
-    run_dir: Path, *, code: int | None, reason: str, command: str, round: int | None = None, silo: str = ""
+    run_dir: Path,
+    *,
+    code: int | None,
+    reason: str,
+    command: str,
+    round: int | None = None,
+    silo: str = "",
+    has_time: bool = True,
 ) -> None:
     """Write `run_dir`/status.json in one step; by the server, or by a silo in its own folder.
 
@@ -29,12 +36,13 @@ def write_status(
 
     code: the exit code; None while the run is going on. reason: one line, without any client's text.
     command: the one that continues the run. These three come last in the file. round: rounds done. silo: whose it is.
+    has_time: False where nothing may tell how long rounds took.
     """
     record = {
         **({"silo": silo} if silo else {}),
         "state": _state(code),
         "round": round,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z") if has_time else None,
         "code": code,
         "reason": reason,
         "command": command,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
+from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import FedtorchError, Interrupted, LostRankError
 from fedtorch.core.heap import keep_freed
 from fedtorch.lifecycle.exit import explained, last_words, note_end, of_last_attempt
 from fedtorch.lifecycle.log_files import start_logging
+from fedtorch.lifecycle.run_lock import held
 from fedtorch.lifecycle.session import Session
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.silo_status import silo, write_silo_status
@@ -24,28 +27,52 @@ log = logging.getLogger("fedtorch")
 def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag) -> None:
     """Train all runs that `config` describes, as one of `num_ranks` ranks; status.json says how it ended.
 
-    Sets torch's threads and the handlers of the logger `fedtorch`. command: the one that continues the run.
+    Sets torch's threads and the handlers of the logger `fedtorch`. command: the one that continues the run. The server
+    holds the lock of its folders meanwhile; where another run does, it ends before it has touched a file there.
 
     Raises:
         FedtorchError: what ended the run, if it is something that a user can do something about.
         Exception: a defect, of a class of the user's own or of ours.
     """
+    folders = [config.folder, *(other.folder for other in companions(config).values())] if rank == 0 else []
+    with held(folders) as remarks:
+        _train(config, rank=rank, num_ranks=num_ranks, resume=resume, command=command, stop=stop, remarks=remarks)
+
+
+def _train(
+    config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag, remarks: Sequence[str]
+) -> None:
+    """The same, in folders that are this run's alone. remarks: are logged as warnings."""
     begun = time.time()
     try:
         torch.set_num_threads(config.system.threads)
-        stacks = start_logging(config.folder, rank)
+        stacks = start_logging(config.folder, rank, has_times=config.tells_times)
+        for remark in remarks:
+            log.warning("%s", remark)
         keep_freed(config.system.keep_freed_mb)
         stop.grace_s = config.system.shutdown_grace
         stop.last_words = partial(last_words, config, [config.folder], rank, command)
         if silo():
-            write_silo_status(config.folder, silo(), code=None, reason="waits for the server", command=command)
+            write_silo_status(
+                config.folder,
+                silo(),
+                code=None,
+                reason="waits for the server",
+                command=command,
+                has_time=config.tells_times,
+            )
         Session(rank, num_ranks, resume, command, stop, stacks).train(config)
         if silo():
             done = read_status(config.folder).get("round")
-            write_silo_status(config.folder, silo(), code=0, reason="done", command=command, round=done)
+            has_time = config.tells_times
+            write_silo_status(
+                config.folder, silo(), code=0, reason="done", command=command, round=done, has_time=has_time
+            )
     except KeyboardInterrupt:  # where signals do not end the process, a second one comes as this
         reason = "interrupted before it could save; what came after the last checkpoint will be repeated"
-        write_status(config.folder, code=Interrupted.exit_code, reason=reason, command=command)
+        write_status(
+            config.folder, code=Interrupted.exit_code, reason=reason, command=command, has_time=config.tells_times
+        )
         raise
     except Exception as raised:
         log.debug("the run ends", exc_info=raised)  # to this rank's file; what it quotes may be a client's
@@ -53,7 +80,13 @@ def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: st
         if error is None:
             if rank == 0:
                 reason = f"{type(raised).__name__}; see log.rank0.txt"
-                write_status(config.folder, code=FedtorchError.exit_code, reason=reason, command=command)
+                write_status(
+                    config.folder,
+                    code=FedtorchError.exit_code,
+                    reason=reason,
+                    command=command,
+                    has_time=config.tells_times,
+                )
             raise
         if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
             error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")

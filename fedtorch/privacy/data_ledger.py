@@ -24,7 +24,7 @@ from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import parts_of, shared, total_epsilon
-from fedtorch.privacy.owner_files import append_own, read_own
+from fedtorch.privacy.owner_files import append_own, read_own, sync_folder
 from fedtorch.privacy.release import Release, counted, merge
 
 SUFFIX = ".privacy.jsonl"
@@ -283,16 +283,6 @@ def _take(found: dict[str, KnownRun], line: Mapping[str, Any]) -> None:
         found.setdefault(line["run"], KnownRun(line["folder"], *(line[name] for name in _KEPT)))
     else:
         merge(found[line["run"]].releases, Release.of(line))
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the file system can say so."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system that cannot
-            os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _next(end: str, line: bytes) -> str:

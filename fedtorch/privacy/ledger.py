@@ -20,8 +20,8 @@ from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import shared
-from fedtorch.privacy.data_ledger import DataLedger, stamp, sync_folder
-from fedtorch.privacy.owner_files import append_own, read_own
+from fedtorch.privacy.data_ledger import DataLedger, stamp
+from fedtorch.privacy.owner_files import append_own, read_own, sync_folder
 from fedtorch.privacy.release import Release, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
 

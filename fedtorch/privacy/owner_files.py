@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedtorch.core.errors import CheckpointError
 
-_TAIL = 1 << 12  # bytes in which a line that was not finished is looked for; lines are far shorter
+_TAIL = 1 << 12  # bytes that are looked through at a time for the end of the last whole line
+
+log = logging.getLogger(__name__)
 
 
 def read_own(path: Path, what: str, advice: str) -> bytes:
@@ -40,23 +45,74 @@ def read_own(path: Path, what: str, advice: str) -> bytes:
 def append_own(path: Path, lines: Iterable[Mapping[str, Any]], *, shared: bool = False) -> None:
     """Add lines of JSON to a file that is made for its owner alone; they are on the disk when this returns.
 
-    A line in which a process died before is cut off. shared: other processes may write at the same time.
+    All of them, or (where this raises) none: what a full disk took of them is cut off again. A line in which a process
+    died before is cut off too, as nothing that waits for this function has happened after it. shared: other processes
+    may write at the same time.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses, or takes less than all.
     """
+    is_new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(handle, "r+b", buffering=0) as file:
         if shared:
             fcntl.flock(file, fcntl.LOCK_EX)
-        _drop_unfinished(file)
-        file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-        os.fsync(file.fileno())
+        end = _drop_unfinished(file, path)
+        try:
+            _write_whole(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            os.fsync(file.fileno())
+            if is_new:  # without its name in a folder, and that of the folder, the file is lost with the power
+                sync_folder(path.parent)
+                sync_folder(path.parent.resolve().parent)
+        except OSError:
+            with suppress(OSError):
+                file.truncate(end)
+                os.fsync(file.fileno())
+            raise
 
 
-def _drop_unfinished(file: BinaryIO) -> None:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(start := max(0, size - _TAIL))
-    tail = file.read()
-    if tail and not tail.endswith(b"\n"):
-        file.truncate(start + tail.rfind(b"\n") + 1)
+def whole_lines(content: bytes) -> list[bytes]:
+    """The lines of a file that `append_own` writes, without one at its end in which a process died."""
+    return [line for line in content.split(b"\n")[:-1] if line]
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the file system can say so."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot sync a folder
+            raise
+    finally:
+        os.close(handle)
+
+
+def _write_whole(file: BinaryIO, data: bytes) -> None:
+    """Without a buffer a full disk takes a part and says how much."""
+    rest = memoryview(data)
+    while rest:
+        taken = file.write(rest)
+        if not taken:
+            raise OSError(errno.ENOSPC, f"only {len(data) - len(rest)} of {len(data)} bytes could be written")
+        rest = rest[taken:]
+
+
+def _drop_unfinished(file: BinaryIO, path: Path) -> int:
+    """Cut off what follows the last line's end; the size that is left."""
+    size = start = file.seek(0, os.SEEK_END)
+    kept = 0
+    while start and not kept:
+        stop, start = start, max(0, start - _TAIL)
+        file.seek(start)
+        place = file.read(stop - start).rfind(b"\n")
+        kept = start + place + 1 if place >= 0 else 0
+    if kept < size:
+        file.truncate(kept)
+        log.warning(
+            "the last %d bytes of %s are no whole line: a process died while it wrote them, and before what they are "
+            "about; they are cut off",
+            size - kept,
+            path,
+        )
+    return kept

@@ -28,6 +28,7 @@ from fedtorch.report.html_page import html_page
 from fedtorch.report.overlay import plot_comparison
 from fedtorch.report.perplexity import perplexity_markdown
 from fedtorch.report.plots import plot_run
+from fedtorch.report.published import unknown_row
 from fedtorch.report.robust import robust_markdown
 from fedtorch.report.score_table import as_csv, build, markdown
 from fedtorch.report.wikisql import measures_markdown
@@ -64,6 +65,7 @@ def make_table(args: argparse.Namespace) -> None:
         ConfigError: a folder has no run, or no run has the metric.
     """
     found = find_runs(args.runs)
+    found.left_out += map(unknown_row, (run for _, run in found.runs if unknown_row(run)))
     say_left_out(found.left_out)
     runs = found.runs
     table = build(runs, args.metric)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.tracking import records
-from fedtorch.tracking.run_folder import Run, companions, read_run
+from fedtorch.tracking.run_folder import Run, companions, is_run, read_run
 
 PLAN = "sweep.json"
 """In a sweep's folder: the names of its runs, those that have not begun too."""
@@ -26,7 +26,7 @@ class Found:
     runs: list[NamedRun] = field(default_factory=list)
     """each followed by its companions"""
     left_out: list[str] = field(default_factory=list)
-    """what is no run, with the reason, one line each"""
+    """what is no run, with the reason, and which records of runs are missing, one line each"""
 
 
 def find_runs(folders: Sequence[Path]) -> Found:
@@ -37,7 +37,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
     """
     found = Found()
     for folder in folders:
-        if (folder / records.NAME).is_file() or not folder.is_dir():
+        if is_run(folder) or not folder.is_dir():
             _add(found, folder)
             continue
         before = len(found.runs)
@@ -60,13 +60,14 @@ def _add(found: Found, folder: Path) -> None:
     inner = [(path, read_run(path)) for path in companions(folder)]
     found.runs.append((run.name, run))
     found.runs += [(other.name if other.config else f"{run.name}/{path.name}", other) for path, other in inner]
+    found.left_out += [f"{one.folder}: {one.gap}" for one in (run, *(other for _, other in inner)) if one.gap]
 
 
 def _below(folder: Path, left_out: list[str]) -> list[Path]:
     """Folders of runs at any depth, by name; folders without any are added to `left_out`, the highest ones."""
     runs: list[Path] = []
     for path in sorted(Path(entry) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)):
-        if (path / records.NAME).is_file():
+        if is_run(path):
             runs.append(path)
             continue
         aside: list[str] = []

@@ -13,7 +13,7 @@ from typing import Any
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.privacy.accounting import Accountant, parts_of, shared, total_epsilon
-from fedtorch.privacy.data_ledger import SUFFIX, DataLedger, epsilon_of
+from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, read_releases
 from fedtorch.report.compared import say_written, show_page
 from fedtorch.report.find_runs import find_runs
@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="folder of a run with privacy, or with such runs in it; or the ledger of data (DATA.privacy.jsonl)",
+        help="folder of a run with privacy, or with such runs in it; or the ledger of data (DATA.privacy.jsonl, or the "
+        "file that privacy.ledger names)",
     )
     parser.add_argument("--out", type=Path, help="folder for privacy.md; default: RUN/report")
 
@@ -38,11 +39,35 @@ def make(args: argparse.Namespace) -> None:
         ConfigError: there is no run with privacy.
     """
     require("report privacy", "dp_accounting", extra="privacy")
-    ledgers = [path for path in args.runs if path.name.endswith(SUFFIX)]
+    ledgers = [path for path in args.runs if path.is_file()]
+    for path in ledgers:
+        _check_ledger(path)
     folders = [path for path in args.runs if path not in ledgers]
     found = dict.fromkeys(run.folder for _, run in find_runs(folders).runs) if folders else {}
     text = privacy_markdown(found, ledgers)
     say_written([show_page(text, (args.out or [*folders, Path()][0] / "report") / "privacy.md")])
+
+
+def _check_ledger(path: Path) -> None:
+    """A file that was named is the ledger of data, whatever it is called, and has runs in it.
+
+    Raises:
+        ConfigError: it is something else, or empty.
+        CheckpointError: it cannot be read.
+    """
+    try:
+        first = json.loads(path.read_bytes().partition(b"\n")[0] or b"{}")
+    except (OSError, ValueError):
+        first = None
+    if isinstance(first, dict) and "form" in first and "rate" in first and "run" not in first:
+        raise ConfigError(f"{path} is the ledger of one run; name the run's folder")
+    if not isinstance(first, dict):
+        raise ConfigError(
+            f"{path} is no ledger of data, whose lines begin with a run; name the file that privacy.ledger names, or "
+            "the folder of a run"
+        )
+    if not DataLedger(path).runs():
+        raise ConfigError(f"{path} has no run in it; nothing was released, or another file is the ledger of these data")
 
 
 def privacy_markdown(folders: Iterable[Path], ledgers: Iterable[Path] = ()) -> str:

@@ -175,7 +175,7 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
     if settings.simulate:
         terms = terms_of(plan, noise_of(plan))
         key = sha256(f"fedtorch simulated privacy {settings.seed}".encode()).digest()
-        return ClientLevel(terms, Ledger(key, {}, None, []), make_masking(plan, is_server=True, is_new=is_new))
+        return ClientLevel(terms, Ledger(key, {}, None, []), make_masking(plan, is_server=True, is_new=is_new, key=key))
     data = data_ledger(plan)
     where = {} if data is None else {"data_ledger": str(data.path.resolve())}
     branch = None if resume in ("auto", "never", "force") else Path(resume)
@@ -193,7 +193,7 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
         ledger = Ledger.open(folder)
         terms = _agreed(plan, ledger.terms, folder)
     ledger.attach(data, plan.config.folder, anew=resume == "force")
-    return ClientLevel(terms, ledger, make_masking(plan, is_server=True, is_new=is_new))
+    return ClientLevel(terms, ledger, make_masking(plan, is_server=True, is_new=is_new, key=ledger.key))
 
 
 def describe_private(plan: Plan) -> str:

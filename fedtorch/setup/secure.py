@@ -15,6 +15,7 @@ from fedtorch.privacy.ledger import FOLDER
 from fedtorch.privacy.public_sum import Masking, PublicSum
 from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.secure_sum.terms import LEAST_PARTIES, threshold_of
+from fedtorch.privacy.stream import derived
 from fedtorch.setup.plan import Plan
 
 OPENINGS = "openings.jsonl"
@@ -128,8 +129,11 @@ RULES: tuple[Callable[[Plan], None], ...] = (
 )
 
 
-def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False) -> Masking | None:
-    """Of a run with a secure sum. is_new: the run begins anew, and what stood in its folder is of another one."""
+def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False, key: bytes = b"") -> Masking | None:
+    """Of a run with a secure sum. is_new: the run begins anew, and what stood in its folder is of another one.
+
+    key: of the run's noise, where nobody may know who took part in a round.
+    """
     settings = plan.config.privacy.secure_sum
     if settings is None:
         return None
@@ -138,7 +142,9 @@ def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False) -> Maskin
         path.unlink(missing_ok=True)
     hides = plan.config.privacy.kind != "none"  # then a round's parties must not show who was drawn
     leaders = tuple(ranks[0] for ranks in plan.topology.workers) if hides else None
-    return Masking(settings.threshold, Openings(path if is_server else None), leaders)
+    return Masking(
+        settings.threshold, Openings(path if is_server else None, derived(key, "openings") if key else b""), leaders
+    )
 
 
 def make_plain(plan: Plan, *, is_server: bool, is_new: bool) -> Mechanism:

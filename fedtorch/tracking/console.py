@@ -20,9 +20,16 @@ class Console:
     """Shows the rounds of a run; used by the server only. The bar goes to stderr, lines go to stdout."""
 
     def __init__(
-        self, progress: Progress, rounds: int, done: int, *, clock: Callable[[], float] = time.monotonic
+        self,
+        progress: Progress,
+        rounds: int,
+        done: int,
+        *,
+        has_times: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rounds: planned. done: by an earlier process. clock: monotonic seconds."""
+        """rounds: planned. done: by an earlier process. has_times: say how long rounds took. clock: in seconds."""
+        self._has_times = has_times
         if progress == "auto":
             progress = "bar" if sys.stderr.isatty() and sys.stdout.isatty() else "lines"
         self.progress, self.rounds, self.done, self.clock = progress, rounds, done, clock
@@ -47,7 +54,8 @@ class Console:
         left = elapsed / here * max(0, self.rounds - done)
         self.done = done
         width = len(str(self.rounds))
-        shown = [*facts, ("", f"{now - self._last_round:.1f}s".rjust(6)), ("left", duration(left))]
+        times = [("", f"{now - self._last_round:.1f}s".rjust(6)), ("left", duration(left))]
+        shown = [*facts, *(times if self._has_times else ())]
         text = "  ".join(" ".join(filter(None, pair)) for pair in shown)
         line = f"round {done:>{width}}/{self.rounds}  {text}"
         self._last_round = now

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ from typing import Any
 class EventFile:
     """One new event file in `folder`; importing tensorboard is left to the first one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """clock: of what has no time of its own, in seconds since 1970."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, Summary
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self._clock = clock
+        name = f"events.out.tfevents.{int(self._clock()):010d}.{socket.gethostname()}.{os.getpid()}.0"
         self._file = (folder / name).open("wb")
         self._records = RecordWriter(self._file)
-        now = time.time()
+        now = self._clock()
         self._write(Event(wall_time=now, file_version="brain.Event:2"))
         # A TensorBoard that is already running forgets what it has of this folder, from step 0 on.
         self._write(Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)))
@@ -54,14 +56,14 @@ class EventFile:
         """Set the page of custom charts, as `SummaryWriter.add_custom_scalars` does."""
         from torch.utils.tensorboard.summary import custom_scalars
 
-        self._write(self._event(wall_time=time.time(), summary=custom_scalars(pages)))
+        self._write(self._event(wall_time=self._clock(), summary=custom_scalars(pages)))
 
     def session_start(self, values: Mapping[str, bool | int | float | str]) -> None:
         """Say which hyperparameters the scalars of this file belong to."""
         from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
-        info = SessionStartInfo(start_time_secs=time.time())
+        info = SessionStartInfo(start_time_secs=self._clock())
         for key, value in values.items():
             kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
             setattr(info.hparams[key], f"{kind}_value", value)
@@ -73,14 +75,14 @@ class EventFile:
         from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
-        info = SessionEndInfo(status=STATUS_SUCCESS if is_done else STATUS_FAILURE, end_time_secs=time.time())
+        info = SessionEndInfo(status=STATUS_SUCCESS if is_done else STATUS_FAILURE, end_time_secs=self._clock())
         self._session(SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=info))
 
     def _session(self, tag: str, content: Any) -> None:
         from tensorboard.plugins.hparams.metadata import create_summary_metadata
 
         summary = self._summary(value=[self._summary.Value(tag=tag, metadata=create_summary_metadata(content))])
-        self._write(self._event(wall_time=time.time(), summary=summary))
+        self._write(self._event(wall_time=self._clock(), summary=summary))
 
     def flush(self) -> None:
         """Hand everything to the system: a killed process then loses nothing of it."""

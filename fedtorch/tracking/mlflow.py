@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ class MLflow(RunTracker):
         from mlflow.tracking import MlflowClient
 
         uri = self.uri if ":" in self.uri else Path(self.uri).resolve().as_uri()
+        self._begun, self._has_times = time.time(), run.has_times
         self._client, self._metric, self._shows_clients = MlflowClient(uri), Metric, self.clients and not run.is_crowded
         kept = run.folder / ID_FILE
         if run.resume_round is not None and kept.is_file():
@@ -71,8 +73,8 @@ class MLflow(RunTracker):
         """Collect its numbers."""
         for tag, value in _points(record, self._shows_clients):
             if isinstance(value, int | float):
-                step, time = record["round"], int(1000 * record["time"])
-                self._waiting.append(self._metric(_plain(tag), float(value), time, step))
+                step, at = record["round"], int(1000 * record.get("time", self._begun))
+                self._waiting.append(self._metric(_plain(tag), float(value), at, step))
 
     def flush(self) -> None:
         """Hand over what was collected."""
@@ -83,7 +85,8 @@ class MLflow(RunTracker):
     def end(self, is_done: bool) -> None:
         """Say how the run ended."""
         self.flush()
-        self._client.set_terminated(self._run, "FINISHED" if is_done else "KILLED")
+        at = None if self._has_times else int(1000 * self._begun)
+        self._client.set_terminated(self._run, "FINISHED" if is_done else "KILLED", end_time=at)
 
 
 def _points(record: Record, with_clients: bool) -> Iterator[tuple[str, Any]]:

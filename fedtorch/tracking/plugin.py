@@ -35,6 +35,8 @@ class RunStart:
     """of a resumed run: the records that are kept, those of later rounds are dropped"""
     client_limit: int = 50
     """with more clients than this, show no single ones (`track.client_limit`)"""
+    has_times: bool = True
+    """False where nothing may tell how long a round took (`privacy.kind: client`): records then have no `time`"""
 
     @property
     def is_crowded(self) -> bool:

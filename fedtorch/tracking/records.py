@@ -9,18 +9,14 @@ round has 0. A number that is not finite is null.
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections.abc import Iterator, Mapping
-from io import FileIO
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
 from fedtorch.core.scores import means
-
-logger = logging.getLogger(__name__)
 
 NAME = "metrics.jsonl"
 RECEIVED = "received/"
@@ -43,44 +39,7 @@ _AT_ONCE = 10_000
 """so many names at a time"""
 
 
-class Log:
-    """Appends records to a file. A disk that refuses costs records and one warning, never the run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: FileIO | None = None
-        self._is_torn = self._is_warned = False
-
-    def append(self, record: Record) -> None:
-        """Write one line; when this returns, a killed process no longer loses it."""
-        pieces = _pieces(plain(record))
-        try:
-            if self._file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("ab", buffering=0)
-            self._write(b"\n" * self._is_torn + next(pieces))
-            for piece in pieces:
-                self._write(piece)
-            self._is_torn = False
-        except OSError as error:
-            if not self._is_warned:
-                logger.warning("records are lost: could not write %s: %s", self.path, error)
-            self._is_warned = True
-
-    def _write(self, data: bytes) -> None:
-        assert self._file is not None
-        self._is_torn = True
-        while data:
-            data = data[self._file.write(data) :]
-
-    def close(self) -> None:
-        """Close the file; a later `append` opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _pieces(record: Record) -> Iterator[bytes]:
+def pieces_of(record: Record) -> Iterator[bytes]:
     """A record's line. Names, of which there may be a million, are not made all at once."""
     text, divider = "{", ""
     for key, value in record.items():
@@ -113,20 +72,50 @@ def read(path: Path) -> Iterator[Record]:
                 yield record
 
 
-def trim(path: Path, last_round: int) -> list[Record]:
-    """Drop what is later than `last_round`, the end and torn lines from the file; what is kept is returned.
+def kept(path: Path, last_round: int) -> list[Record]:
+    """The records that a run keeps which goes on after `last_round`: none that is later, nor those of an end.
 
     Later is also what was found out about that round in the next one (`late`): it is no part of the checkpoint.
     """
     if not path.exists():
         return []
-    kept = [
+    return [
         r
         for r in read(path)
         if r["kind"] not in ("end", "result") and r.get("round", 0) + int(r.get("late", False)) <= last_round
     ]
+
+
+def rewrite(path: Path, kept: Iterable[Record]) -> None:
+    """Put these records in place of the file's, in one step."""
     replace_file(path, "".join(f"{_json(record)}\n" for record in kept))
-    return kept
+
+
+def missing_rounds(found: Iterable[Record], rounds: int) -> list[int]:
+    """Those of the first `rounds` rounds of which there is no record."""
+    there = {record["round"] for record in found if record["kind"] == "round"}
+    return [round for round in range(1, rounds + 1) if round not in there]
+
+
+def as_ranges(rounds: Iterable[int]) -> list[list[int]]:
+    """Rounds as [first, last] of each stretch of them."""
+    found: list[list[int]] = []
+    for round in sorted(rounds):
+        if found and found[-1][1] == round - 1:
+            found[-1][1] = round
+        else:
+            found.append([round, round])
+    return found
+
+
+def about_gap(gap: Mapping[str, Any]) -> str:
+    """A gap, in words."""
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in gap["missing_rounds"]]
+    one = shown[0].isdecimal() and len(shown) == 1
+    text = f"records of round{'' if one else 's'} {', '.join(shown)} are missing ({gap['reason']})"
+    if "unknown_rounds" in gap:  # rounds before a resume, which only the records could have told of
+        return f"{text}; the traffic in results.json is without some of them, and so may be clients' last losses"
+    return text
 
 
 def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:

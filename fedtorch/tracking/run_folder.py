@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from fedtorch.tracking.records import Record
 
 Pair = tuple[float, int]  # sum over examples, examples
 
+RESULTS = "results.json"
+"""In a run's folder: what it came to."""
 BESIDE = "compare-"
 """What the folder of a companion that has a name begins with; the only one, without a name, is in `compare`."""
 
@@ -67,7 +70,9 @@ class Run:
     is_finished: bool = False
     """did it reach its end?"""
     last: Mapping[str, Record] = field(default_factory=dict)
-    """client -> its last record of the kind `client`"""
+    """client -> its last record of the kind `client`; where records are missing, what results.json has of it"""
+    gap: str = ""
+    """which records are missing, in words; empty where none is"""
 
     @property
     def name(self) -> str:
@@ -127,11 +132,14 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read metrics.jsonl and config.yaml (which may be missing) of `folder`, finished or still growing.
 
+    Where results.json says that records are missing, what the end of the run came to is read there.
+
     Raises:
         ConfigError: there is no such run.
     """
     path = folder / records.NAME
-    if not path.is_file():
+    results = _results_beside_a_gap(folder)
+    if not path.is_file() and not results:
         raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
     config: Any = {}
     if (folder / "config.yaml").is_file():
@@ -139,7 +147,12 @@ def read_run(folder: Path) -> Run:
             config = yaml.safe_load((folder / "config.yaml").read_text())
         except yaml.YAMLError as error:
             raise ConfigError(f"{folder / 'config.yaml'} is not YAML: {error}") from error
-    found = list(records.read(path))
+    found = list(records.read(path)) if path.is_file() else []
+    last_round = max((record["round"] for record in found if record["kind"] == "round"), default=0)
+    if last_round > results.get("rounds", 0):
+        results = {}  # of an earlier end: it has gone on since
+    if results and not any(record["kind"] == "result" for record in found):
+        found += _rebuilt(results)
     heads = [record for record in found if record["kind"] in ("run", "resume")]
     clients = [client for record in heads for client in record.get("clients", ())]
     clients += [record["client"] for record in found if "client" in record]
@@ -148,11 +161,55 @@ def read_run(folder: Path) -> Run:
         config if isinstance(config, Mapping) else {},
         found,
         clients=tuple(dict.fromkeys(clients)),
-        rounds=max((record.get("rounds", 0) for record in heads[-1:]), default=0),
-        last_round=max((record["round"] for record in found if record["kind"] == "round"), default=0),
+        rounds=max((record.get("rounds", 0) for record in heads[-1:]), default=results.get("rounds", 0)),
+        last_round=max(last_round, results.get("rounds", 0)),
         is_finished=any(record["kind"] == "result" or record.get("label") == "final" for record in found),
-        last={record["client"]: record for record in found if record["kind"] == "client"},
+        last={r["client"]: r for r in found if r["kind"] == "client"} | _last_of(results),
+        gap=_gap(found, last_round, results),
     )
+
+
+def is_run(folder: Path) -> bool:
+    """Has `folder` what `read_run` reads?"""
+    return (folder / records.NAME).is_file() or bool(_results_beside_a_gap(folder))
+
+
+def _results_beside_a_gap(folder: Path) -> dict[str, Any]:
+    """results.json, where it says that records are missing; else nothing."""
+    try:
+        found = json.loads((folder / RESULTS).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("records") else {}
+
+
+def _rebuilt(results: Mapping[str, Any]) -> list[Record]:
+    """The records of the end of a run, from what it came to."""
+    base = {"round": results["rounds"], "split": results["split"], "label": "final"}
+    scores = {client: found["scores"] for client, found in results["clients"].items() if found["scores"]}
+    return [
+        *({"kind": "eval", **base, "client": client, "metrics": metrics} for client, metrics in scores.items()),
+        {"kind": "eval_total", **base, "metrics": results["averages"]},
+        {"kind": "result", **results},
+    ]
+
+
+def _last_of(results: Mapping[str, Any]) -> dict[str, Record]:
+    """client -> what is known of its last round."""
+    clients = results.get("clients", {})
+    return {
+        client: {"examples": found["examples"], "loss_mean": found["loss"], **found}
+        for client, found in clients.items()
+        if found["status"] is not None
+    }
+
+
+def _gap(found: list[Record], last_round: int, results: Mapping[str, Any]) -> str:
+    if results:
+        return records.about_gap(results["records"])
+    missing = records.missing_rounds(found, last_round)
+    gap = {"missing_rounds": records.as_ranges(missing), "reason": "they are not in the file"}
+    return records.about_gap(gap) if missing else ""
 
 
 def companions(folder: Path) -> list[Path]:

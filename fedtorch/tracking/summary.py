@@ -65,6 +65,8 @@ def show_results(
 
 def _after(run: Run, console: Console, *, has_commands: bool) -> None:
     """What stands below the table."""
+    if run.gap:
+        console.print(f"records: {run.gap}", highlight=False)
     if run.privacy:
         console.print(f"privacy: {promise(run.privacy)}", highlight=False)
     if not has_commands:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ NOT_DRAWN = {
     "loss_first", "loss_last", "loss_max", "loss_min", "max_abs",
 }  # fmt: skip
 ROUND_TAGS = {"update_norm_median": "update/norm_median", "update_norm_max": "update/norm_max"}
+Clock = Callable[[], float]
+"""Seconds since 1970; stands still where nothing may tell how long a round took."""
 QUANTILES = (0, 25, 50, 75, 100)
 NUM_WORST = 10
 LAYOUT = {
@@ -49,9 +52,10 @@ class TensorBoard(RunTracker):
 
     def start(self, run: RunStart) -> None:
         """Draw the past of a resumed run anew."""
-        folder = run.folder / "tensorboard"
-        self._curves = Curves(folder, run.clients, run.client_limit, run.past)
-        self._scores = Hyperparameters(folder / "scores", run.config, run.past)
+        folder, begun = run.folder / "tensorboard", time.time()
+        clock = time.time if run.has_times else lambda: begun
+        self._curves = Curves(folder, run.clients, run.client_limit, run.past, clock)
+        self._scores = Hyperparameters(folder / "scores", run.config, run.past, clock)
 
     def record(self, record: Record) -> None:
         """Add its points."""
@@ -77,9 +81,9 @@ class Hyperparameters:
     every curve would else be a column.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], past: Iterable[Record]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], past: Iterable[Record], clock: Clock) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        self.file = EventFile(folder)
+        self.file, self._clock = EventFile(folder, clock), clock
         values = {key: value for key, value in config.items() if key not in ("run.name", "run.dir")}
         self.file.session_start({key: "null" if value is None else value for key, value in values.items()})
         for record in past:
@@ -93,7 +97,8 @@ class Hyperparameters:
         for name, total in record["metrics"].items():
             for kind in ("macro", "micro"):
                 if isinstance(total[kind], int | float):
-                    self.file.scalar(f"{where}/{name}/{kind}", total[kind], record["round"], record["time"])
+                    at = record.get("time", self._clock())
+                    self.file.scalar(f"{where}/{name}/{kind}", total[kind], record["round"], at)
 
     def close(self, is_done: bool) -> None:
         """Say how it ended."""
@@ -110,11 +115,14 @@ class Curves:
     With more than `client_limit` clients: only quantiles, a histogram and the worst ten, in the server's folder.
     """
 
-    def __init__(self, folder: Path, clients: Sequence[str], client_limit: int, past: Iterable[Record]) -> None:
+    def __init__(
+        self, folder: Path, clients: Sequence[str], client_limit: int, past: Iterable[Record], clock: Clock
+    ) -> None:
+        """clock: of records that have no time."""
         for old in (folder / "server", *folder.glob("client-*")):
             shutil.rmtree(old, ignore_errors=True)
         self.is_crowded = len(clients) > client_limit
-        self.folder = folder
+        self.folder, self._clock = folder, clock
         self._files: dict[str, EventFile] = {}
         self._of_round: list[Record] = []
         self._file(None).layout(LAYOUT)
@@ -134,7 +142,7 @@ class Curves:
             file = self._file(record["client"])
             for step, loss in enumerate(record["loss"], record["first_step"]):
                 if loss is not None:
-                    file.scalar("train_steps/loss", loss, step, record["time"])
+                    file.scalar("train_steps/loss", loss, step, self._time(record))
         elif kind == "round":
             self._round(record)
         elif kind == "eval":
@@ -157,13 +165,17 @@ class Curves:
     def _file(self, client: str | None) -> EventFile:
         name = "server" if client is None else folder_name(client)
         if name not in self._files:
-            self._files[name] = EventFile(self.folder / name)
+            self._files[name] = EventFile(self.folder / name, self._clock)
         return self._files[name]
+
+    def _time(self, record: Record) -> float:
+        time: float = record.get("time", self._clock())
+        return time
 
     def _scalars(self, client: str | None, record: Record, points: dict[str, float | None]) -> None:
         for tag, value in points.items():
             if isinstance(value, (int, float)):
-                self._file(client).scalar(tag, value, record["round"], record["time"])
+                self._file(client).scalar(tag, value, record["round"], self._time(record))
 
     def _round(self, record: Record) -> None:
         points = {f"round/seconds/{phase}": value for phase, value in record["seconds"].items()}
@@ -180,7 +192,7 @@ class Curves:
         if losses:
             rows = [f"| {name} | {loss:.4f} | {n} |" for loss, name, n in sorted(losses, reverse=True)[:NUM_WORST]]
             table = "\n".join(["| client | loss | examples |", "|---|---|---|", *rows])
-            self._file(None).text("train/worst", table, record["round"], record["time"])
+            self._file(None).text("train/worst", table, record["round"], self._time(record))
 
     def _total(self, record: Record) -> None:
         prefix = f"{server_prefix(record['label'])}eval/{record['split']}"
@@ -197,7 +209,7 @@ class Curves:
         ordered = sorted(values)
         points = {f"{tag}/quantile_{q}": ordered[round(q / 100 * (len(ordered) - 1))] for q in QUANTILES}
         self._scalars(None, record, dict(points))
-        self._file(None).histogram(f"{tag}/histogram", values, record["round"], record["time"])
+        self._file(None).histogram(f"{tag}/histogram", values, record["round"], self._time(record))
 
 
 def folder_name(client: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,15 @@ from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
 from fedtorch.tracking.console import Console, Progress
+from fedtorch.tracking.memory import Memory
 from fedtorch.tracking.plugin import RunStart, RunTracker, flat
-from fedtorch.tracking.records import Log, Record, Scores, totals
+from fedtorch.tracking.record_log import Log, take_up
+from fedtorch.tracking.records import Record, Scores, totals
+from fedtorch.tracking.run_folder import RESULTS
 from fedtorch.tracking.summary import show_results
 from fedtorch.tracking.tensorboard import TensorBoard
 
 logger = logging.getLogger(__name__)
-
-RESULTS = "results.json"
 
 OF_CLIENTS = ("per_client.", "system.pinned.")
 """Keys of a config that trackers are not told: there may be one for each client."""
@@ -59,30 +59,28 @@ class Tracker:
         metric: str | None = None,
         trackers: Sequence[RunTracker] = (),
         config: Mapping[str, Any] | None = None,
+        has_times: bool = True,
     ) -> None:
         """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too.
 
         metric: the score in the console's line; by default each evaluation's first. tensorboard: also TensorBoard.
-        trackers: further ones. config: nested, secrets masked, for them.
+        trackers: further ones. config: nested, secrets masked, for them. has_times: False where it must not be told how
+        long a round took.
         """
         self.run_dir, self.step_curves, self.metric = run_dir, step_curves, metric
         self._attackers = attackers(config or {})
-        self._past = self._take_up(run_dir / records.NAME, resume_round)
+        past = take_up(run_dir / records.NAME, resume_round)
         self._log = Log(run_dir / records.NAME)
-        self._steps: Counter[str] = Counter()
-        self._total: Counter[str] = Counter()
-        for record in self._past:
-            if record["kind"] == "steps":
-                self._steps[record["client"]] = record["first_step"] + len(record["loss"])
-            elif record["kind"] == "round":
-                self._total.update(records.counted(record))
-        self._console: Console | None = Console(progress, rounds, resume_round or 0)
+        self.memory = Memory(past)
+        """of all rounds so far, whatever becomes of the file"""
+        self._unknown = records.missing_rounds(past, resume_round or 0)
+        self._has_times = has_times
+        self._console: Console | None = Console(progress, rounds, resume_round or 0, has_times=has_times)
         self._shown_round, self._score, self._is_done = resume_round or 0, ("", 0), False
         keys = {key: value for key, value in flat(config or {}).items() if not key.startswith(OF_CLIENTS)}
-        start = RunStart(run_dir, clients, rounds, keys, resume_round, self._past, client_limit)
+        start = RunStart(run_dir, clients, rounds, keys, resume_round, past, client_limit, has_times)
         self._trackers: list[RunTracker] = [*([TensorBoard()] if tensorboard else []), *trackers]
         self._tell("is off", lambda tracker: tracker.start(start))
-        self._past = []
         if resume_round is None:
             self._record({"kind": "run", "clients": list(clients) if trackers else Names.of(clients), "rounds": rounds})
         else:
@@ -120,7 +118,7 @@ class Tracker:
                 **({"loss": loss} if reports is None else cohort_record(reports)),
                 "seconds": dict(seconds),
                 **sums,
-                "total": dict(self._total),
+                "total": dict(self.memory.traffic),
                 "traffic": _by_phase(traffic),
                 **({} if reports is None else norms_record(reports) | attack_record(reports, self._attackers)),
                 "extra": dict(extra or {}),
@@ -133,12 +131,12 @@ class Tracker:
     def end(self, round: int, traffic: Mapping[str, float]) -> None:
         """What was exchanged after the last round (0-based): the last checkpoint, the best model, its evaluation."""
         sums = self._add_up(traffic)
-        record = {"kind": "end", "round": round + 1, **sums, "total": dict(self._total), "traffic": _by_phase(traffic)}
-        self._record(record)
+        total = {"total": dict(self.memory.traffic), "traffic": _by_phase(traffic)}
+        self._record({"kind": "end", "round": round + 1, **sums, **total})
 
     def _add_up(self, traffic: Mapping[str, float]) -> dict[str, float]:
         sums = {"bytes_up": 0, "bytes_down": 0, **{name: n for name, n in traffic.items() if "/" not in name}}
-        self._total.update(records.counted(sums))
+        self.memory.traffic.update(records.counted(sums))
         return sums
 
     def _client(self, round: int, report: Report, weight: float | None) -> None:
@@ -147,8 +145,7 @@ class Tracker:
         base |= {"weight": weight, **attack_record([report], self._attackers)}
         self._record({**base, **report.numbers(), **base})
         if self.step_curves and report.curve:
-            first = self._steps[report.client]
-            self._steps[report.client] += len(report.curve)
+            first = self.memory.steps[report.client]
             steps = {"kind": "steps", "round": round + 1, "client": report.client, "first_step": first}
             self._record({**steps, "loss": list(report.curve)})
 
@@ -222,7 +219,8 @@ class Tracker:
 
     def working(self, text: str) -> None:
         """Show progress inside a round, such as `atis step 34, geoquery step 7`; may be called at every step."""
-        self._show(lambda console: console.working(text))
+        if self._has_times:
+            self._show(lambda console: console.working(text))
 
     def say(self, line: str) -> None:
         """Show a line and log it at debug level."""
@@ -232,11 +230,17 @@ class Tracker:
     def result(self, table: Mapping[str, Any]) -> None:
         """Record the final table and write it to results.json in one step; also works after `close`.
 
+        Where records of rounds are missing, for want of room or because somebody took them, it says so in `records`.
+
         Raises:
             CheckpointError: the disk refuses results.json, which is what the run was made for.
         """
         self._record({"kind": "result", **table})
         self._is_done = True
+        if gap := self._log.gap(self._shown_round):
+            unknown = {"unknown_rounds": records.as_ranges(self._unknown)} if self._unknown else {}
+            table = {**table, "records": (gap := gap | unknown)}
+            logger.warning("%s: %s", self.run_dir / records.NAME, records.about_gap(gap))
         path = self.run_dir / RESULTS
         try:
             replace_file(path, json.dumps(records.plain(table), indent=1) + "\n")
@@ -263,23 +267,16 @@ class Tracker:
         self._trackers = []
         self._log.close()
 
-    def _take_up(self, path: Path, resume_round: int | None) -> list[Record]:
-        try:
-            if resume_round is not None:
-                return records.trim(path, resume_round)
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            self._warn(f"old records stay in {path}", error)
-        return []
-
     def _record(self, record: Record) -> Record:
         """Write and draw one record; returns it as a reader will see it."""
-        record = records.plain({**record, "time": time.time()})
+        record = records.plain({**record, **({"time": time.time()} if self._has_times else {})})
         self._log.append(record)
+        self.memory.see(record)
         self._tell("is off from here on", lambda tracker: tracker.record(record))
         return record
 
     def _flush(self) -> None:
+        self._log.sync()
         self._tell("is off from here on", lambda tracker: tracker.flush())
 
     def _tell(self, lost: str, what: Callable[[RunTracker], None]) -> None:

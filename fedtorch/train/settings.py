@@ -93,6 +93,11 @@ class ClientConfig:
                 f"client.warmup_steps is {self.warmup_steps} and client.warmup_ratio is {self.warmup_ratio} but only "
                 f"one of them can be set; set the other to 0"
             )
+        if self.accumulation_rule == "spill" and self.accumulation == 1:
+            raise ConfigError(
+                "client.accumulation_rule is spill but client.accumulation is 1, where no group of micro-batches is "
+                "incomplete; remove client.accumulation_rule, or set client.accumulation higher"
+            )
         if self.group_by_length and not self.shuffle:
             raise ConfigError(
                 "client.group_by_length is true, which sorts a shuffled order, but client.shuffle is false; set only "
@@ -112,6 +117,11 @@ class ClientConfig:
         self._check_schedule()
 
     def _check_schedule(self) -> None:
+        if self.schedule_span == "run" and self.schedule == "constant" and not (self.warmup_steps or self.warmup_ratio):
+            raise ConfigError(
+                "client.schedule_span is run but client.schedule is constant and has no warm-up, so the rate is the "
+                "same at every step; remove client.schedule_span, or set client.schedule or client.warmup_ratio"
+            )
         if self.relative_step and self.schedule != "constant":
             raise ConfigError(
                 f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"

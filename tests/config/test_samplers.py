@@ -55,7 +55,7 @@ def loaded(text: str, *overrides: str, name: str = "x.yaml") -> Config:
         ("clients: {sampling: {}}", Uniform()),
         ("clients: {sampling: null}", Uniform()),
         ("clients: {sampling: size_proportional, per_round: 2}", SizeProportional()),
-        ("clients: {sampling: numpy_round_seed}", NumpyRoundSeed()),
+        ("clients: {sampling: numpy_round_seed, per_round: 2}", NumpyRoundSeed()),
         (f"clients: {{sampling: '{SOME}'}}", Some()),
         (f"clients: {{sampling: {{name: '{SOME}', period: 3, awake: [a, b]}}}}", Some(period=3, awake=("a", "b"))),
     ],

@@ -123,6 +123,62 @@ def test_without_the_server_ranks_are_started_as_ever(tmp_path: Path) -> None:
     assert (tmp_path / "errors").read_text().count("ranks import all by themselves from now on") == 1
 
 
+def goes_on_beside_a_stopped_one(folder: Path) -> list[object]:
+    servers.ANSWER_S = servers.CLOSE_S = 0.3
+    server = begun(folder)
+    os.kill(server._pid, signal.SIGSTOP)
+    errors = os.open(folder / "errors", os.O_WRONLY | os.O_CREAT)
+    os.dup2(errors, 2)
+    words = ["bash", "-c", f"echo $RANK >> {folder}/ran"]
+    code = Job(words, folder, 2, fork_server=server).run(0)
+    server.close()
+    return [code, Path(f"/proc/{server._pid}").exists()]
+
+
+def test_a_stopped_server_is_given_up_and_ranks_are_started_as_ever(tmp_path: Path) -> None:
+    assert run_ranks(goes_on_beside_a_stopped_one, 1, tmp_path)[0] == [0, False]
+    assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1"]
+    assert "has not answered for 0.3 s); ranks import all by themselves" in (tmp_path / "errors").read_text()
+
+
+def closes_a_stopped_one(folder: Path) -> float:
+    servers.CLOSE_S = 0.3
+    server = begun(folder)
+    os.kill(server._pid, signal.SIGSTOP)
+    started = time.monotonic()
+    server.close()
+    return time.monotonic() - started
+
+
+def test_a_stopped_server_is_closed_in_a_bounded_time(tmp_path: Path) -> None:
+    assert run_ranks(closes_a_stopped_one, 1, tmp_path)[0] < 10
+
+
+def is_not_known(folder: Path) -> list[object]:
+    """The launcher gives up when the server has forked the rank already, but has not said so."""
+    server = begun(folder)
+    server._channel.settimeout(20)
+    own = os.write
+
+    def never(handle: int, data: bytes) -> int:
+        raise OSError("given up")
+
+    os.write = never
+    try:
+        start(server, "stays")
+        said = ""
+    except OSError as error:
+        said = str(error)
+    os.write = own
+    code = os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])  # of the rank: this process is its parent
+    server.close()
+    return [said, code, (folder / "is-there").exists()]
+
+
+def test_a_rank_that_the_launcher_does_not_know_of_ends_before_it_begins(tmp_path: Path) -> None:
+    assert run_ranks(is_not_known, 1, tmp_path)[0] == ["given up", 1, False]
+
+
 def test_nothing_is_forked_beside_threads_or_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("forked")

@@ -35,7 +35,7 @@ def test_the_lines_are_in_the_file_when_it_is_synced(tmp_path: Path, monkeypatch
     path, seen = tmp_path / "lines.jsonl", list[object]()
     monkeypatch.setattr(os, "fsync", lambda handle: seen.append(json.loads(path.read_text())))
     append_own(path, [{"a": 1}])
-    assert seen == [{"a": 1}]
+    assert seen[0] == {"a": 1}
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -192,7 +192,7 @@ def test_records_results_and_reports_say_who_attacks(tmp_path: Path) -> None:
 
 
 def test_a_card_of_an_attacked_model_says_so(tmp_path: Path) -> None:
-    assert "not for use" in _attack(config(tmp_path, AttackConfig("scaled", ("c1",))))
+    assert "not for use" in _attack(config(tmp_path, AttackConfig("scaled", ("c1",), factor=10.0)))
     assert not _attack(config(tmp_path))
 
 

@@ -27,7 +27,7 @@ from fedtorch.core.update import Report
 from fedtorch.tasks.base import SERVER, Merged, Scores
 
 STEP = ClientConfig(optimizer="sgd", lr=1.0, batch_size=4)
-STILL = replace(STEP, lr=0.0)
+STILL = replace(STEP, lr=1e-300)  # a rate of 0 is refused; this one changes no bit
 TWO = {"a": (1.0, -1.0, 4), "b": (1.0, 1.0, 4)}
 
 

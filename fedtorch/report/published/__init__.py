@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from fedtorch.report.published.fedmatch import FEDMATCH
 from fedtorch.report.published.lorar import LORAR
 from fedtorch.report.published.table import Paper, Row, row_names
 from fedtorch.tracking.run_folder import Run
 
 PAPERS = {f"{paper.name}/{paper.metric}": paper for paper in (LORAR, *FEDMATCH)}
+
+
+def unknown_row(run: Run) -> str:
+    """Says that `run.published` names no row of a table, and which there are; empty where it does, or names none."""
+    wanted = run.setting("run.published")
+    known = [f"{paper.name}/{name}" for paper in PAPERS.values() for name in (*paper.rows, *paper.aliases)]
+    if wanted is None or wanted in known or wanted in [name.partition("/")[2] for name in known]:
+        return ""
+    near = get_close_matches(str(wanted), known, 3) or known[:3]
+    return f"{run.folder}: run.published is {wanted}, which is no row of a paper's table; there are {', '.join(near)}"
 
 
 def find_row(run: Run, metric: str | None = None) -> tuple[Paper, Row, str] | None:

@@ -61,5 +61,10 @@ class AttackConfig:
                     f"attack.{known.name} is {getattr(self, known.name)} but attack.kind is {self.kind}, which does "
                     f"not use it; remove it or set attack.kind to {' or '.join(users)}"
                 )
+        if self.kind == "scaled" and self.factor == 1:
+            raise ConfigError(
+                "attack.kind is scaled but attack.factor is 1, so attackers send what they learned; set attack.factor "
+                "to another number, such as 10"
+            )
         if self.kind == "backdoor" and not (self.trigger and self.target):
             raise ConfigError("attack.kind is backdoor; set attack.trigger (a word) and attack.target (a label)")

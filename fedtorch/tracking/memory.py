@@ -1,0 +1,35 @@
+"""What the end of a run is made of, kept in memory: a disk may refuse records, or lose them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from fedtorch.tracking.records import Record, counted
+
+_KEPT = ("status", "loss_mean", "weight")
+
+
+class Memory:
+    """Each client's last record, its steps so far, and the traffic of all rounds so far."""
+
+    def __init__(self, past: Iterable[Record] = ()) -> None:
+        """past: the records of a run that is resumed."""
+        self.last: dict[str, dict[str, Any]] = {}
+        """client -> `status`, `loss_mean` and `weight` of its last round"""
+        self.steps: Counter[str] = Counter()
+        """client -> steps of which losses are recorded"""
+        self.traffic: Counter[str] = Counter()
+        """bytes and messages; see `comm.meter.Meter`"""
+        for record in past:
+            self.see(record)
+            if record["kind"] == "round":
+                self.traffic.update(counted(record))
+
+    def see(self, record: Record) -> None:
+        """A record, as a reader sees it."""
+        if record["kind"] == "client":
+            self.last[record["client"]] = {key: record.get(key) for key in _KEPT}
+        elif record["kind"] == "steps":
+            self.steps[record["client"]] = record["first_step"] + len(record["loss"])
