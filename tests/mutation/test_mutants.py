@@ -114,6 +114,7 @@ TESTS = {
     "privacy/noise": ["tests/privacy/test_discrete.py", "-k", "ahead"],
     "privacy/owner_files": ["tests/privacy/test_owner_files.py", "tests/privacy/test_ledger.py"],
     "privacy/public_sum": ["tests/privacy/test_public_sum.py", f"tests/{SUMS}.py", "-k", "not digest and not refused"],
+    "privacy/release": ["tests/privacy/test_ledger.py"],
     "privacy/secure_sum/collector": [f"tests/{PROTOCOL}.py"],
     "privacy/secure_sum/keys": [
         f"tests/{PROTOCOL}.py",
