@@ -41,7 +41,7 @@ def audit_run(
         overrides: of the run's config or of that one.
         clip, noise: a defence to try: updates made as short as `clip`, noise of `noise` times it on their sum. Of a run
             with `privacy.kind: client` both are its own unless they are given.
-        delta: at which epsilon is told. canaries: clients that join to estimate it.
+        delta: at which epsilon is told. canaries: clients of which half are left out.
         clients: of how many clients the updates are attacked. places: the first tokens of a text that `span` tries.
         show: keep the recovered tokens in the findings too; they are clients' text.
 

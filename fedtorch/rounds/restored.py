@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ from fedtorch.core.weights import Layout
 from fedtorch.rounds.context import RoundContext
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.optim import misfit
+
+T = TypeVar("T")
+Flat = dict[str, tuple[Layout, tuple[int, ...]]]
+"""Name of a tensor -> the layout whose dtype it has, and its shape"""
 
 _COUNTS = {keys.WITHOUT_GAIN, keys.VOID_ROUNDS, keys.SERVER_STEPS, keys.FAILED_SAVES}
 _ROUNDS = {keys.BEST_ROUND, keys.EVALUATED, keys.SERVER_TRAINED, keys.VOID_ROUNDS, keys.TRAINED_ROUND}
@@ -55,7 +60,7 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
     layout, algorithm = context.components.engine.shared, context.algorithm
     exchanged = algorithm.exchanged_vectors
     names = {*exchanged, keys.BEST, keys.MOMENTUM, keys.FIRST_MOMENT, keys.SECOND_MOMENT}
-    flat = {name: (layout, (layout.size,)) for name in names}
+    flat: Flat = {name: (layout, (layout.size,)) for name in names}
     flat |= {name: (layout, shape) for name, shape in algorithm.kept_tensors(layout).items()}
     for name in algorithm.varying_vectors:
         for key in {name, keys.best(name)} & set(saved.tensors):
@@ -68,9 +73,12 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
         if name in saved.tensors and not is_finite(saved.tensors[name]):
             yield f"has numbers in `{name}` that are not finite"
     yield from _numbers(saved.numbers, round)
-    own = ClientState(*({n.removeprefix(keys.SERVER_JOB): x for n, x in kept.items() if n.startswith(keys.SERVER_JOB)}
-                        for kept in (saved.tensors, saved.numbers)))  # fmt: skip
-    yield from _of_client(context, SERVER, own, round)
+    yield from _of_client(context, SERVER, ClientState(_of_job(saved.tensors), _of_job(saved.numbers)), round)
+
+
+def _of_job(kept: Mapping[str, T]) -> dict[str, T]:
+    """What the server's training on its own data keeps, as a client's would."""
+    return {name.removeprefix(keys.SERVER_JOB): value for name, value in kept.items() if name.startswith(keys.SERVER_JOB)}
 
 
 def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[str]:
@@ -92,7 +100,7 @@ def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[s
 def _of_client(context: RoundContext, name: str, state: ClientState, round: int) -> Iterator[str]:
     engine, algorithm = context.components.engine, context.algorithm
     shared, private = engine.shared, engine.private
-    flat = {key: (shared, (shared.size,)) for key in (keys.PERSONAL, keys.TRAINED, keys.BEST_WEIGHTS)}
+    flat: Flat = {key: (shared, (shared.size,)) for key in (keys.PERSONAL, keys.TRAINED, keys.BEST_WEIGHTS)}
     flat |= {key: (private, (private.size,)) for key in (keys.PRIVATE, keys.BEST_PRIVATE)}
     flat |= {key: (shared, shape) for key, shape in algorithm.kept_tensors(shared).items()}
     yield from _misfits(flat, state.tensors)
