@@ -28,7 +28,9 @@ from fedtorch.core.weights import Partition
 TASK = Quadratic(
     clients={"a": (1.0, 1.0, 6), "b": (2.0, -1.0, 9)}, start=(0.3, -0.7), head=(0.2,), noise=0.5, double=False
 )
-KEEPS = ClientConfig(optimizer="adamw", lr=0.1, batch_size=4, optimizer_state="keep", steps=2, schedule_span="run")
+KEEPS = ClientConfig(
+    optimizer="adamw", lr=0.1, batch_size=4, optimizer_state="keep", steps=2, schedule="linear", schedule_span="run"
+)
 RUNS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "ditto": (Ditto(lam=0.5), {"client": KEEPS, "server": ServerConfig(optimizer="adam", lr=0.1)}),
     "scaffold": (Scaffold(), {"client": ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, schedule="constant")}),
