@@ -133,11 +133,7 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
             request = replace(request, overrides=(*request.overrides, f"clients.min_silos={MIN_SILOS}"))
             config = request.load()
         rank, told = side(config, ranks)
-        again = [*start_words(name), f"--{option}", given, *(["--silo", args.silo] if rank else [])]
-        again += ["--secret-file", str(args.secret_file)] if args.secret_file else []
-        again += ["--config", *map(str, args.config)]
-        again += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
-        command = shlex.join([*again, *set_options(args.set)])
+        command = _command(name, args, [f"--{option}", given, *(["--silo", args.silo] if rank else [])])
         secret = read_secret(args.secret_file) if args.secret_file else os.environ.get(VARIABLE, "")
         if secret:
             job_secret({VARIABLE: secret}, config.folder)  # long enough?
@@ -149,22 +145,23 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
         try:
             return Kept(request.arguments(), environ, config.folder, say(prog)).run(args.max_restarts)
         except RestartsError as error:
+            has_time = config.tells_times
             if not rank:
-                write_status(
-                    config.folder, code=error.exit_code, reason=str(error), command=command, has_time=config.tells_times
-                )
+                write_status(config.folder, code=error.exit_code, reason=str(error), command=command, has_time=has_time)
             else:
-                write_silo_status(
-                    config.folder,
-                    who,
-                    code=error.exit_code,
-                    reason=str(error),
-                    command=command,
-                    has_time=config.tells_times,
-                )
+                write_silo_status(config, who, code=error.exit_code, reason=str(error), command=command)
             raise
     except FedtorchError as error:
         return print_error(error, prog)
+
+
+def _command(name: str, args: argparse.Namespace, place: list[str]) -> str:
+    """What starts this side again; place: the options that say which side it is."""
+    again = [*start_words(name), *place]
+    again += ["--secret-file", str(args.secret_file)] if args.secret_file else []
+    again += ["--config", *map(str, args.config)]
+    again += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
+    return shlex.join([*again, *set_options(args.set)])
 
 
 def parser(prog: str, about: str | None) -> argparse.ArgumentParser:

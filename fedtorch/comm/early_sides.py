@@ -107,7 +107,8 @@ class EarlyReceiver(Early):
         local, places = aggregation.local, Names.of(aggregation.names)
         self._left = {rank: set[int]() for rank in aggregation.group.members}
         for client, rank in ranks.items():
-            self._left[rank].add(places.place(client))
+            if rank in self._left:  # a lost rank's clients are drawn still, and come from nobody
+                self._left[rank].add(places.place(client))
         self._sum = RunningSum(local.size, scale, local.sums)
         self._weights: dict[str, float] = {}
         self._parts: list[_Part] = []

@@ -10,7 +10,8 @@ LONGEST = 60
 _QUOTED, _LINE, _MESSAGE = 300, 1500, 12_000  # characters; 20 rows of a file each have a line
 _WORD = re.compile(r"\S{301,}")
 _BETWEEN = re.compile(r"([`'\"])([^`'\"\n]{301,})\1")
-_MARKUP = re.compile(r"[\\|\[\]]")
+_MARKUP = re.compile(r"[\\|]|\[(?=[^\[\]]*\]\()")
+"""What ends a cell of a Markdown table, and what begins a link or a picture."""
 
 
 def shortened(value: Any, longest: int = LONGEST) -> str:

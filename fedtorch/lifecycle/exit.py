@@ -62,7 +62,7 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
     for folder in dict.fromkeys(folders if rank == 0 else ()):
         write_status(folder, code=code, reason=reason, command=command, round=saved, has_time=has_time)
     if silo():
-        write_silo_status(config.folder, silo(), code=code, reason=reason, command=command, has_time=has_time)
+        write_silo_status(config, silo(), code=code, reason=reason, command=command)
     log.error("%s", reason)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream is not None:
@@ -77,8 +77,7 @@ def note_end(config: Config, error: FedtorchError, rank: int, command: str, *, b
     is_lost = isinstance(error, LostRankError) and 0 in error.ranks
     reason, has_time = str(error).splitlines()[0], config.tells_times
     if silo() and not is_servers(config.folder):
-        name = silo()
-        write_silo_status(config.folder, name, code=error.exit_code, reason=reason, command=command, has_time=has_time)
+        write_silo_status(config, silo(), code=error.exit_code, reason=reason, command=command)
     elif rank == 0 or (is_lost and not _has_spoken(config.folder, begun)):
         write_status(config.folder, code=error.exit_code, reason=reason, command=command, has_time=has_time)
 

@@ -116,6 +116,6 @@ def _advice(ranks: list[int], *, round: int, known: int, is_other: bool) -> str:
         )
     return (
         f"the server's newest checkpoint is of round {known}: its run folder is an older copy. Nothing was deleted. "
-        f"Restore a newer copy of the server's folder; or, to give up what {those} saved after round {round}, start "
-        "that side with `--resume force`"
+        f"Restore a newer copy of the server's folder; what {those} saved after round {round} is given up only as "
+        "docs/reliability.md says"
     )

@@ -9,7 +9,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from fedtorch.config.load import to_dict, to_yaml
+from fedtorch.config.load import config_facts, to_dict, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.config.trackers import make_trackers
 from fedtorch.core.errors import CheckpointError
@@ -37,7 +37,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
         if start is None:
             set_aside(config, aside)
         replace_file(config.folder / "config.yaml", to_yaml(config))
-        replace_file(config.folder / "env.json", json.dumps(built.facts() | {"ranks": num_ranks}, indent=1) + "\n")
+        replace_file(config.folder / "env.json", json.dumps(_facts(built) | {"ranks": num_ranks}, indent=1) + "\n")
     except OSError as error:
         raise CheckpointError(
             f"the run folder {config.folder} cannot be written ({error}); free some space, or set `run.dir`"
@@ -57,6 +57,12 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
         has_times=config.tells_times,
         metric=chooses_by(config.eval, built.task),
     )
+
+
+def _facts(built: BuiltRun) -> dict[str, str]:
+    """What ranks compare, without the config's keys, which are in config.yaml and may name clients."""
+    keys = config_facts(built.config)
+    return {name: value for name, value in built.facts().items() if name not in keys or name in ("fedtorch", "config")}
 
 
 def set_aside(config: Config, aside: Path) -> None:

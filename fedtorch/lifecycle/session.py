@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -118,7 +117,7 @@ class Session:
         """On a server that is started anew, whose run has ended but not for all: as `_stay`."""
         system = config.system
         member = Store.join(os.environ, system.timeout, self._secret(config), system.start_timeout)
-        stay_again(member, missed.ranks, missed.until - time.time())
+        stay_again(member, missed.ranks, missed.left_s)
         return self._stay(member, missed.hosts, missed.known(config))
 
     def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
@@ -245,7 +244,7 @@ class Session:
 
 def _shown(runner: Runner, done: int, config: Config, command: str) -> AbstractContextManager[object]:
     """Shows a silo the rounds that it takes part in; other ranks have the server's records."""
-    return SiloRounds(runner, done, config.folder, command, config.track.progress) if silo() else nullcontext()
+    return SiloRounds(runner, done, config, command) if silo() else nullcontext()
 
 
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:

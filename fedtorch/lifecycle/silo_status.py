@@ -11,6 +11,7 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from fedtorch.config.schema import Config
 from fedtorch.lifecycle.status import NAME, read_status, write_status
 from fedtorch.rounds.runner import Runner
 from fedtorch.tracking.console import Console, Progress
@@ -32,18 +33,12 @@ def is_servers(folder: Path) -> bool:
 
 
 def write_silo_status(
-    folder: Path,
-    silo: str,
-    *,
-    code: int | None,
-    reason: str,
-    command: str,
-    round: int | None = None,
-    has_time: bool = True,
+    config: Config, silo: str, *, code: int | None, reason: str, command: str, round: int | None = None
 ) -> None:
-    """Like `write_status`, with the silo's name, unless the file is the server's."""
-    if not is_servers(folder):
-        write_status(folder, code=code, reason=reason, command=command, round=round, silo=silo, has_time=has_time)
+    """Like `write_status` in the run's folder, with the silo's name, unless the file is the server's."""
+    if not is_servers(config.folder):
+        about = {"reason": reason, "command": command, "silo": silo}
+        write_status(config.folder, code=code, round=round, has_time=config.tells_times, **about)
 
 
 class SiloRounds:
@@ -52,13 +47,11 @@ class SiloRounds:
     A thread looks at the runner, so nothing that the ranks do together waits for a terminal or a disk.
     """
 
-    def __init__(self, runner: Runner, done: int, folder: Path, command: str, progress: Progress) -> None:
-        """done: rounds of an earlier process."""
-        self._runner, self._folder, self._command, self._name = runner, folder, command, silo()
-        config = runner.components.config
-        self._has_times = config.tells_times
-        shown: Progress = "off" if progress == "off" else "lines"
-        self._console = Console(shown, config.rounds, done, has_times=self._has_times)
+    def __init__(self, runner: Runner, done: int, config: Config, command: str) -> None:
+        """done: rounds of an earlier process. config: of the run in whose folder the file is."""
+        self._runner, self._config, self._command, self._name = runner, config, command, silo()
+        shown: Progress = "off" if config.track.progress == "off" else "lines"
+        self._console = Console(shown, runner.components.config.rounds, done, has_times=config.tells_times)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fedtorch-silo", daemon=True)
 
@@ -83,12 +76,4 @@ class SiloRounds:
                 return
 
     def _write(self, done: int) -> None:
-        write_silo_status(
-            self._folder,
-            self._name,
-            code=None,
-            reason="running",
-            command=self._command,
-            round=done,
-            has_time=self._has_times,
-        )
+        write_silo_status(self._config, self._name, code=None, reason="running", command=self._command, round=done)

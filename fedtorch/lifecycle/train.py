@@ -39,54 +39,40 @@ def train(config: Config, *, rank: int, num_ranks: int, resume: str, command: st
         _train(config, rank=rank, num_ranks=num_ranks, resume=resume, command=command, stop=stop, remarks=remarks)
 
 
+def _say_of_silo(config: Config, code: int | None, reason: str, command: str) -> None:
+    """In a silo's own status.json, with the rounds that are there already; of another rank nothing."""
+    if silo():
+        done = read_status(config.folder).get("round")
+        write_silo_status(config, silo(), code=code, reason=reason, command=command, round=done)
+
+
 def _train(
     config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag, remarks: Sequence[str]
 ) -> None:
     """The same, in folders that are this run's alone. remarks: are logged as warnings."""
-    begun = time.time()
+    begun, has_time = time.time(), config.tells_times
     try:
         torch.set_num_threads(config.system.threads)
-        stacks = start_logging(config.folder, rank, has_times=config.tells_times)
+        stacks = start_logging(config.folder, rank, has_times=has_time)
         for remark in remarks:
             log.warning("%s", remark)
         keep_freed(config.system.keep_freed_mb)
         stop.grace_s = config.system.shutdown_grace
         stop.last_words = partial(last_words, config, [config.folder], rank, command)
-        if silo():
-            write_silo_status(
-                config.folder,
-                silo(),
-                code=None,
-                reason="waits for the server",
-                command=command,
-                has_time=config.tells_times,
-            )
+        _say_of_silo(config, None, "waits for the server", command)
         Session(rank, num_ranks, resume, command, stop, stacks).train(config)
-        if silo():
-            done = read_status(config.folder).get("round")
-            has_time = config.tells_times
-            write_silo_status(
-                config.folder, silo(), code=0, reason="done", command=command, round=done, has_time=has_time
-            )
+        _say_of_silo(config, 0, "done", command)
     except KeyboardInterrupt:  # where signals do not end the process, a second one comes as this
         reason = "interrupted before it could save; what came after the last checkpoint will be repeated"
-        write_status(
-            config.folder, code=Interrupted.exit_code, reason=reason, command=command, has_time=config.tells_times
-        )
+        write_status(config.folder, code=Interrupted.exit_code, reason=reason, command=command, has_time=has_time)
         raise
     except Exception as raised:
         log.debug("the run ends", exc_info=raised)  # to this rank's file; what it quotes may be a client's
         error = explained(raised)
         if error is None:
             if rank == 0:
-                reason = f"{type(raised).__name__}; see log.rank0.txt"
-                write_status(
-                    config.folder,
-                    code=FedtorchError.exit_code,
-                    reason=reason,
-                    command=command,
-                    has_time=config.tells_times,
-                )
+                reason, code = f"{type(raised).__name__}; see log.rank0.txt", FedtorchError.exit_code
+                write_status(config.folder, code=code, reason=reason, command=command, has_time=has_time)
             raise
         if stop.is_due and isinstance(error, LostRankError):  # it had the signal too and could not wait for this rank
             error = Interrupted(f"stopped by a signal, and not all ranks could save: {error}")

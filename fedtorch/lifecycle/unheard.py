@@ -36,6 +36,11 @@ class Unheard:
     clients: dict[str, Any]
     """What the manifests of all clients count, where these lie with their ranks."""
 
+    @property
+    def left_s(self) -> float:
+        """Seconds for which it stays still. By the clock of the day: the process that wrote the time is gone."""
+        return self.until - time.time()
+
     def known(self, config: Config) -> Config:
         """The config with the sizes of all clients."""
         return replace(config, task=check_task(config).with_entries(self.clients)) if is_pinned(config) else config
@@ -66,7 +71,7 @@ def remembered(config: Config) -> Unheard | None:
     try:
         found = Unheard(**json.loads((config.folder / NAME).read_text()))
         found = replace(found, ranks=tuple(map(int, found.ranks)), hosts=tuple(map(str, found.hosts)))
-        return found if found.run == digest(config) and found.until > time.time() else None
+        return found if found.run == digest(config) and found.left_s > 0 else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:

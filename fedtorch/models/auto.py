@@ -216,7 +216,7 @@ def _check_size(key: str, value: Any, default: Any) -> None:
         raise ConfigError(f"{named}; set it to a number that is not negative")
     if isinstance(default, int) and not isinstance(default, bool) and value != int(value):
         raise ConfigError(f"{named}; set it to a whole number")
-    if value == 0 and _SIZE.search(key):
+    if value == 0 and _SIZE.search(key) and not isinstance(default, float):  # a rate such as embd_pdrop
         raise ConfigError(f"{named}; set it to at least 1")
 
 

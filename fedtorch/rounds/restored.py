@@ -78,7 +78,9 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
 
 def _of_job(kept: Mapping[str, T]) -> dict[str, T]:
     """What the server's training on its own data keeps, as a client's would."""
-    return {name.removeprefix(keys.SERVER_JOB): value for name, value in kept.items() if name.startswith(keys.SERVER_JOB)}
+    return {
+        name.removeprefix(keys.SERVER_JOB): value for name, value in kept.items() if name.startswith(keys.SERVER_JOB)
+    }
 
 
 def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[str]:

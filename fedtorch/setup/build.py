@@ -15,6 +15,7 @@ import transformers
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
+from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config.load import config_facts, to_dict
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
@@ -28,7 +29,7 @@ from fedtorch.rounds.placement import Placement, place
 from fedtorch.setup.attacks import check_attack, check_attacks_vectors
 from fedtorch.setup.checks import check, something_is_trained
 from fedtorch.setup.engine import device, divide, make_engine
-from fedtorch.setup.idle_settings import about_evaluation, check_idle
+from fedtorch.setup.idle_settings import about_evaluation, about_rates, check_idle
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.private import check_private, make_mechanism
 from fedtorch.setup.remarks import about_data, about_decay, about_metrics
@@ -75,12 +76,7 @@ class BuiltRun(Plan):
 
         Called by all ranks of a worker alike: the first call makes their group.
         """
-        mine = self.topology.worker_of(comm.rank)
-        worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
-        together = worker is not None and self.task.passes_together(worker.size)
-        self.engine.join(worker, self.task.join if together else None)
-        if self.engine.owners is not None:
-            self.task.join(self.engine.module, worker)
+        worker = self._join_worker(comm)
         mechanism = mechanism or make_mechanism(self, is_server=comm.is_server)
         comm.masking = mechanism.masking
         return RunComponents(
@@ -104,6 +100,16 @@ class BuiltRun(Plan):
             left_out=left_out or {},
             is_engine_shared=is_engine_shared,
         )
+
+    def _join_worker(self, comm: Communicator) -> WorkerGroup | None:
+        """This rank's worker, which engine and task know of then; None: it trains alone, or not at all."""
+        mine = self.topology.worker_of(comm.rank)
+        worker = None if mine is None else comm.join_worker(self.topology.workers[mine])
+        together = worker is not None and self.task.passes_together(worker.size)
+        self.engine.join(worker, self.task.join if together else None)
+        if self.engine.owners is not None:
+            self.task.join(self.engine.module, worker)
+        return worker
 
     def show_remarks(self) -> None:
         """Log the remarks, all in one warning."""
@@ -155,7 +161,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     check_previous_scale(plan)
     check_attack(plan)
     placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
-    remarks = [*about_metrics(plan), *about_evaluation(plan), *about_data(plan, placement, rank)]
+    remarks = [*about_metrics(plan), *about_evaluation(plan), *about_rates(plan), *about_data(plan, placement, rank)]
     own = plan.topology.worker_of(rank)
     if engine is None:
         engine = make_engine(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.base import Task
@@ -52,33 +53,9 @@ def who_waits_for_scores_gets_some(plan: Plan) -> None:
             )
 
 
-def somebody_learns(plan: Plan) -> None:
-    """At a rate of 0 every round leaves all as it was."""
-    config = plan.config
-    if not config.rounds or not plan.algorithm.trains_clients:
-        return
-    if all(hp.lr == 0 and not hp.relative_step for hp in plan.settings):
-        raise ConfigError(
-            "client.lr is 0 for all clients, so that nobody learns anything; set it above 0, or rounds to 0 to "
-            "evaluate the model as it is"
-        )
-
-
-def the_server_steps(plan: Plan) -> None:
-    """At a rate of 0 the server takes no step."""
-    server = plan.config.server
-    if plan.config.rounds and plan.config.paradigm == "federated" and server.optimizer != "none" and server.lr == 0:
-        raise ConfigError(
-            f"server.lr is 0 and server.optimizer {server.optimizer}, so that the server never takes a step; set "
-            "server.lr above 0, or server.optimizer to none"
-        )
-
-
 RULES: tuple[Callable[[Plan], None], ...] = (
     splits_are_the_tasks,
     who_waits_for_scores_gets_some,
-    somebody_learns,
-    the_server_steps,
 )
 
 
@@ -101,6 +78,19 @@ def about_evaluation(plan: Plan) -> Iterator[str]:
     evaluations = -(-rounds // config.every) if config.every else 0
     if config.patience is not None and config.patience >= evaluations:
         yield f"eval.patience is {config.patience} but there are {evaluations} evaluations, so it never ends the run"
+
+
+def about_rates(plan: Plan) -> Iterator[str]:
+    """Rates of 0, at which every round leaves all as it was: a control in a sweep, or a slip."""
+    config = plan.config
+    if not config.rounds:
+        return
+    if plan.algorithm.trains_clients and not isinstance(plan.algorithm, MessageAlgorithm):
+        if all(hp.lr == 0 and not hp.relative_step for hp in plan.settings):
+            yield "client.lr is 0 for all clients, so their training changes nothing"
+    server = config.server
+    if config.paradigm == "federated" and server.optimizer != "none" and server.lr == 0:
+        yield f"server.lr is 0 and server.optimizer {server.optimizer}, so the server never takes a step"
 
 
 def splits_of(task: Task) -> list[str]:

@@ -117,7 +117,7 @@ def test_nothing_of_an_earlier_run_is_deleted_before_the_new_one_has_a_checkpoin
     """One process, one disk: a run that begins anew and comes to nothing takes nothing away, nor does the next one."""
     words, run = ["--config", str(toy_config(tmp_path))], tmp_path / "run"
     assert main(words) == 0
-    kept = contents(run / "checkpoints")
+    kept = {**contents(run / "checkpoints"), "results.json": (run / "results.json").read_bytes()}
     for _ in range(2):
         monkeypatch.setenv("FEDTORCH_TESTING", "1")
         monkeypatch.setenv("FEDTORCH_FAULTS", ";".join(f"nan:client={name}" for name in "abcd"))
@@ -125,4 +125,4 @@ def test_nothing_of_an_earlier_run_is_deleted_before_the_new_one_has_a_checkpoin
         assert kept and contents(run / "checkpoints.before") == kept
     monkeypatch.delenv("FEDTORCH_FAULTS")
     assert main([*words, "--resume", "never"]) == 0
-    assert not (run / "checkpoints.before").exists() and len(contents(run / "checkpoints")) == len(kept)
+    assert not (run / "checkpoints.before").exists() and len(contents(run / "checkpoints")) == len(kept) - 1

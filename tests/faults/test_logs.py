@@ -62,8 +62,8 @@ def test_a_clock_that_jumps_ends_no_waiting(undisturbed: str, tmp_path: Path) ->
     assert not any("gave no sign of life" in ended.log(rank) for rank in range(3))
 
 
-STAMPS = {"event_file.py", "mlflow.py", "status_table.py", "tensorboard.py", "tracker.py", "train.py"}
-"""Of an event, or of a file's last change."""
+STAMPS = {"event_file.py", "mlflow.py", "status_table.py", "tensorboard.py", "tracker.py", "train.py", "unheard.py"}
+"""Of an event, or of a file's last change, or of what a process that is gone has promised."""
 
 
 def test_nothing_waits_by_the_clock_of_the_day() -> None:

@@ -20,7 +20,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.lifecycle import run_lock
 from fedtorch.lifecycle.run_lock import NAME, held, is_held
 from fedtorch.main import main
-from launchers import keep
+from launchers import restarts
 from launchers.job import Job
 from launchers.keep import Kept
 from launchers.pool import Command, Pool, is_locked
@@ -95,7 +95,7 @@ def test_whatever_starts_the_second_run_it_ends_with_2_and_touches_nothing(
 
 def test_a_side_that_is_kept_running_ends_with_2_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`fedtorch serve`, which starts the server as this does."""
-    monkeypatch.setattr(keep, "PAUSE_S", 0.0)
+    monkeypatch.setattr(restarts, "PAUSE_S", 0.0)
     config, said = toy_config(tmp_path), list[str]()
     with held([tmp_path / "run"]):
         server = Kept(["--config", str(config)], {"RANK": "0", "WORLD_SIZE": "1"}, tmp_path / "run", said.append)

@@ -24,6 +24,7 @@ from fedtorch.privacy import owner_files
 from fedtorch.privacy.data_ledger import DataLedger
 from fedtorch.privacy.ledger import LEDGER, Ledger
 from fedtorch.privacy.owner_files import append_own, whole_lines
+from fedtorch.privacy.release import Release
 
 TERMS = {"rate": 0.5, "clients": 8, "noise_multiplier": 1.0, "delta": 1e-5}
 LINE = {"round": 3, "attempt": 0, "digest": "ab" * 32}
@@ -90,26 +91,26 @@ def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: 
 def test_no_sum_leaves_without_its_line(size: int, tmp_path: Path) -> None:
     second = "ab" * 32
     ledger = Ledger.begin(tmp_path / "privacy", TERMS)
-    ledger.enter(0, "first")
+    ledger.enter(0, 0, "first")
     before = (tmp_path / "privacy" / LEDGER).read_bytes()
     with room(size), pytest.raises(CheckpointError, match="so the round's sum stays here"):
-        ledger.enter(1, second)
+        ledger.enter(1, 0, second)
     assert (tmp_path / "privacy" / LEDGER).read_bytes() == before
     assert len(ledger.releases) == 1
-    assert ledger.enter(1, second) == 0
+    assert ledger.enter(1, 0, second)
     assert [release.digest for release in Ledger.open(tmp_path / "privacy").releases] == ["first", second]
 
 
 @pytest.mark.parametrize("cut", range(1, BYTES))
 def test_a_line_in_which_a_process_died_is_no_release_and_takes_no_other_with_it(cut: int, tmp_path: Path) -> None:
     ledger = Ledger.begin(folder := tmp_path / "privacy", TERMS)
-    ledger.enter(0, "first")
+    ledger.enter(0, 0, "first")
     path = folder / LEDGER
     whole = path.read_bytes()
     path.write_bytes(whole + json.dumps(LINE).encode()[:cut])
     again = Ledger.open(folder)
     assert [release.digest for release in again.releases] == ["first"]
-    assert again.enter(3, "second") == 0  # the round is done again, and is counted then
+    assert again.enter(3, 0, "second")  # the round is done again, and is counted then
     assert path.read_bytes().startswith(whole)
     assert [release.digest for release in Ledger.open(folder).releases] == ["first", "second"]
 
@@ -170,7 +171,7 @@ ledger = Ledger.begin(root / "privacy", {"rate": 0.5, "clients": 8, "noise_multi
 ledger.attach(DataLedger(root / "data.privacy.jsonl"), root)
 try:
     for round in range(3000):
-        ledger.enter(round, "ab" * 32)
+        ledger.enter(round, 0, "ab" * 32)
         left += 1
 except CheckpointError:
     pass
@@ -263,7 +264,7 @@ def test_what_fits_is_written_whole(tmp_path: Path) -> None:
 
 def test_the_ledger_of_data_is_written_whole_too(tmp_path: Path) -> None:
     ledger = DataLedger(tmp_path / "data.privacy.jsonl")
-    ledger.begin("run", TERMS, tmp_path, [])
+    ledger.begin("run", TERMS, tmp_path, [], is_known=False)
     with room(7), pytest.raises(CheckpointError, match="cannot be written"):
-        ledger.enter("run", 0, 0)
-    assert ledger.runs()["run"].releases == set()
+        ledger.enter("run", Release(0, 0, "ab", 0))
+    assert ledger.runs()["run"].releases == {}

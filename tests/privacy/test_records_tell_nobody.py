@@ -225,31 +225,32 @@ def test_openings_name_nobody_and_are_equally_long(tmp_path: Path) -> None:
     sets = ([], ["a"], [f"client_{i}" for i in range(9)])
     openings = Openings(path, b"k" * 32)
     for round, names in enumerate(sets):
-        openings.open(round, names)
+        openings.open((round, 0), names)
     lines = path.read_text().splitlines()
     assert len({len(line) for line in lines}) == 1 and "client" not in path.read_text()
     again = Openings(path, b"k" * 32)
     for round, names in enumerate(sets):
-        assert again.may_open(round, reversed(names)) and not again.may_open(round, [*names, "z"])  # type: ignore[arg-type]
-    assert not Openings(path, b"l" * 32).may_open(1, ["a"])  # who has not the key cannot compare
+        assert again.may_open((round, 0), [*reversed(names)]) and not again.may_open((round, 0), [*names, "z"])
+    assert not Openings(path, b"l" * 32).may_open((1, 0), ["a"])  # who has not the key cannot compare
 
 
 def test_openings_of_an_older_run_are_understood(tmp_path: Path) -> None:
     path = tmp_path / "openings.jsonl"
-    Openings(path).open(0, ["b", "a"])
+    Openings(path).open((0, 0), ["b", "a"])
     assert "clients" in path.read_text()
     again = Openings(path, b"k" * 32)
-    assert again.may_open(0, ["a", "b"]) and not again.may_open(0, ["a"])
+    assert again.may_open((0, 0), ["a", "b"]) and not again.may_open((0, 0), ["a"])
 
 
 def test_the_report_reads_a_ledger_of_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from fedtorch.privacy.data_ledger import DataLedger
+    from fedtorch.privacy.release import Release
 
     terms = {"rate": 0.3, "clients": 20, "noise_multiplier": 1.0, "delta": 1e-3}
     path = tmp_path / "epsilon of our patients"
     ledger = DataLedger(path)
-    ledger.begin("one", terms, tmp_path / "one", [(0, 0), (1, 0)])
-    ledger.begin("two", terms, tmp_path / "two", [(0, 0)])
+    ledger.begin("one", terms, tmp_path / "one", [Release(0, 0, "a"), Release(1, 0, "b")], is_known=False)
+    ledger.begin("two", terms, tmp_path / "two", [Release(0, 0, "c")], is_known=False)
     assert report(["privacy", str(path), "--out", str(tmp_path)]) == 0
     assert f"**all 2 in {path}** | 3 |" in capsys.readouterr().out
 

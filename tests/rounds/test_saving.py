@@ -120,10 +120,11 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     runner = make_runner(config_of(tmp_path, "fedavg", True))
     step = runner._step
 
-    def broken(decision: Any) -> None:
-        step(decision)
+    def broken(decision: Any) -> bool:
+        counts = step(decision)
         if runner.context.round == 1:
             runner.context.server.weights[0] = float("nan")
+        return counts
 
     runner._step = broken  # type: ignore[method-assign]
     with pytest.raises(NonFiniteError, match="after round 2 are not finite"):

@@ -11,7 +11,7 @@ from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.setup.build import build
-from fedtorch.setup.idle_settings import about_evaluation
+from fedtorch.setup.idle_settings import about_evaluation, about_rates
 from fedtorch.setup.plan import Plan
 
 
@@ -22,8 +22,6 @@ def plan(folder: Path, *sets: str) -> Plan:
 REFUSED = {
     "eval.split=validation": "eval.split is validation but the task `toy:Quadratic` has the splits train, dev, test",
     "eval.final_split=Test": "eval.final_split is Test but the task `toy:Quadratic` has the splits train, dev, test",
-    "client.lr=0": "client.lr is 0 for all clients, so that nobody learns anything",
-    "server.lr=0": "server.lr is 0 and server.optimizer adam, so that the server never takes a step",
     "clients={sampling: numpy_round_seed, per_round: all}": "but clients.per_round is all, so nobody is drawn",
     "client.schedule_span=run": "client.schedule_span is run but client.schedule is constant and has no warm-up",
     "client.accumulation_rule=spill": "client.accumulation_rule is spill but client.accumulation is 1",
@@ -101,6 +99,16 @@ def test_a_patience_that_is_never_used_up_is_said(tmp_path: Path) -> None:
     (line,) = about_evaluation(plan(tmp_path, "eval.patience=3"))
     assert line == "eval.patience is 3 but there are 3 evaluations, so it never ends the run"
     assert list(about_evaluation(plan(tmp_path, "eval.patience=2"))) == []
+
+
+def test_rates_of_nothing_are_said_and_allowed(tmp_path: Path) -> None:
+    """A control in a sweep has them."""
+    assert list(about_rates(plan(tmp_path, "client.lr=0", "server={optimizer: adam, lr: 0}"))) == [
+        "client.lr is 0 for all clients, so their training changes nothing",
+        "server.lr is 0 and server.optimizer adam, so the server never takes a step",
+    ]
+    assert list(about_rates(plan(tmp_path, "client.lr=0", "per_client.a.lr=0.1"))) == []
+    assert list(about_rates(plan(tmp_path, "client.lr=0", "rounds=0"))) == []
 
 
 def test_a_private_run_says_that_nobody_is_evaluated(tmp_path: Path) -> None:
