@@ -81,7 +81,7 @@ def test_a_server_restored_from_a_backup_says_that_it_is_older_and_deletes_nothi
     there = {path.name for path in (hosts.hosts["b"].disk / "run").glob("checkpoints/clients/*")}
     assert run(hosts, words) == [8] * 4
     assert "the server's newest checkpoint is of round 2: its run folder is an older copy" in reason(hosts)
-    assert "on host `b`" in reason(hosts) and "after 3 saved rounds" in reason(hosts)
+    assert "(host `b`)" in reason(hosts) and "after 3 saved rounds" in reason(hosts)
     assert not [word for word in ("missing_clients", "--resume never", "--resume force") if word in reason(hosts)]
     assert {path.name for path in (hosts.hosts["b"].disk / "run").glob("checkpoints/clients/*")} == there
 
