@@ -117,11 +117,6 @@ class ClientConfig:
         self._check_schedule()
 
     def _check_schedule(self) -> None:
-        if self.schedule_span == "run" and self.schedule == "constant" and not (self.warmup_steps or self.warmup_ratio):
-            raise ConfigError(
-                "client.schedule_span is run but client.schedule is constant and has no warm-up, so the rate is the "
-                "same at every step; remove client.schedule_span, or set client.schedule or client.warmup_ratio"
-            )
         if self.relative_step and self.schedule != "constant":
             raise ConfigError(
                 f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"

@@ -135,7 +135,7 @@ def test_a_server_whose_machine_goes_down_while_it_stays_goes_on_staying(network
     hosts.boot("a")
     again = hosts.start_again(WHERE, AWAY, words)  # before there is a server
     server = hosts.start_again(WHERE, 0, words, {"FEDTORCH_STAY": "60"})
-    assert [again.join(60)[0].exit_code, server.join(60)[0].exit_code] == [0, 0]
+    assert [again.join(120)[0].exit_code, server.join(120)[0].exit_code] == [0, 0]
     assert "the run ended after 4 rounds while this rank was away; its models" in hosts.log("b", AWAY)
     assert is_done(hosts) and (run_of(hosts, "a") / "results.json").read_bytes() == result
     assert not (run_of(hosts, "a") / "unheard.json").exists()
