@@ -22,7 +22,7 @@ from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import shared
 from fedtorch.privacy.data_ledger import DataLedger, stamp
 from fedtorch.privacy.owner_files import append_own, read_own, sync_folder
-from fedtorch.privacy.release import Release, merge
+from fedtorch.privacy.release import Release, TwoSumsError, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
 
 log = logging.getLogger(__name__)
@@ -285,7 +285,8 @@ def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[
             merge(known, Release.of(line))
         return head, list(known.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{folder / LEDGER} is damaged; {_RESTORE}") from error
+        why = f" ({error})" if isinstance(error, TwoSumsError) else ""
+        raise CheckpointError(f"{folder / LEDGER} is damaged{why}; {_RESTORE}") from error
 
 
 def _write(path: Path, content: bytes) -> None:

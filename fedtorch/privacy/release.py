@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
+class TwoSumsError(ValueError):
+    """A ledger has two sums under one attempt, and so one noise on both."""
+
+
 def counted(number: object) -> int:
     """A whole number that is not negative, as it was written.
 
@@ -66,10 +70,10 @@ def merge(known: dict[tuple[int, int], Release], release: Release) -> None:
     """Add a line to those before it: that of a sum takes the place of its attempt's beginning.
 
     Raises:
-        ValueError: two sums under one attempt, and so with one noise.
+        TwoSumsError: two sums under one attempt, and so with one noise.
     """
     there = known.get((release.round, release.attempt))
     if there is None or there.is_open:
         known[release.round, release.attempt] = release
     elif not release.is_open and not there.covers(release):
-        raise ValueError(f"two sums of round {release.round + 1} under attempt {release.attempt}")
+        raise TwoSumsError(f"two sums of round {release.round + 1} under attempt {release.attempt}")

@@ -85,7 +85,7 @@ def test_a_public_address_is_not_announced(trusts: bool, problem: str, monkeypat
             return {note["network"]: note["address"], "another": ""}, ("a", "b")
 
     monkeypatch.setattr(addresses, "towards", lambda host: Interface("eth0", "203.0.113.9"))
-    monkeypatch.setattr(addresses, "_listen", lambda found: None)
+    monkeypatch.setattr(addresses, "_listen", lambda found, ports: None)
     monkeypatch.setattr(addresses, "_try", lambda places, own: "")
     addresses.agree(Meeting(), None, {"MASTER_ADDR": "203.0.113.7"}, trusts=trusts)
     assert told[1]["phase"] == "chosen" and told[1]["problem"].startswith(problem)

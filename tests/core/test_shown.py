@@ -51,4 +51,5 @@ def test_numbers_and_plain_texts_stay_as_they_are_in_a_cell(cell: object) -> Non
 
 
 def test_markup_is_text_in_a_table() -> None:
-    assert for_markdown("a|b\n<img src=x> [y](z) & c") == r"a\|b &lt;img src=x> \[y\](z) &amp; c"
+    assert for_markdown("a|b\n<img src=x> [y](z) & c") == r"a\|b &lt;img src=x> \[y](z) &amp; c"
+    assert for_markdown("run [final] of 3") == "run [final] of 3"
