@@ -43,7 +43,8 @@ BEST_SCORE = "best_score"
 """the best score so far; written by `BestModel`"""
 
 BEST_LOSS = "best_loss"
-"""the loss measured with the best score, missing where none was; written by `BestModel`"""
+"""the loss measured with the best score, where `eval.ties` looks at it; missing where none was measured; written by
+`BestModel`"""
 
 WITHOUT_GAIN = "evaluations_without_gain"
 """evaluations since the best one; written by `BestModel`"""

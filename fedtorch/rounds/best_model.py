@@ -64,7 +64,7 @@ class BestModel:
         if is_best:
             numbers.update({keys.BEST_SCORE: found.score, keys.BEST_ROUND: round})
             numbers.pop(keys.BEST_LOSS, None)
-            if not math.isnan(found.loss):
+            if ties == "loss" and not math.isnan(found.loss):
                 numbers[keys.BEST_LOSS] = found.loss
         numbers[keys.WITHOUT_GAIN] = 0 if is_gain else self.without_gain + 1
         if patience is not None and self.without_gain >= patience:
