@@ -96,9 +96,10 @@ def rounds_of(
     runner.context.components.tracker.working = lambda text: None  # type: ignore[union-attr, method-assign]
     take = runner._step
 
-    def step(decision: Any) -> None:
-        take(decision)
+    def step(decision: Any) -> bool:
+        counts = take(decision)
         seen.append({name: view.clone() for name, view in where.view(runner.context.server.weights).items()})
+        return counts
 
     runner._step = step  # type: ignore[method-assign]
     runner.run()
