@@ -125,6 +125,7 @@ def test_a_server_that_is_told_to_stop_while_it_stays_is_done(network: Callable[
     assert "the server stayed and was told to stop" in hosts.log("a", 0)
 
 
+@pytest.mark.slow  # two starts of ranks within limits of time, which a machine busy with other tests does not keep
 def test_a_server_whose_machine_goes_down_while_it_stays_goes_on_staying(network: Callable[..., Network]) -> None:
     """It needs none of those that have heard of the end, trains nothing, and is done as before."""
     hosts = network()
