@@ -233,7 +233,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return () if self.exchange == "replicated" else (LEFT_OUT,)
 
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
-        """What selections left out, and the last step."""
+        """Tensors that selections left out, and the last step."""
         return {LEFT_OUT: (layout.size,), "step": (layout.size,)}
 
     def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:

@@ -28,7 +28,7 @@ MOST = 30.0
 
 @dataclass(frozen=True)
 class Canaries:
-    """What the canaries of one run say of the epsilon that is claimed."""
+    """Figures of one run's canaries, beside the epsilon that is claimed."""
 
     claimed: float
     """epsilon of all its rounds"""

@@ -12,7 +12,7 @@ from fedtorch.core.errors import CheckpointError
 from fedtorch.core.version import VERSION
 
 FORM = 1
-"""Of what is written; a version that writes it in another way, which this one cannot read, counts on."""
+"""Form of the files; a version that writes them in another way, which this one cannot read, counts on."""
 FOLDER = re.compile(r"round_(\d{6,})(\.old)?")
 SERVER_FILES = ("server.safetensors", "server.json")
 CLIENT_PATH = re.compile(r"clients/([A-Za-z0-9_-]+)-r(\d{6,})(?:-part(\d+))?\.safetensors")

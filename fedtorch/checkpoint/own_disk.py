@@ -1,4 +1,4 @@
-"""What a disk that is not the server's has of a run: a note beside the states, and what is there without one."""
+"""States of a run on a disk that is not the server's: a note beside them, and how they are counted without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTE = "saved.json"
 
 @dataclass(frozen=True)
 class Held:
-    """What would be lost with a disk's checkpoints."""
+    """States that would be lost with a disk's checkpoints."""
 
     round: int
     """Rounds done in the newest checkpoint of all ranks that this disk has a part of; 0: nothing says which."""
@@ -42,7 +42,7 @@ def write_note(folder: Path, round: int, run: str) -> None:
 
 
 def held(folder: Path) -> Held | None:
-    """What is in `folder` that a run which begins anew would take away; None: nothing that was ever saved.
+    """Look for what a run that begins anew would take away from `folder`; None: nothing was ever saved there.
 
     States without a note, as earlier versions left them, count; those of a run that came to no checkpoint do not.
     """

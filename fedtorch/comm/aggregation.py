@@ -110,7 +110,7 @@ class Aggregation:
     memory: UpdateMemory
     """Of this rank's updates, and how to read those of others."""
     masking: Masking | None
-    """Of a secure sum, in which nothing else may be asked of a rank; None: there is none."""
+    """Masking of a secure sum, beside which nothing may be asked of a rank; None: there is no secure sum."""
     is_secret: bool = False
     """Does every rank learn of its own terms alone?"""
 

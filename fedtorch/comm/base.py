@@ -70,7 +70,7 @@ class Communicator(ABC):
     """Where this rank's updates are, so that other ranks of its machine can read them."""
 
     masking: Masking | None = None
-    """Of a run with a secure sum: no rank answers to anything else then, nor on other terms than its own config's."""
+    """Masking of a run with a secure sum: ranks answer to nothing else, and on their own config's terms alone."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = Names.of(names)

@@ -54,6 +54,9 @@ class PartitionConfig:
     """Never trained and never sent."""
 
 
+Ties = Literal["loss", "later", "earlier"]
+
+
 @dataclass(frozen=True)
 class EvalConfig:
     """`eval`: when and on what the models are evaluated, and which one is kept as the best."""
@@ -67,7 +70,7 @@ class EvalConfig:
     select_by: str | None = None
     """Metric that chooses the best model, or `loss`, of which less is better; null: the task's main metric, and `loss`
     where a model of random weights generates text."""
-    ties: Literal["loss", "later", "earlier"] = "loss"
+    ties: Ties = "loss"
     """Which of two rounds with equal scores is the best. loss: that of the lower loss on `split`, and where losses are
     equal or not measured the later one; later; earlier: as in `if score > best`."""
     metrics: tuple[str, ...] = ()

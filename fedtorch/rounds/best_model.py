@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedtorch.config.schema import Ties
 from fedtorch.core import state_keys as keys
 from fedtorch.core.client import ClientState
 from fedtorch.core.scores import LOSS
 from fedtorch.core.server import ServerState
 
 NOTHING: Mapping[str, Tensor] = {}
-
-Ties = Literal["loss", "later", "earlier"]
-"""Values of `eval.ties`"""
 
 
 class Standing(NamedTuple):

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from fedtorch.comm.wire import message_to_report, report_to_message
+from fedtorch.config.schema import Ties
 from fedtorch.core import state_keys
 from fedtorch.core.client import ClientState
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
-from fedtorch.rounds.best_model import BestModel, Standing, Ties, standing
+from fedtorch.rounds.best_model import BestModel, Standing, standing
 
 NAN = math.nan
 
