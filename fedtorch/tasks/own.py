@@ -61,6 +61,8 @@ class OwnTask(Scored):
 
     def __post_init__(self) -> None:
         self.source_model  # noqa: B018  # refuses what is no model
+        if self.data.splits.stratify and not self.has_labels:
+            raise ConfigError("task.data.splits.stratify is true, but the rows of this task have no labels; set false")
 
     @property
     def cuts(self) -> bool:

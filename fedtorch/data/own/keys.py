@@ -40,6 +40,10 @@ class SplitRule:
     """a column whose values are train, dev (or validation) and test; then `dev` and `test` are not used"""
     held_out: tuple[str, ...] = ()
     """clients that are evaluated and never trained: all their rows are test"""
+    stratify: bool = False
+    """shares have a row of every label of which the client has three rows or more, as far as they have places; false:
+    of every label alike as far as whole rows allow, so that a rare one may be missing. Of one row of a label train
+    keeps it, of two test has the second. For tasks with labels"""
 
     def __post_init__(self) -> None:
         shares = [share for share in (self.dev, self.test) if isinstance(share, float | int)]
@@ -74,8 +78,11 @@ class OwnData:
     """a folder that `fedtorch data prepare own` has made of these sources, which are not looked at then"""
 
     def options(self) -> dict[str, Any]:
-        """The keys that decide about the rows."""
-        return {key: value for key, value in asdict(self).items() if key != "prepared"}
+        """The keys that decide about the rows; later ones only where they are set, so that digests of before stay."""
+        found = {key: value for key, value in asdict(self).items() if key != "prepared"}
+        if not self.splits.stratify:
+            del found["splits"]["stratify"]
+        return found
 
     def reads(self, path: str) -> bool:
         """Is the file among what `source` and `splits` name, or in a folder of it?"""

@@ -23,6 +23,7 @@ from fedtorch.data.own.row_ids import row_ids
 from fedtorch.data.own.row_store import Ints, LabelOf, RowStore, StoredRows
 from fedtorch.data.own.rows import ID, Form, is_file, read_rows
 from fedtorch.data.own.source import column_names, files_of, open_tables
+from fedtorch.data.own.split import classes_of, split_names
 from fedtorch.data.paths import atomic_folder, check_client_names
 
 FOLDER = "own"
@@ -122,7 +123,9 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
         if client in data.splits.held_out:
             names = ["test"] * len(indices)
         else:
-            names = _split(store, indices, [ids[i] for i in indices], data, there)
+            names = split_names(
+                store.splits.of(indices), store.labels.of(indices), [ids[i] for i in indices], data, there
+            )
         result.clients[client] = {
             split: store.rows(indices[[name == split for name in names]]) for split in SPLITS
         } | shared  # fmt: skip
@@ -130,6 +133,8 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
         if not isinstance(rows, StoredRows):
             _deal_out(result, split, rows, store, data.splits)
     _notice(result, set(shared))
+    if data.splits.stratify:
+        _tell_few(result, data.splits)
     return result
 
 
@@ -155,48 +160,11 @@ def _dealt(
         ids = row_ids((row.content if data.id is None else {ID: str(row.id)} for row in rows), data.id and ID)
     if not len(store):
         raise DataError(f"task.data.source {data.source} has no usable row")
-    labels = None if label_of is None else _hashable(store.labels.of())
+    labels = None if label_of is None else classes_of(store.labels.of(), False)
     owners = store.owners.of() if data.clients.by is not None else None
     parts = deal(data.clients, ids=ids, labels=labels, owners=owners, seed=data.seed)
     check_client_names(parts)
     return store, problems, ids, parts
-
-
-def _split(store: RowStore, indices: Ints, ids: Sequence[str], data: OwnData, there: Collection[str]) -> list[str]:
-    """The split of each row of a client; drawn by (seed, row id), so that rows may be added.
-
-    ids: of these rows. there: splits that rows of the source are in already; only others are drawn, from rows of none
-    or of train.
-    """
-    names = [name if name != "train" else "" for name in store.splits.of(indices)]
-    labels = _hashable(store.labels.of(indices))
-    free = [i for i, name in enumerate(names) if not name]
-    classes: dict[Any, list[int]] = {}
-    for i in free:
-        classes.setdefault(labels[i], []).append(i)
-    shares = {name: value for name, value in (("test", data.splits.test), ("dev", data.splits.dev))}
-    drawn = {i: hashlib.sha256(f"{data.seed}\0{ids[i]}".encode()).digest() for i in free}
-    for split, share in shares.items():
-        if not isinstance(share, str) and data.splits.column is None and share and split not in there:
-            _take(split, share, classes, drawn, names, len(free))
-    return [name or "train" for name in names]
-
-
-def _take(
-    split: str, share: float, classes: Mapping[Any, Sequence[int]], drawn: Mapping[int, bytes], names: list[str], n: int
-) -> None:
-    """Give `split` its share of the rows, of every class alike as far as whole rows allow."""
-    wanted = int(share * n + 0.5)
-    free = {label: sorted((i for i in rows if not names[i]), key=drawn.__getitem__) for label, rows in classes.items()}
-    exact = {label: share * len(rows) for label, rows in classes.items()}
-    takes = {label: min(int(value), len(free[label])) for label, value in exact.items()}
-    able = [label for label in classes if len(free[label]) > takes[label]]  # another split may have taken all
-    by_rest = sorted(able, key=lambda label: (takes[label] - exact[label], drawn[free[label][0]]))
-    for label in by_rest[: wanted - sum(takes.values())]:
-        takes[label] += 1
-    for label, count in takes.items():
-        for i in free[label][:count]:
-            names[i] = split
 
 
 def _notice(dealt: Dealt, shared: set[str]) -> None:
@@ -223,6 +191,28 @@ def _notice(dealt: Dealt, shared: set[str]) -> None:
         log.warning(
             "%d rows of dev and test are in some client's train too, most (%d) in %s of %s: their scores are too good",
             dealt.leaks, count, split, client,
+        )  # fmt: skip
+
+
+def _tell_few(dealt: Dealt, rule: SplitRule) -> None:
+    """Say where a client has too few rows of a label for all its splits, and what became of them."""
+    few = [
+        f"{label} at {client}"
+        for client, splits in dealt.clients.items()
+        if client not in rule.held_out
+        for label, count in Counter(
+            str(one)
+            for rows in splits.values()
+            for found in rows.labels
+            for one in (found if isinstance(found, list) else [found])
+        ).items()
+        if count < len(SPLITS)
+    ]
+    if few:
+        log.info(
+            "task.data.splits.stratify: labels of which a client has one or two rows, too few for all splits: %s%s; "
+            "train keeps one, test has the second",
+            ", ".join(few[:5]), f" and {len(few) - 5} more" if len(few) > 5 else "",
         )  # fmt: skip
 
 
@@ -285,7 +275,3 @@ def _deal_out(dealt: Dealt, split: str, rows: Mapping[str, StoredRows], store: R
         if client in rule.held_out:
             continue
         splits[split] = rows.get(client, store.rows([]))
-
-
-def _hashable(labels: Sequence[Any]) -> list[Any]:
-    return [json.dumps(label) if isinstance(label, list) else label for label in labels]
