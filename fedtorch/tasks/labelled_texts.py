@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from fedtorch.data.own.text_form import number_text
 
 Problem = Literal["single_label", "multi_label", "regression"]
 
@@ -22,6 +25,8 @@ class LabelledTexts:
     """roles of the columns that a row has to have"""
     optional: Sequence[str] = ("text_pair",)
     """roles of columns that are used where the source has them"""
+    decimal: str = "."
+    """what stands before the decimals of a number that is a text"""
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """text, text_pair if there is one, and label: a string, a list of strings, or a number."""
@@ -30,7 +35,7 @@ class LabelledTexts:
             row["text_pair"] = _text(values["text_pair"], "text_pair")
         label = values["label"]
         if self.problem == "regression":
-            row["label"] = _number(label)
+            row["label"] = self._number(label)
         elif self.problem == "multi_label":
             if not isinstance(label, list):
                 raise ValueError(f"the label is a {type(label).__name__}, expected a list of labels")
@@ -46,25 +51,27 @@ class LabelledTexts:
         return [row["text"], *([row["text_pair"]] if "text_pair" in row else [])]
 
     def _label(self, value: Any) -> str:
-        if isinstance(value, bool) or not isinstance(value, str | int):
+        if not isinstance(value, str | int):
             raise ValueError(f"the label is a {type(value).__name__}, expected a string or a whole number")
-        label = str(value)
+        label = str(value).lower() if isinstance(value, bool) else str(value)
         if self.known and label not in self.known:
             raise ValueError(f"the label {label[:40]!r} is none of task.data.labels: {', '.join(self.known)[:200]}")
         return label
+
+    def _number(self, value: Any) -> float:
+        advice = "expected a finite number, as for every regression"
+        try:
+            number = math.nan if isinstance(value, bool) else float(number_text(value, self.decimal))
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+            if isinstance(value, str) and self.decimal == "." and re.fullmatch(r"[+-]?\d+,\d+", value.strip()):
+                advice = 'a number with a comma; set task.data.decimal to ",", or write a point'
+        if not math.isfinite(number):
+            raise ValueError(f"the label is a {type(value).__name__}, {advice}")
+        return number
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"the {name} is a {type(value).__name__}, expected a string")
     return value
-
-
-def _number(value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"the label is a {type(value).__name__}, expected a finite number, as for every regression")
-    return number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +12,8 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.own.init import check_there
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.rows import Form, check_required, columns_of
-from fedtorch.data.own.source import open_tables, rows_of
+from fedtorch.data.own.source import files_of, open_tables, rows_of
+from fedtorch.data.own.text_form import TextForm, is_decoded
 from fedtorch.tasks.templates import check_strings, filled
 
 BLOCK = 1000
@@ -70,7 +71,8 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, 
     check_there(source)
     roles = {*form.required, *form.optional}
     alone = data.alone(source, {role: column for role, column in data.columns.items() if role in roles})
-    with TemporaryDirectory(prefix="fedtorch-") as scratch, open_tables(source, Path(scratch)) as tables:
+    form_of_files = text_form_of(source, data)
+    with TemporaryDirectory(prefix="fedtorch-") as scratch, open_tables(source, Path(scratch), form_of_files) as tables:
         columns, block = columns_of(tables, alone, form), list[dict[str, Any]]()
         for table in tables:
             for index, values in rows_of(table, columns):
@@ -83,6 +85,13 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, 
                     block = []
         if block:
             yield block
+
+
+def text_form_of(source: str, data: OwnData) -> TextForm:
+    """How new files are read: separators are found anew, and what is no UTF-8 has the encoding of training."""
+    form = replace(data.text_form, separator=None)
+    is_utf8 = form.is_utf8 or all(is_decoded(file, TextForm()) for file in files_of(source))
+    return replace(form, encoding="utf-8") if is_utf8 else form
 
 
 def _converted(values: Any, columns: Mapping[str, str], form: Form) -> dict[str, Any]:

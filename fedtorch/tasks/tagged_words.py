@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,9 @@ from typing import Any, Literal
 from fedtorch.metrics.spans import OUTSIDE
 
 Annotation = Literal["words", "spans"]
+Scheme = Literal["iob2", "iob1", "bioes"]
+SPAN_KINDS = ("label", "type", "entity", "entity_group", "tag")
+"""What the kind of a span may be called, the first of them counts."""
 _ASCII = re.compile(r"[A-Za-z]+|[0-9]+|\S")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -28,6 +32,8 @@ class TaggedWords:
     """kinds of spans that are declared; empty: any"""
     optional: Sequence[str] = ()
     """roles of columns that are used where the source has them"""
+    scheme: Scheme = "iob2"
+    """how the source's tags say where a span begins and ends"""
 
     @property
     def required(self) -> Sequence[str]:
@@ -50,6 +56,7 @@ class TaggedWords:
             if not isinstance(word, str) or not word.strip():
                 what = "empty" if isinstance(word, str) else f"a {type(word).__name__}"
                 raise ValueError(f"token {number} is {what}, expected a word")
+        tags = as_iob2(tags, self.scheme)
         self._check_tags(tags)
         starts, place = [], 0
         for word in words:
@@ -69,11 +76,14 @@ class TaggedWords:
                 raise ValueError(f"tag {number} is a {type(tag).__name__}, expected a string such as O or B-PER")
             prefix, dash, kind = tag.partition("-")
             if tag != OUTSIDE and (prefix not in ("B", "I") or not kind):
-                raise ValueError(f"tag {number} is {tag[:40]!r}, expected O, B-KIND or I-KIND (IOB2)")
+                raise ValueError(
+                    f"tag {number} is {tag[:40]!r}, expected O, B-KIND or I-KIND (IOB2), with task.scheme: "
+                    "bioes also E- and S-"
+                )
             if prefix == "I" and before not in (f"B-{kind}", tag):
                 raise ValueError(
                     f"tag {number} is {tag[:40]!r} after {before[:40]!r}; in IOB2 a span begins with B-, also where no "
-                    "other one touches it"
+                    "other one touches it; set task.scheme to iob1 if spans that touch none begin with I-"
                 )
             if kind:
                 self._check_kind(kind)
@@ -108,15 +118,15 @@ class TaggedWords:
 
     def _spans(self, spans: Any, length: int) -> Iterator[tuple[int, int, int, str]]:
         """(number, start, end, kind) in the order of the text."""
+        if isinstance(spans, str):
+            spans = _parsed(spans)
         if isinstance(spans, dict):  # as `datasets` gives a list of objects that it has as columns
             spans = [dict(zip(spans, each, strict=True)) for each in zip(*spans.values(), strict=True)]
         if not isinstance(spans, list):
             raise ValueError(f"`spans` is a {type(spans).__name__}, expected a list of {{start, end, label}}")
         found = []
         for number, span in enumerate(spans, start=1):
-            if not isinstance(span, dict) or not {"start", "end", "label"} <= span.keys():
-                raise ValueError(f"span {number} is no object with start, end and label")
-            start, end, kind = span["start"], span["end"], span["label"]
+            start, end, kind = _parts(span, number)
             if not all(isinstance(place, int) and not isinstance(place, bool) for place in (start, end)):
                 raise ValueError(f"span {number}: start and end should be whole numbers")
             if not 0 <= start < end <= length:
@@ -152,6 +162,45 @@ class UntaggedWords:
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """The text."""
         return [row["text"]]
+
+
+def as_iob2(tags: Sequence[Any], scheme: Scheme) -> list[Any]:
+    """The tags with B- at the beginning of every span and I- in it; what is no tag stays, for others to refuse.
+
+    iob1: a span begins with B- only where one of its kind ends right before it. bioes: E- ends a span, S- is one alone
+    (BILOU: L- and U-).
+    """
+    if scheme == "iob2":
+        return list(tags)
+    found, before = list[Any](), OUTSIDE
+    for tag in tags:
+        if isinstance(tag, str) and tag[1:2] == "-":
+            prefix, kind = tag[0], tag[2:]
+            if scheme == "iob1" and prefix == "I" and before[2:] != kind:
+                prefix = "B"
+            elif scheme == "bioes":
+                prefix = {"S": "B", "U": "B", "E": "I", "L": "I"}.get(prefix, prefix)
+            tag = f"{prefix}-{kind}"
+        found.append(tag)
+        before = tag if isinstance(tag, str) else OUTSIDE
+    return found
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("`spans` is a text that is no JSON, expected a list of {start, end, label}") from None
+
+
+def _parts(span: Any, number: int) -> tuple[Any, Any, Any]:
+    """start, end and label of an object, or of a list of the three."""
+    if isinstance(span, list) and len(span) == 3:
+        return span[0], span[1], span[2]
+    kind = next((name for name in SPAN_KINDS if isinstance(span, dict) and name in span), "")
+    if not kind or not {"start", "end"} <= span.keys():
+        raise ValueError(f"span {number} is no object with start, end and label")
+    return span["start"], span["end"], span[kind]
 
 
 def words_of(text: str) -> Iterator[tuple[int, int]]:

@@ -92,7 +92,8 @@ class TextClassification(LongTexts):
 
     def form(self) -> LabelledTexts:
         """A text and its label."""
-        return LabelledTexts(self.problem, self.data.labels if self.problem != "regression" else ())
+        known = self.data.labels if self.problem != "regression" else ()
+        return LabelledTexts(self.problem, known, decimal=self.data.decimal)
 
     def label_of(self, row: Mapping[str, Any]) -> Any:
         """The label, or the labels."""

@@ -19,7 +19,7 @@ from fedtorch.tasks.base import Scores
 from fedtorch.tasks.long_texts import LongTexts, best_windows, padded, split_up
 from fedtorch.tasks.new_rows import refuse_perplexity
 from fedtorch.tasks.scored import pooled
-from fedtorch.tasks.tagged_words import Annotation, TaggedWords, UntaggedWords
+from fedtorch.tasks.tagged_words import Annotation, Scheme, TaggedWords, UntaggedWords
 from fedtorch.tasks.word_tokens import Example, first_pieces, spans_in_text, tags_of_words
 
 IGNORED = -100
@@ -46,8 +46,16 @@ class TokenClassification(LongTexts):
     annotation: Annotation = "words"
     """what a row has: `words`, lists `tokens` and `tags` (IOB2); or `spans`, a `text` and {start, end, label} in it"""
 
+    scheme: Scheme = "iob2"
+    """how `tags` say where a span begins: `iob2`, with B-; `iob1`, with I- unless one of its kind ends right before
+    it, then B-; `bioes`, with B-, its end with E-, and S- for a span of one word (or L- and U-)"""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scheme != "iob2" and self.annotation == "spans":
+            raise ConfigError(
+                f"task.scheme is {self.scheme}, but task.annotation is spans, which have no tags; leave it out"
+            )
         if wrong := [label for label in self.data.labels if label == OUTSIDE or label[:2] in ("B-", "I-")]:
             raise ConfigError(
                 f"task.data.labels has {wrong[0]!r}; name the kinds of spans, as [PER, LOC]: O, B-PER, I-PER and so on "
@@ -64,7 +72,7 @@ class TokenClassification(LongTexts):
 
     def form(self) -> TaggedWords:
         """Words and their tags."""
-        return TaggedWords(self.annotation, self.data.labels)
+        return TaggedWords(self.annotation, self.data.labels, scheme=self.scheme)
 
     def label_of(self, row: Mapping[str, Any]) -> list[str]:
         """Kinds of the spans in it."""
@@ -72,7 +80,8 @@ class TokenClassification(LongTexts):
 
     def settings(self) -> dict[str, Any]:
         """Also what a row has."""
-        return {**super().settings(), "annotation": self.annotation}
+        scheme = {} if self.scheme == "iob2" else {"scheme": self.scheme}  # as before there was another one
+        return {**super().settings(), "annotation": self.annotation, **scheme}
 
     @cached_property
     def labels(self) -> tuple[str, ...]:

@@ -339,3 +339,41 @@ def test_plain_transformers_evaluates_the_saved_model_alike(kind: str, tmp_path:
     script = [sys.executable, "-c", PLAIN, str(tmp_path / "model"), str(tmp_path / "test.jsonl")]
     said = subprocess.run(script, capture_output=True, text=True, timeout=240, check=True).stdout
     assert 0.3 < pooled["f1"] == pytest.approx(float(said))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags", "iob2"),
+    [
+        ("iob1", "O I-PER I-PER B-PER I-LOC O I-LOC", "O B-PER I-PER B-PER B-LOC O B-LOC"),
+        ("bioes", "S-PER B-LOC I-LOC E-LOC O U-PER B-LOC L-LOC", "B-PER B-LOC I-LOC I-LOC O B-PER B-LOC I-LOC"),
+        ("iob2", "O B-PER I-PER B-LOC", "O B-PER I-PER B-LOC"),
+    ],
+)
+def test_tags_of_other_schemes_are_read_as_iob2(scheme: Any, tags: str, iob2: str) -> None:
+    words = {"tokens": ["w"] * len(tags.split()), "tags": tags.split()}
+    assert TaggedWords("words", (), scheme=scheme).convert(words)["tags"] == iob2.split()
+
+
+@pytest.mark.parametrize("tags", ["O E-PER", "B-LOC S-PER I-PER"])
+def test_an_end_without_a_beginning_is_refused(tags: str) -> None:
+    with pytest.raises(ValueError, match="tag . is 'I-PER' after"):
+        TaggedWords("words", (), scheme="bioes").convert({"tokens": ["w"] * len(tags.split()), "tags": tags.split()})
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [{"start": 5, "end": 9, "label": "PER"}],
+        [{"start": 5, "end": 9, "type": "PER"}],
+        [[5, 9, "PER"]],
+        '[{"start": 5, "end": 9, "entity": "PER"}]',
+        {"start": [5], "end": [9], "label": ["PER"]},
+    ],
+)
+def test_spans_come_in_several_forms(spans: Any) -> None:
+    assert TaggedWords("spans", ()).convert({"text": "with Anna", "spans": spans})["tags"] == ["O", "B-PER"]
+
+
+def test_spans_have_no_scheme() -> None:
+    with pytest.raises(ConfigError, match=r"task\.scheme is iob1, but task\.annotation is spans"):
+        tagger("x.jsonl", annotation="spans", scheme="iob1")

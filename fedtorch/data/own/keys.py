@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedtorch.core.ranges import BelowOne, Whole
 from fedtorch.data.own.client_rule import ClientRule
+from fedtorch.data.own.text_form import TextForm
 
 SPLITS = ("train", "dev", "test")
 
@@ -59,7 +60,8 @@ class OwnData:
     """a file, a glob, a folder (of one file or sub-folder per client, or as `save_to_disk` wrote it), several of these,
     or `{hub: NAME}`"""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """what the task needs -> the column that has it; where nothing is said the column has the same name"""
+    """what the task needs -> the column that has it; where nothing is said the column has the same name. `body.text` is
+    what objects in column `body` have as `text`, unless a column is called so; so it is with all keys for columns"""
     clients: ClientRule = field(default_factory=lambda: ClientRule(by="file"))
     """who owns a row"""
     splits: SplitRule = field(default_factory=SplitRule)
@@ -74,15 +76,33 @@ class OwnData:
     """so many unusable rows are left out, each with a warning; more are an error"""
     tokenizer_size: Whole = 2000
     """entries of the vocabulary that is trained where the model is a random one and `task.tokenizer` names none"""
+    separator: str | None = None
+    """what is between the cells of .csv and .tsv files, one character; null: a comma or a tab as the ending says, or
+    where the header has none of these another one that fits the first lines"""
+    encoding: str = "utf-8"
+    """of all text files, such as cp1252, latin-1 or utf-16"""
+    format: Literal["conll"] | None = None
+    """what all text files but JSON are: a word and its tag a line; null: as their ending says"""
+    decimal: Literal[".", ","] = "."
+    """what stands before the decimals of a number that is a text, as in tables: 3.5 or 3,5"""
     prepared: str | None = None
     """a folder that `fedtorch data prepare own` has made of these sources, which are not looked at then"""
+
+    def __post_init__(self) -> None:
+        self.text_form  # noqa: B018  # refuses what is no encoding and no separator
+
+    @property
+    def text_form(self) -> TextForm:
+        """How text files are read."""
+        return TextForm(self.encoding, self.separator, self.format)
 
     def options(self) -> dict[str, Any]:
         """The keys that decide about the rows; later ones only where they are set, so that digests of before stay."""
         found = {key: value for key, value in asdict(self).items() if key != "prepared"}
         if not self.splits.stratify:
             del found["splits"]["stratify"]
-        return found
+        usual = {"separator": None, "encoding": "utf-8", "format": None, "decimal": "."}
+        return {key: value for key, value in found.items() if key not in usual or value != usual[key]}
 
     def reads(self, path: str) -> bool:
         """Is the file among what `source` and `splits` name, or in a folder of it?"""

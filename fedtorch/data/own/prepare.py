@@ -155,7 +155,7 @@ def _dealt(
 ) -> tuple[RowStore, list[str], Sequence[str], dict[str, Ints]]:
     """Usable rows, what is wrong with the others, ids, and client -> its rows."""
     store, problems = RowStore(scratch, form, label_of), list[str]()
-    with open_tables(data.source, scratch) as tables:
+    with open_tables(data.source, scratch, data.text_form) as tables:
         rows = store.keep(read_rows(tables, data, form, problems))
         ids = row_ids((row.content if data.id is None else {ID: str(row.id)} for row in rows), data.id and ID)
     if not len(store):
@@ -244,7 +244,7 @@ def _elsewhere_rows(
     files is named after a client.
     """
     store, by = RowStore(scratch, form, label_of), data.clients.by
-    with open_tables(text, scratch) as tables:
+    with open_tables(text, scratch, data.text_form) as tables:
         rule = data.alone(text)
         if by == "file":
             is_dealt = {table.owner for table in tables} <= set(clients)

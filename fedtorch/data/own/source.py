@@ -14,8 +14,10 @@ from typing import Any
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.extras import require
 from fedtorch.data.own.keys import Hub
+from fedtorch.data.own.nested import leaves, split_path, value_at
 from fedtorch.data.own.saved_set import check_saved
 from fedtorch.data.own.text_files import READERS, TextRows
+from fedtorch.data.own.text_form import TextForm
 
 KINDS = (*READERS, ".parquet", ".arrow")
 """Endings of files that can be read."""
@@ -42,8 +44,10 @@ class Table:
 
 
 @contextmanager
-def open_tables(source: str | Sequence[str] | Hub, scratch: Path) -> Iterator[list[Table]]:
-    """The tables of a source, in order of their names.
+def open_tables(
+    source: str | Sequence[str] | Hub, scratch: Path, form: TextForm | None = None
+) -> Iterator[list[Table]]:
+    """The tables of a source, in order of their names. form: of text files.
 
     `datasets` copies the Parquet files that it reads. The copy is made below `scratch`, a folder that exists, and
     removed at the end: kept, it would give old rows for a changed file of equal size and time (*measured*, datasets
@@ -57,7 +61,7 @@ def open_tables(source: str | Sequence[str] | Hub, scratch: Path) -> Iterator[li
             yield _of_hub(source, cache)
             return
         given = [source] if isinstance(source, str) else list(source)
-        yield [table for one in given for table in _of_path(one, cache)]
+        yield [table for one in given for table in _of_path(one, cache, form or TextForm())]
 
 
 def files_of(source: str | Sequence[str]) -> list[Path]:
@@ -91,7 +95,7 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _of_path(text: str, cache: str) -> list[Table]:
+def _of_path(text: str, cache: str, form: TextForm) -> list[Table]:
     path = Path(text).expanduser()
     if path.is_dir():
         if _is_saved(path):
@@ -99,10 +103,10 @@ def _of_path(text: str, cache: str) -> list[Table]:
         if inside := sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_saved(folder)):
             return [table for folder in inside for table in _saved(folder)]
     found = _files(text)
-    if unknown := [file for file in found if file.suffix.lower() not in KINDS]:
+    if unknown := [file for file in found if file.suffix.lower() not in KINDS and form.format is None]:
         raise ConfigError(f"task.data.source: {unknown[0]} has none of the endings {', '.join(KINDS)}")
     root = path if path.is_dir() else path.parent if path.is_file() else _root(path)
-    return [_read(file, root, cache) for file in found]
+    return [_read(file, root, cache, form) for file in found]
 
 
 def _root(pattern: Path) -> Path:
@@ -146,10 +150,10 @@ def _of_hub(source: Hub, cache: str) -> list[Table]:
     return [Table(rows, f"{source.hub}/{name}", str(name), str(name)) for name, rows in found.items()]
 
 
-def _read(file: Path, root: Path, cache: str) -> Table:
+def _read(file: Path, root: Path, cache: str, form: TextForm) -> Table:
     owner = file.stem if file.parent == root else file.relative_to(root).parts[0]
-    if file.suffix.lower() in READERS:
-        return Table(TextRows(file), str(file), owner, "")
+    if file.suffix.lower() in READERS or form.format is not None:
+        return Table(TextRows(file, form), str(file), owner, "")
     _require()
     from datasets import Dataset, disable_progress_bars
     from datasets.utils.logging import set_verbosity_error
@@ -179,24 +183,33 @@ def _first(error: BaseException) -> str:
 
 
 def column_names(tables: Sequence[Table]) -> list[str]:
-    """Those of all tables, in order of their first appearance."""
-    return list(dict.fromkeys(name for table in tables for name in table.rows.column_names))
+    """Those of all tables, in order of their first appearance; then paths within those that hold objects."""
+    names = dict.fromkeys(name for table in tables for name in table.rows.column_names)
+    return list(names | dict.fromkeys(path for table in tables for path in _nested(table)))
+
+
+def _nested(table: Table) -> list[str]:
+    return table.rows.nested if isinstance(table.rows, TextRows) else list(leaves(table.rows.features))
 
 
 def rows_of(table: Table, columns: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
     """(number of the row from 0, role -> value) of every row; a column that the table lacks gives None.
 
-    In place of the values there may be an error that says why the row has none. Numbers of a `ClassLabel` column come
-    as the names that they stand for, −1 as None.
+    A column may be a path, see `split_path`. In place of the values there may be an error that says why the row has
+    none. Numbers of a `ClassLabel` column come as the names that they stand for, −1 as None.
     """
-    kept = [name for name in dict.fromkeys(columns.values()) if name in table.rows.column_names]
+    paths = {role: split_path(name, table.rows.column_names) for role, name in columns.items()}
+    kept = [name for name in dict.fromkeys(name for name, _ in paths.values()) if name in table.rows.column_names]
     if isinstance(table.rows, TextRows):
         rows: Any = table.rows
     else:
         rows = table.rows.select_columns(kept) if kept else ({} for _ in range(len(table.rows)))
         rows = _named(rows, {name: table.rows.features[name] for name in kept})
     for index, row in enumerate(_read_on(rows, table)):
-        yield index, row if isinstance(row, ValueError) else {role: row.get(name) for role, name in columns.items()}
+        if isinstance(row, ValueError):
+            yield index, row
+        else:
+            yield index, {role: value_at(row.get(name), steps) for role, (name, steps) in paths.items()}
 
 
 def _read_on(rows: Any, table: Table) -> Iterator[Any]:
@@ -216,17 +229,24 @@ def _read_on(rows: Any, table: Table) -> Iterator[Any]:
 
 
 def _named(rows: Any, features: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    names = {
-        column: labels.names
-        for column, feature in features.items()
-        if (labels := getattr(feature, "feature", feature)) is not None and hasattr(labels, "int2str")
-    }
+    numbered = {column: feature for column, feature in features.items() if _has_names(feature)}
     for row in rows:
-        for column, known in names.items():
-            value = row[column]
-            row[column] = [_name(one, known) for one in value] if isinstance(value, list) else _name(value, known)
+        for column, feature in numbered.items():
+            row[column] = _with_names(row[column], feature)
         yield row
 
 
-def _name(value: Any, names: Sequence[str]) -> str | None:
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+def _has_names(feature: Any) -> bool:
+    inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
+    return hasattr(feature, "int2str") or any(_has_names(one) for one in inner if one is not None)
+
+
+def _with_names(value: Any, feature: Any) -> Any:
+    """The value with names in place of numbers of labels, in lists and objects too."""
+    if hasattr(feature, "int2str"):
+        return feature.names[value] if isinstance(value, int) and 0 <= value < len(feature.names) else None
+    if isinstance(value, dict) and isinstance(feature, dict):
+        return {name: _with_names(one, feature.get(name)) for name, one in value.items()}
+    if isinstance(value, list) and (inner := getattr(feature, "feature", None)) is not None:
+        return [_with_names(one, inner) for one in value]
+    return value

@@ -11,11 +11,16 @@ import csv
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.own.conll import Sentences, counts
+from fedtorch.data.own.nested import leaves
+from fedtorch.data.own.text_form import TextForm, bad_byte, not_decoded, separator_of
 
 Found = Iterator[tuple[int, Any]]
 """(line, the row as a dict, or a ValueError that says what is wrong with it)"""
@@ -27,41 +32,54 @@ class TextRows:
     Iterating gives a dict per row, or in its place a ValueError that says why there is none.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, form: TextForm | None = None) -> None:
         """Raises DataError where the file as a whole cannot be read."""
-        self._file = file
-        self._read = READERS[file.suffix.lower()]
+        self._file, form = file, form or TextForm()
+        ending = file.suffix.lower()
+        self._read = _conll if form.format == "conll" and ending not in (".json", ".jsonl") else READERS[ending]
         self._lines = array("q")
         try:
-            names: dict[str, None] = dict.fromkeys(_header(file)) if self._read is _cells else {}
-            problem = ""
-            for line, row in self._read(file):
+            if self._read is _cells:
+                form = replace(form, separator=separator_of(file, form))
+            self.form = form
+            """how it is read; of a table with the separator that was found"""
+            names: dict[str, None] = dict.fromkeys(_header(file, form)) if self._read is _cells else {}
+            problem, inner = "", dict[str, None]()
+            for line, row in self._read(file, form):
                 self._lines.append(line)
                 if isinstance(row, dict):
                     names.update(dict.fromkeys(row))
+                    inner.update(dict.fromkeys(leaves(row)))
                 elif not problem:
                     problem = f"{file}:{line}: {row}"
         except OSError as error:
             raise DataError(f"{file} cannot be read ({error.strerror}); check its rights") from None
+        except UnicodeError as error:
+            raise DataError(
+                f"{file}:{len(self._lines) + 1} or after: not {form.named} ({type(error).__name__}); correct "
+                "task.data.encoding"
+            ) from None
         if problem and not names:
             raise DataError(problem)
         self.column_names = list(names)
         """of all rows, in order of their first appearance"""
+        self.nested = list(inner)
+        """paths to what lies within columns that hold objects, such as `body.text`"""
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def __iter__(self) -> Iterator[dict[str, Any] | ValueError]:
-        return (row for _, row in self._read(self._file))
+        return (row for _, row in self._read(self._file, self.form))
 
     def line(self, index: int) -> int:
         """The line at which row `index` begins, from 1."""
         return self._lines[index]
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with something in them, without their ends and the mark of UTF-8."""
-    with file.open("rb") as lines:
+def _lines(file: Path, form: TextForm) -> Iterator[tuple[int, bytes]]:
+    """Lines with something in them, as UTF-8, without their ends and the mark of UTF-8."""
+    with _as_utf8(file, form) as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
@@ -69,23 +87,33 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line.rstrip(b"\r\n")
 
 
-def _json_lines(file: Path) -> Found:
-    return ((number, _object(line)) for number, line in _lines(file))
+@contextmanager
+def _as_utf8(file: Path, form: TextForm) -> Iterator[Iterable[bytes]]:
+    """The lines of a file in UTF-8; a byte that another encoding cannot have stays, and is then none of UTF-8."""
+    if form.is_utf8:
+        with file.open("rb") as lines:
+            yield lines
+    else:
+        yield (line.encode("utf-8", "surrogateescape") for line in form.lines(file, newline="\n"))
 
 
-def _json(file: Path) -> Found:
+def _json_lines(file: Path, form: TextForm) -> Found:
+    return ((number, _object(line, form)) for number, line in _lines(file, form))
+
+
+def _json(file: Path, form: TextForm) -> Found:
     """An array of objects, or an object a line."""
-    with file.open("rb") as lines:
-        start = lines.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    return _array(file) if start == b"[" else _json_lines(file)
+    start = next((line.lstrip()[:1] for _, line in _lines(file, form)), b"")
+    return _array(file, form) if start == b"[" else _json_lines(file, form)
 
 
-def _array(file: Path) -> Found:
+def _array(file: Path, form: TextForm) -> Found:
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        with _as_utf8(file, form) as lines:
+            text = b"".join(lines).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{file}:{line}: {_not_utf8(error)}") from None
+        raise DataError(f"{file}:{line}: {_undecoded(error, form)}") from None
     decoder, place, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
     while True:
         place = _after_blanks(text, place)
@@ -111,65 +139,76 @@ def _after_blanks(text: str, place: int) -> int:
     return place
 
 
-def _cells(file: Path) -> Found:
+def _cells(file: Path, form: TextForm) -> Found:
     """Every cell is a string, `NA` and `null` too."""
-    names = _header(file)
-    for line, cells in _records(file):
+    names = _header(file, form)
+    for line, cells in _records(file, form):
         if isinstance(cells, ValueError):
             yield line, cells
         elif len(cells) != len(names):
             yield line, ValueError(f"{len(cells)} cells, the header has {len(names)}; quote cells with separators")
-        elif any("\udc80" <= char <= "\udcff" for cell in cells if not cell.isascii() for char in cell):
-            yield line, ValueError("not UTF-8; save the file as UTF-8")
         else:
             yield line, dict(zip(names, cells, strict=True))
 
 
-def _header(file: Path) -> list[str]:
+def _header(file: Path, form: TextForm) -> list[str]:
     """Names of the columns; [] of an empty file."""
-    names = next((cells for _, cells in _records(file, header=True)), [])
+    names = next((cells for _, cells in _records(file, form, header=True)), [])
     if isinstance(names, ValueError):
-        raise DataError(f"{file}:1: {names}")
-    if any("\udc80" <= char <= "\udcff" for name in names for char in name):
-        raise DataError(f"{file}:1: the header is not UTF-8; save the file as UTF-8")
+        raise DataError(f"{file}:1: the header: {names}")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{file}:1: the header has the column `{twice[0]}` twice; rename one")
     return names
 
 
-def _records(file: Path, header: bool = False) -> Iterator[tuple[int, list[str] | ValueError]]:
+def _records(file: Path, form: TextForm, header: bool = False) -> Iterator[tuple[int, list[str] | ValueError]]:
     """(line, cells) of all records after the header, or from it on; blank lines are none."""
     csv.field_size_limit(sys.maxsize)  # of the process; 128 KiB by default
-    separator = "\t" if file.suffix.lower() == ".tsv" else ","
-    with file.open("r", encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        reader = csv.reader(lines, delimiter=separator, strict=True)
-        begins = 1
-        while True:
-            try:
-                cells: list[str] | ValueError = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                cells = ValueError(f"not a row of a table ({error}); check the quotes")
-            if cells and header:
-                yield begins, cells
-            header = header or bool(cells)
-            begins = reader.line_num + 1
+    bad = list[str]()
+    reader = csv.reader(_watched(form.lines(file), form, bad), delimiter=form.separator or ",", strict=True)
+    begins = 1
+    while True:
+        try:
+            cells: list[str] | ValueError = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            cells = ValueError(f"not a row of a table ({error}); check the quotes")
+        if bad:
+            cells = ValueError(bad[0])
+            bad.clear()
+        if cells and header:
+            yield begins, cells
+        header = header or bool(cells)
+        begins = reader.line_num + 1
 
 
-def _text(file: Path) -> Found:
-    for number, line in _lines(file):
+def _watched(lines: Iterable[str], form: TextForm, bad: list[str]) -> Iterator[str]:
+    """The lines. bad: gets what is wrong with bytes that cannot be decoded."""
+    for number, line in enumerate(lines, start=1):
+        if problem := bad_byte(line, form):
+            bad.append(f"line {number}, {problem}")
+        yield line
+
+
+def _text(file: Path, form: TextForm) -> Found:
+    for number, line in _lines(file, form):
         try:
             yield number, {"text": line.decode("utf-8")}
         except UnicodeDecodeError as error:
-            yield number, ValueError(_not_utf8(error))
+            yield number, ValueError(_undecoded(error, form))
 
 
-def _object(line: bytes) -> Any:
+def _conll(file: Path, form: TextForm) -> Found:
+    """A sentence a row: `tokens`, and `tags` from the last column."""
+    return iter(Sentences(form.lines(file, newline="\n"), form, counts(form.lines(file, newline="\n"))))
+
+
+def _object(line: bytes, form: TextForm) -> Any:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return ValueError(_not_utf8(error))
+        return ValueError(_undecoded(error, form))
     except json.JSONDecodeError as error:
         return ValueError(f"not JSON ({error.msg}, column {error.colno}); expected one JSON object a line")
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
@@ -188,16 +227,17 @@ def _checked(value: Any, *, has_escapes: bool) -> Any:
     return value
 
 
-def _not_utf8(error: UnicodeDecodeError) -> str:
+def _undecoded(error: UnicodeDecodeError, form: TextForm) -> str:
     start = error.start - error.object.rfind(b"\n", 0, error.start)
-    return f"byte {start} is not UTF-8; save the file as UTF-8"
+    return not_decoded(start, error.object[error.start], form)
 
 
-READERS: dict[str, Callable[[Path], Found]] = {
+READERS: dict[str, Callable[[Path, TextForm], Found]] = {
     ".jsonl": _json_lines,
     ".json": _json,
     ".csv": _cells,
     ".tsv": _cells,
     ".txt": _text,
+    **dict.fromkeys((".conll", ".bio", ".iob", ".iob2"), _conll),
 }
 """Ending of a file -> its reader."""

@@ -181,7 +181,7 @@ BAD = {
     "number.jsonl": (b'{"text": "a"}\n7\n', ":2: a JSON int, expected an object"),
     "half.jsonl": (b'{"text": "a"}\n{"text": "\\ud800"}\n', ":2: half of a surrogate pair"),
     "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", ":2: not usable JSON (RecursionError)"),
-    "utf8.csv": (b'text,label\n"a\nb",c\nd\xff,e\n', ":4: not UTF-8"),
+    "utf8.csv": (b'text,label\n"a\nb",c\nd\xff,e\n', ":4: line 4, byte 2 is not UTF-8 (0xff)"),
     "cells.csv": (b"text,label\na,b\nc\n", ":3: 1 cells, the header has 2"),
     "index.csv": (b"text,label\na,b,c\nd,e,f\n", ":2: 3 cells, the header has 2"),
     "quote.csv": (b'text,label\na,b\n"c,d\ne,f\n', ":3: not a row of a table (unexpected end of data)"),
