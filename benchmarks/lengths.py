@@ -27,8 +27,7 @@ from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
 from fedtorch.data.dialogs import read_sgd
 from fedtorch.data.own.client_rule import ClientRule
-from fedtorch.data.own.first_config import chat_template
-from fedtorch.data.own.guess import Guess
+from fedtorch.data.own.first_config import CHAT
 from fedtorch.data.own.keys import OwnData, SplitRule
 from fedtorch.data.synthetic.dialogs import DOMAINS, dialog
 from fedtorch.tasks.causal_lm import CausalLM
@@ -88,7 +87,7 @@ def tasks(args: argparse.Namespace) -> dict[str, OwnTask]:
     """The two sets as tasks, in the working folder."""
     for name, rows in (("dialogs", dialogs(args.dialogs, args.rows)), ("texts", skewed(args.rows))):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("chat.jinja").write_text(chat_template(Guess(roles={"messages": "messages"}), None))
+    Path("chat.jinja").write_text(CHAT)
     heads = max(1, args.width // 64)
     gpt2 = {"random": "gpt2", "n_embd": args.width, "n_layer": args.layers, "n_head": heads}
     bert = {"random": "bert", "hidden_size": args.width, "num_hidden_layers": args.layers,

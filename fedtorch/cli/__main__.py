@@ -34,7 +34,7 @@ COMMANDS = {
     "slurm": Command("launchers.slurm", "hand a run to SLURM"),
     "serve": Command("launchers.serve", "be the server of silos on machines of their own"),
     "join": Command("launchers.join", "be a silo of such a server, with the data of this machine"),
-    "init": Command("fedtorch.data.own.init", "look at a data file and write a config for it"),
+    "init": Command("fedtorch.setup.init", "look at a data file and write a config for it"),
     "data": Command("fedtorch.data.prepare", "prepare data sets"),
     "data prepare own": Command("fedtorch.setup.data_prepare", "prepare data of your own before any run"),
     "data check": Command("fedtorch.setup.data_check", "sizes, labels, lengths and leaks of data of your own"),

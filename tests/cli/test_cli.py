@@ -18,7 +18,6 @@ import fedtorch
 import fedtorch.audit.__main__
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
-import fedtorch.data.own.init
 import fedtorch.lifecycle.export
 import fedtorch.main
 import fedtorch.report.__main__
@@ -26,6 +25,7 @@ import fedtorch.setup.bench
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
 import fedtorch.setup.data_prepare
+import fedtorch.setup.init
 import fedtorch.setup.predict
 import launchers.join
 import launchers.local
@@ -43,7 +43,7 @@ FUNCTIONS = {
     "slurm": launchers.slurm.main,
     "serve": launchers.serve.main,
     "join": launchers.join.main,
-    "init": fedtorch.data.own.init.main,
+    "init": fedtorch.setup.init.main,
     "data": fedtorch.data.__main__.main,
     "data prepare own": fedtorch.setup.data_prepare.main,
     "data check": fedtorch.setup.data_check.main,

@@ -15,9 +15,9 @@ from own_rows import GPT2, LLAMA, completer, write_rows
 from fedtorch.config.load import load
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import DataError
-from fedtorch.data.own.init import write
 from fedtorch.main import main
 from fedtorch.setup.data_check import main as check_main
+from fedtorch.setup.init import write
 from fedtorch.tasks.continued import Prediction
 
 NUMBERS = ["one", "two", "three"]

@@ -14,7 +14,7 @@ from fedtorch.data.own.source import Table, column_names, rows_of
 LOOKED_AT = 5000
 """Rows at most; of a larger source every n-th, for files are often sorted by label or client."""
 
-Kind = Literal["text", "whole", "number", "flag", "words", "numbers", "turns", "other", "empty"]
+Kind = Literal["text", "whole", "number", "flag", "words", "numbers", "turns", "spans", "object", "other", "empty"]
 
 
 @dataclass
@@ -25,13 +25,17 @@ class Column:
     """as in the file's head, or the key of its objects"""
     kind: Kind = "empty"
     """text; whole, number; flag: true or false; words, numbers: lists of them; turns: a list of {role, content};
-    other: none of these, or several"""
+    spans: a list of {start, end, label}, or JSON of one; object: see `nested`; other: none of these, or several"""
     missing: int = 0
     """rows without a value"""
     values: Counter[str] = field(default_factory=Counter)
     """texts, numbers or members of lists -> how often"""
     sizes: list[int] = field(default_factory=list)
     """words of each text (of a list of turns in all of them; of anything else as JSON), or members of each list"""
+    tokens: list[int] = field(default_factory=list)
+    """of each text, or of all texts in a list, as a vocabulary of usual size would have them; see `tokens_of`"""
+    begins_inside: bool = False
+    """is there a list with `I-KIND` where nothing of the kind stands before it?"""
 
     @property
     def distinct(self) -> int:
@@ -54,27 +58,46 @@ class Column:
         """Are all values numbers, be it as texts (in a CSV file all are)?"""
         return self.kind in ("whole", "number") or (self.kind == "text" and all(map(_is_number, self.values)))
 
+    @property
+    def has_commas(self) -> bool:
+        """Are all values numbers, some of them with a comma before their decimals?"""
+        texts = self.values if self.kind == "text" else ()
+        return any("," in text for text in texts) and all(map(_COMMA_NUMBER.fullmatch, texts))
+
+    @property
+    def short(self) -> str:
+        """The last part of a path."""
+        return self.name.rpartition(".")[2].casefold() or self.name.casefold()
+
     def share_below(self, share: float) -> int:
-        """A size that so many of the rows do not exceed."""
-        return sorted(self.sizes)[min(len(self.sizes) - 1, int(share * len(self.sizes)))] if self.sizes else 0
+        """A number of tokens that so many of the rows do not exceed."""
+        return sorted(self.tokens)[min(len(self.tokens) - 1, int(share * len(self.tokens)))] if self.tokens else 0
 
     def add(self, value: Any) -> None:
         """Look at one more row."""
-        if value is None or value == "" or value == []:
+        if value is None or value == "":
             self.missing += 1
-            return
+        elif value != []:  # a row without labels or spans is one, whatever the others hold
+            self._add(value)
+
+    def _add(self, value: Any) -> None:
         kind = _kind(value)
         mixed: set[Kind] = {kind, self.kind}
         self.kind = kind if mixed <= {kind, "empty"} else "number" if mixed == {"whole", "number"} else "other"
         if kind == "text":
             self.sizes.append(len(value.split()))
+            self.tokens.append(tokens_of(value))
         elif kind == "turns":
             self.sizes.append(sum(_words(said) for turn in value for said in turn.values()))
+            self.tokens.append(sum(tokens_of(said) + 2 for turn in value for said in turn.values()))
         elif kind in ("words", "numbers"):
             self.sizes.append(len(value))
+            self.tokens.append(sum(tokens_of(str(one)) for one in value))
+            self.begins_inside |= kind == "words" and _begins_inside(value)
         elif kind == "other":
             self.sizes.append(_words(value))
-        if kind not in ("turns", "other"):
+            self.tokens.append(tokens_of(value))
+        if kind not in ("turns", "spans", "object", "other"):
             self.values.update(map(str, value) if isinstance(value, list) else [str(value)])
 
 
@@ -113,7 +136,26 @@ def look(tables: Sequence[Table], whole: Container[str]) -> Looked:
                 found.seen += 1
                 for name, column in found.columns.items():
                     column.add(values[name])
+    objects = {name for name, column in found.columns.items() if column.kind == "object"}
+    found.columns = {name: column for name, column in found.columns.items() if name not in objects}
     return found
+
+
+def tokens_of(said: Any) -> int:
+    """About the tokens of a text; of calls and tools, which templates write as JSON, too.
+
+    Three to two words, or one to five letters where words are long; one for each character of scripts without blanks.
+    """
+    if said is None:
+        return 0
+    if not isinstance(said, str):
+        return len(json.dumps(said, default=str)) // 2
+    unspaced = 0 if said.isascii() else sum(char >= "\u0e00" for char in said)
+    return max(int(1.5 * len(said.split())), (len(said) - unspaced) // 5) + unspaced
+
+
+def _begins_inside(tags: Sequence[str]) -> bool:
+    return any(tag[:2] == "I-" and before[2:] != tag[2:] for before, tag in zip(["O", *tags[:-1]], tags, strict=True))
 
 
 def _words(said: Any) -> int:
@@ -124,7 +166,18 @@ def _words(said: Any) -> int:
 
 
 def _kind(value: Any) -> Kind:
+    if isinstance(value, str) and value.startswith(("[{", "[[")):
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return "text"
+        return "spans" if _are_spans(parsed) else "text"
+    if isinstance(value, dict):  # spans as columns, which some versions of `datasets` make of a list of objects
+        as_columns = {"start", "end"} <= value.keys() and all(isinstance(one, list) for one in value.values())
+        return "spans" if as_columns else "object"
     if isinstance(value, list):
+        if _are_spans(value):
+            return "spans"
         if all(isinstance(one, dict) and "role" in one and {"content", "tool_calls"} & one.keys() for one in value):
             return "turns"
         if all(isinstance(one, str) for one in value):
@@ -137,8 +190,20 @@ def _kind(value: Any) -> Kind:
     return "whole" if isinstance(value, int) else "number" if isinstance(value, float) else "other"
 
 
+def _are_spans(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        {"start", "end"} <= one.keys() and any(isinstance(kind, str) for kind in one.values())
+        if isinstance(one, dict)
+        else isinstance(one, list) and len(one) == 3 and _is_whole(one[0]) and _is_whole(one[1])
+        for one in value
+    )
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+_COMMA_NUMBER = re.compile(r"\s*[+-]?\d[\d.]*(,\d+)?\s*")
 
 
 def _is_number(text: str) -> bool:

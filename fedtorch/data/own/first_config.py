@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedtorch.data.own.guess import Guess
+from fedtorch.data.own.guessed import Guess
+from fedtorch.data.own.model_kind import ModelKind
+from fedtorch.data.own.text_form import TextForm
 
 RANDOM = {
     "text_classification": "{random: bert, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4, "
@@ -17,7 +20,7 @@ RANDOM = {
 }
 RANDOM["token_classification"] = RANDOM["text_classification"]
 # Roles and contents stand between end tokens, so that no token reaches over the border of an answer.
-_CHAT = (
+CHAT = (
     "{% if tools %}tools{{ eos_token }}{{ tools | tojson }}{{ eos_token }}{% endif %}"
     "{% for message in messages %}{{ message['role'] }}{{ eos_token }}"
     "{% if message['reasoning_content'] %}{{ message['reasoning_content'] }}{{ eos_token }}{% endif %}"
@@ -30,43 +33,103 @@ _PLAIN = re.compile(r"[A-Za-z_][\w./*-]*")
 _TAKEN = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _STEPS = 400  # of all clients and rounds together, about what two cores do in half a minute with the sizes above
 _BATCH = 8
+CUT = 0.25
+"""The part of all tokens beyond `max_length` from which on texts are read in windows."""
 
 
-def config_text(
-    found: Guess,
-    source: str | Sequence[str],
-    *,
-    model: str | None,
-    positions: int | None,
-    splits: dict[str, str],
-    template: Path,
-) -> str:
-    """The YAML. positions: that the model has; splits: dev or test -> its file; template: see `chat_template`."""
+@dataclass(frozen=True)
+class Settings:
+    """What a config is written from beside the guess."""
+
+    source: str | list[str]
+    """of the rows to train on"""
+    model: str | None
+    """folder or name; None: a small random one"""
+    kind: ModelKind
+    """what the model can do"""
+    splits: Mapping[str, str]
+    """dev or test -> its file"""
+    template_file: Path
+    """where a chat template is written if one is needed; see `chat_template`"""
+    form: TextForm
+    """of text files"""
+    skip_bad_rows: int = 0
+    """rows that are left out"""
+
+    def length(self, found: Guess) -> int:
+        """`task.max_length`."""
+        wanted = max(32, _rounded(found.tokens))
+        return min(wanted, 512 if self.model else 256, self.kind.positions or wanted)
+
+    def share_cut(self, found: Guess) -> float:
+        """The part of all tokens that lies beyond `max_length`."""
+        most = self.length(found)
+        return sum(max(0, size - most) for size in found.lengths) / max(1, sum(found.lengths))
+
+    def windows(self, found: Guess) -> bool:
+        """Would so much be cut that texts are better read in windows?"""
+        return found.task in ("text_classification", "token_classification") and self.share_cut(found) > CUT
+
+    def notes(self, found: Guess) -> list[tuple[str, str]]:
+        """(what was decided, why), for people."""
+        notes = []
+        if self.windows(found):
+            notes.append(("long: windows", f"{self.share_cut(found):.0%} of the tokens would be cut"))
+        elif self.share_cut(found) > CUT:
+            notes.append(("cut", f"{self.share_cut(found):.0%} of the tokens lie beyond task.max_length"))
+        if self.form.separator:
+            notes.append(("separator", f"{self.form.separator!r}"))
+        if self.form.format:
+            notes.append(("format", "a word and its tag a line, sentences between empty lines"))
+        if "messages" in found.roles and self.model:
+            notes += self._of_template()
+        return notes
+
+    def _of_template(self) -> list[tuple[str, str]]:
+        if self.kind.has_chat_template is None:
+            why = "the model's is used; if it has none, the run says so: give one in task.chat_template"
+            return [("chat template", why)]
+        if self.kind.has_chat_template:
+            return [("chat template", "the model's")]
+        return [("chat template", f"the model has none, so a plain one is written to {self.template_file}")]
+
+
+def config_text(found: Guess, settings: Settings) -> str:
+    """The YAML."""
+    model = settings.model
     own = f"{{path: {quoted(model)}}}" if model else RANDOM[found.task]
+    length = (
+        f"{settings.length(found)} # tokens; longer texts are {'read in parts' if settings.windows(found) else 'cut'}"
+    )
     lines = [
         "# A first config; every key can be changed, `fedtorch run --config FILE --dry-run` shows all of them.",
         "task:",
         f"  name: {found.task}",
         *([] if found.problem == "single_label" else [f"  problem: {found.problem}"]),
-        *(f"  {key}: {value}" for key, value in _rows_are(found, model, template)),
+        *(f"  {key}: {value}" for key, value in _rows_are(found, settings)),
         *([] if model else ["  # small, and from random weights; {path: FOLDER} takes a pretrained one"]),
         f"  model: {own}",
         "  data:",
-        f"    source: {_sources(source)} # a relative path counts from where the run is started",
+        f"    source: {_sources(settings.source)} # a relative path counts from where the run is started",
+        *_text_keys(found, settings.form),
         f"    columns: {{{', '.join(f'{role}: {quoted(column)}' for role, column in found.roles.items())}}}",
         *_labels(found),
         *_clients(found),
-        *_splits(found, splits),
+        *_splits(found, settings.splits),
         *([f"    id: {quoted(found.id)} # tells rows apart"] if found.id else []),
-        f"  max_length: {_length(found, model, positions)} # tokens; longer texts are cut",
+        *([f"    skip_bad_rows: {settings.skip_bad_rows} # left out, see above; more are an error"]
+          if settings.skip_bad_rows else []),
+        f"  max_length: {length}",
+        *_long(found, settings),
         *_training(found, model),
-    ]
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def chat_template(found: Guess, model: str | None) -> str:
-    """The template to be written beside the config, where rows are conversations and a new tokenizer has none."""
-    return _CHAT if "messages" in found.roles and not model else ""
+def chat_template(found: Guess, settings: Settings) -> str:
+    """The template to be written beside the config, where rows are conversations and the tokenizer has none."""
+    has_one = settings.model is not None and settings.kind.has_chat_template is not False
+    return CHAT if "messages" in found.roles and not has_one else ""
 
 
 def quoted(text: str | None) -> str:
@@ -89,18 +152,42 @@ def _labels(found: Guess) -> list[str]:
     return [f"    # labels: [{listed}] # seen; declared here, any other one is an error"]
 
 
-def _rows_are(found: Guess, model: str | None, file: Path) -> list[tuple[str, str]]:
-    """Keys of the tasks with texts for answers."""
+def _text_keys(found: Guess, form: TextForm) -> list[str]:
+    """How the files are written, where that is not what their endings say."""
+    given = {
+        "separator": form.separator,
+        "encoding": None if form.is_utf8 else form.encoding,
+        "format": form.format,
+        "decimal": "," if found.decimal == "," else None,
+    }
+    return [f"    {key}: {json.dumps(value)}" for key, value in given.items() if value is not None]
+
+
+def _long(found: Guess, settings: Settings) -> list[str]:
+    """What becomes of texts beyond `max_length`."""
+    if settings.windows(found):
+        return ["  long: windows # of max_length tokens each; `truncate` reads the first one alone, and is faster"]
+    if found.task == "causal_lm" and "text" not in found.roles:
+        return ["  truncate: left # so that answers, which stand at the end, are not what is cut"]
+    return []
+
+
+def _rows_are(found: Guess, settings: Settings) -> list[tuple[str, str]]:
+    """Keys that say what rows are."""
     if found.task == "seq2seq":
         tokens = _rounded(found.answer_tokens)
         return [("max_target_length", str(tokens)), ("generate", f"{{max_new_tokens: {tokens}}}")]
+    if "spans" in found.roles:
+        return [("annotation", "spans")]
+    if found.scheme != "iob2":
+        return [("scheme", found.scheme)]
     if "choices" in found.roles:
         return [("rows_are", "choices"), ("template", '"{prompt} " # and the choice after it')]
     if found.task != "causal_lm" or "prompt" in found.roles:
         return []
-    kind = next(iter(found.roles))
-    template = [("chat_template", f"{quoted(str(file))} # the tokenizer is a new one and has none")]
-    return [("rows_are", kind), *(template if chat_template(found, model) else [])]
+    why = "the model has none" if settings.model else "the tokenizer is a new one and has none"
+    template = [("chat_template", f"{quoted(str(settings.template_file))} # {why}")]
+    return [("rows_are", next(iter(found.roles))), *(template if chat_template(found, settings) else [])]
 
 
 def _clients(found: Guess) -> list[str]:
@@ -112,20 +199,23 @@ def _clients(found: Guess) -> list[str]:
     return [f"    clients: {{iid: {found.iid}}} # shuffled and dealt{other}"]
 
 
-def _splits(found: Guess, splits: dict[str, str]) -> list[str]:
+def _splits(found: Guess, splits: Mapping[str, str]) -> list[str]:
+    has_labels = found.task in ("text_classification", "token_classification") and found.problem != "regression"
     if found.split:
         return [f"    splits: {{column: {quoted(found.split)}}}"]
     if found.splits:
         return [f"    # splits: as the data set comes, {', '.join(found.splits)}"]
+    given = {name: quoted(splits[name]) if name in splits else "0.1" for name in ("dev", "test")}
+    if "0.1" in given.values() and has_labels:
+        given["stratify"] = "true"
+    written = ", ".join(f"{name}: {value}" for name, value in given.items())
     if splits:
-        given = {name: quoted(splits[name]) if name in splits else "0.1" for name in ("dev", "test")}
-        return [f"    splits: {{dev: {given['dev']}, test: {given['test']}}}"]
-    return ["    splits: {dev: 0.1, test: 0.1} # of every client's rows: dev chooses the best round, test scores it"]
-
-
-def _length(found: Guess, model: str | None, positions: int | None) -> int:
-    wanted = max(32, _rounded(found.tokens))
-    return min(wanted, 512 if model else 256, positions or wanted)
+        return [f"    splits: {{{written}}}"]
+    return [
+        "    # of every client's rows: dev chooses the best round, test scores it"
+        + ("; stratify: of every label, as far as rows allow" if has_labels else ""),
+        f"    splits: {{{written}}}",
+    ]
 
 
 def _rounded(tokens: int) -> int:

@@ -1,114 +1,75 @@
-"""`fedtorch init FILE`: look at a data file and write a config that runs as it is."""
+"""A config for a data file: what is guessed of it, what the user said, and the YAML that follows."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedtorch.core.errors import ConfigError, FedtorchError, print_error
-from fedtorch.data.own.first_config import chat_template, config_text
-from fedtorch.data.own.guess import SPLITS, Guess, guess
-from fedtorch.data.own.source import Table, files_of, open_tables
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.data.own.conll import looks_like_conll
+from fedtorch.data.own.first_config import Settings, chat_template, config_text
+from fedtorch.data.own.guess import guess
+from fedtorch.data.own.guessed import Guess, Wishes
+from fedtorch.data.own.model_kind import ModelKind
+from fedtorch.data.own.source import KINDS, Table, files_of, open_tables
+from fedtorch.data.own.split_files import files_beside, split_files
+from fedtorch.data.own.text_files import READERS, TextRows
+from fedtorch.data.own.text_form import TextForm, first_bad_byte, usual_separator
 
-_GENERATORS = ("t5", "mt5", "bart", "mbart", "pegasus", "umt5", "longt5", "led", "marian")
-
-
-def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.data.own.init") -> int:
-    """Write the config; returns the exit code (0 done, 2 an option is wrong, 3 the file is)."""
-    args = _parser(prog).parse_args(arguments)
-    try:
-        out = args.out or Path(f"{_stem(args.file)}.yaml")
-        print(write(args.file, out, args.model))
-        return 0
-    except FedtorchError as error:
-        return print_error(error)
-
-
-def write(source: str, out: Path, model: str | None = None) -> str:
-    """Write the config `out` for a source of any kind; what was guessed and why, for people.
-
-    Raises:
-        ConfigError: `out` is there already, the source is not, or the model cannot be found.
-        DataError: the source cannot be read, or has nothing that a task reads.
-    """
-    if out.exists() or out.is_symlink():
-        raise ConfigError(f"{out} is there already and is not overwritten; give another name by --out")
-    jinja = out.with_suffix(".jinja")
-    check_there(source)
-    kind = ModelKind.of(model) if model else ModelKind()
-    train, splits = _split_files(source)
-    with _scratch(out.parent) as scratch, open_tables(train, scratch) as tables:
-        found = guess(tables, can_generate=kind.can_generate)
-        text = config_text(found, train, model=model, positions=kind.positions, splits=splits, template=jinja)
-        text = f"# From {source}: {found.rows} rows.\n{text}"
-        told = _told(source, found, tables)
-    template = chat_template(found, model)
-    try:
-        for place, content in ((out, text), *(((jinja, template),) if template else ())):
-            with place.open("x", encoding="utf-8") as file:
-                file.write(content)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written ({error.strerror}); give another name by --out") from error
-    name = shlex.quote(str(out))
-    return "\n".join(
-        [*told, f"{out} is written. Next:", f"  fedtorch data check {name}", f"  fedtorch run --config {name}"]
-    )
+_CONLL_LINES = 2000
 
 
 @dataclass(frozen=True)
-class ModelKind:
-    """What a model's configuration says that the config depends on."""
+class Proposal:
+    """A config that is not written yet."""
 
-    can_generate: bool | None = None
-    """is it an encoder with a decoder? None: not known"""
-    positions: int | None = None
-    """tokens that it has positions for; None: not known"""
+    source: str
+    """as the user gave it"""
+    found: Guess
+    """what it is written from"""
+    settings: Settings
+    """what else it is written from"""
+    told: list[str]
+    """what was guessed and why, for people"""
 
-    @classmethod
-    def of(cls, name: str) -> ModelKind:
-        """From a folder, or a model in the local hub cache; nothing is known of one that is still to be downloaded.
+    def text(self, skip_bad_rows: int = 0) -> str:
+        """The YAML. skip_bad_rows: rows that it leaves out."""
+        text = config_text(self.found, replace(self.settings, skip_bad_rows=skip_bad_rows))
+        return f"# From {self.source}: {self.found.rows} rows.\n{text}"
 
-        Raises:
-            ConfigError: there is no such model.
-        """
-        if name.startswith("hub:"):
-            return cls()
-        from fedtorch.text.model_files import check_folder
-        from fedtorch.text.pretrained import located  # imports transformers
-
-        folder = Path(located(name, key="--model"))
-        check_folder(folder)
-        file = folder / "config.json"
-        try:
-            config = json.loads(file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"--model: {file} cannot be read ({type(error).__name__}); give a model's folder"
-            ) from None
-        positions = config.get("max_position_embeddings") or config.get("n_positions")
-        can = config.get("is_encoder_decoder", config.get("model_type") in _GENERATORS)
-        return cls(bool(can), positions if isinstance(positions, int) else None)
+    @property
+    def template(self) -> str:
+        """The chat template that goes beside the config; empty: none is needed."""
+        return chat_template(self.found, self.settings)
 
 
-def _split_files(source: str) -> tuple[str | list[str], dict[str, str]]:
-    """Of a folder whose files are called train, dev and test: (the training files, split -> its file)."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir() or any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
-        return source, {}
-    files = files_of(source)
-    if any(file.parent != folder or file.stem not in SPLITS for file in files):
-        return source, {}
-    names = {"validation": "dev", "valid": "dev", "val": "dev"}
-    splits = {names.get(file.stem, file.stem): str(file) for file in files}
-    return (splits.pop("train"), splits) if "train" in splits else (source, {})
+def propose(
+    source: str, out: Path, model: str | None = None, *, wishes: Wishes | None = None, form: TextForm | None = None
+) -> Proposal:
+    """Look at a source of any kind. out: where the config is to be written; form: what was said of text files.
+
+    Raises:
+        ConfigError: the source is not there, the model cannot be found or cannot do the task, a wish cannot be met.
+        DataError: the source cannot be read, or has nothing that a task reads.
+    """
+    check_there(source)
+    wishes, kind = wishes or Wishes(), ModelKind.of(model) if model else ModelKind()
+    train, splits = split_files(source)
+    form = _text_form(files_of(train), form or TextForm())
+    with scratch_beside(out) as scratch, open_tables(train, scratch, form) as tables:
+        found = guess(tables, wishes, are_shards=train != source and _are_shards(files_of(train)))
+        kind.fit(found, wishes.task)
+        marks = {table.rows.form.separator for table in tables if isinstance(table.rows, TextRows)} - {None}
+        usual = {usual_separator(Path(table.name)) for table in tables}
+        form = replace(form, separator=marks.pop() if len(marks) == 1 and marks != usual else form.separator)
+        settings = Settings(train, model, kind, splits, out.with_suffix(".jinja"), form)
+        told = [_heading(source, found, tables), *_told(found, settings, source)]
+    return Proposal(source, found, settings, told)
 
 
 def check_there(source: str) -> None:
@@ -121,23 +82,7 @@ def check_there(source: str) -> None:
         ) from None
 
 
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder for what `datasets` copies, on the disk that the config is on and for nobody else to read."""
-    try:
-        with TemporaryDirectory(prefix=".init-", dir=folder) as scratch:
-            yield Path(scratch)
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(f"{folder} cannot be written into ({error.strerror}); give another place by --out") from error
-
-
-def _told(source: str, found: Guess, tables: Sequence[Table]) -> list[str]:
-    files = f" in {len(tables)} files" if len(tables) > 1 else ""
-    width = max(len(what) for what, _ in found.why)
-    return [f"{source}: {found.rows} rows{files}", *(f"  {what:{width}}  {why}" for what, why in found.why)]
-
-
-def _stem(source: str) -> str:
+def name_for(source: str) -> str:
     """A name for the config: that of the file or folder, of a glob its folder's."""
     path = Path(source)
     while "*" in path.name or "?" in path.name:
@@ -145,17 +90,59 @@ def _stem(source: str) -> str:
     return re.sub(r"[^\w-]+", "_", path.name.partition(".")[0] if path.suffix else path.name).strip("_") or "own"
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Look at a data file and write a config that runs as it is; nothing is overwritten."
-    )
-    parser.add_argument(
-        "file", metavar="FILE", help="JSONL, JSON, CSV, TSV, Parquet, Arrow or text; a glob; a folder; a saved data set"
-    )
-    parser.add_argument("--model", metavar="NAME", help="folder or name of a pretrained model (a small random one)")
-    parser.add_argument("--out", type=Path, metavar="YAML", help="the config to write (FILE's name with .yaml)")
-    return parser
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """A folder for what `datasets` copies, on the disk that the config is on and for nobody else to read."""
+    try:
+        with TemporaryDirectory(prefix=".init-", dir=out.parent) as scratch:
+            yield Path(scratch)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(
+            f"{out.parent} cannot be written into ({error.strerror}); give another place by --out"
+        ) from error
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _text_form(files: Sequence[Path], form: TextForm) -> TextForm:
+    """The form with what the files show.
+
+    Raises:
+        DataError: a file is not in the encoding.
+    """
+    texts = [file for file in files if file.suffix.lower() in READERS or file.suffix.lower() not in KINDS]
+    if texts and form.format is None and all(_is_conll(file, form) for file in texts):
+        is_told = any(file.suffix.lower() not in (".conll", ".bio", ".iob", ".iob2") for file in texts)
+        form = replace(form, format="conll") if is_told else form
+    for file in texts:
+        if file.suffix.lower() in READERS and (bad := first_bad_byte(file, form)):
+            raise DataError(
+                f"{file}: {bad}; give the encoding with --encoding, such as cp1252 (Windows), latin-1 or utf-16, or "
+                "save the file as UTF-8"
+            )
+    return form
+
+
+def _is_conll(file: Path, form: TextForm) -> bool:
+    if file.suffix.lower() in (".json", ".jsonl"):
+        return False
+    try:
+        return looks_like_conll(islice(form.lines(file, newline="\n"), _CONLL_LINES))
+    except (OSError, UnicodeError):
+        return False
+
+
+def _are_shards(files: Sequence[Path]) -> bool:
+    """Do names of several files differ in numbers alone?"""
+    return len(files) > 1 and len({re.sub(r"\d+", "", file.stem) for file in files}) == 1
+
+
+def _heading(source: str, found: Guess, tables: Sequence[Table]) -> str:
+    files = f" in {len(tables)} files" if len(tables) > 1 else ""
+    return f"{source}: {found.rows} row{'s' if found.rows != 1 else ''}{files}"
+
+
+def _told(found: Guess, settings: Settings, source: str) -> list[str]:
+    why = [*found.why, *settings.notes(found)]
+    if others := files_beside(source):
+        why.append(("passed over", f"{', '.join(others)} beside it; give the folder to use files as splits"))
+    width = max(len(what) for what, _ in why)
+    return [f"  {what:{width}}  {reason}" for what, reason in why]

@@ -235,6 +235,12 @@ def _elsewhere(data: OwnData) -> dict[str, str]:
     }
 
 
+def split_sources(data: OwnData) -> list[tuple[Any, OwnData]]:
+    """(a source, the keys by which it is read): of the rows that are dealt, and of splits that are files."""
+    others = [(text, data.alone(text)) for text in _elsewhere(data).values()]
+    return [(data.source, data), *others]
+
+
 def _elsewhere_rows(
     text: str, data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None, clients: Collection[str]
 ) -> StoredRows | dict[str, StoredRows]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from fedtorch.data.own.source import Table, column_names, rows_of
 
 OWNER, ID, SPLIT = "client", "id", "split"
 """Roles of columns that no task has."""
+NAMED = 20
+"""Rows that messages name at most."""
 SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "dev", "valid": "dev", "val": "dev"}
 
 log = logging.getLogger(__name__)
@@ -99,6 +102,23 @@ def read_rows(tables: Sequence[Table], data: OwnData, form: Form, problems: list
     Raises:
         DataError: at the end, if more rows are unusable; names the first ones.
     """
+    yield from usable_rows(tables, data, form, problems, most=data.skip_bad_rows + NAMED)
+    if len(problems) > data.skip_bad_rows:
+        more = "" if len(problems) <= NAMED else ", and more"
+        raise DataError(
+            "\n  ".join(["rows that cannot be used" + more + ":", *problems[:NAMED]])
+            + "\ncorrect them, or let task.data.skip_bad_rows leave out so many"
+        )
+    for problem in problems[:NAMED]:
+        log.warning("left out: %s", problem)
+    if len(problems) > NAMED:
+        log.warning("left out: %d rows more", len(problems) - NAMED)
+
+
+def usable_rows(
+    tables: Sequence[Table], data: OwnData, form: Form, problems: list[str], most: float = math.inf
+) -> Iterator[Row]:
+    """The same, whatever `skip_bad_rows` says. most: of problems, after more of which a table is read no further."""
     columns = columns_of(tables, data, form)
     for table in _used(tables, data):
         split = split_of(table.split, data)
@@ -109,18 +129,10 @@ def read_rows(tables: Sequence[Table], data: OwnData, form: Form, problems: list
                 row = _row(values, columns, Row({}, table.owner, None, split), form)
             except ValueError as error:
                 problems.append(f"{table.where(index)}: {error}")
-                if len(problems) > data.skip_bad_rows + 20:
+                if len(problems) > most:
                     break
                 continue
             yield row
-    if len(problems) > data.skip_bad_rows:
-        more = "" if len(problems) <= 20 else ", and more"
-        raise DataError(
-            "\n  ".join(["rows that cannot be used" + more + ":", *problems[:20]])
-            + "\ncorrect them, or let task.data.skip_bad_rows leave out so many"
-        )
-    for problem in problems:
-        log.warning("left out: %s", problem)
 
 
 def _row(values: dict[str, Any], columns: Mapping[str, str], default: Row, form: Form) -> Row:

@@ -105,12 +105,21 @@ def _agreement(file: Path, form: TextForm, separator: str) -> float:
     return sum(size == sizes[0] for size in sizes) / len(sizes)
 
 
+def first_bad_byte(file: Path, form: TextForm) -> str:
+    """Where a file cannot be decoded, and which byte is there; empty: it can."""
+    number = 0
+    try:
+        for number, line in enumerate(form.lines(file), start=1):
+            if problem := bad_byte(line, form):
+                return f"line {number}, {problem.partition(';')[0]}"
+    except UnicodeError as error:
+        return f"after line {number} ({type(error).__name__})"
+    return ""
+
+
 def is_decoded(file: Path, form: TextForm) -> bool:
     """Is all of a file text in that encoding?"""
-    try:
-        return not any(bad_byte(line, form) for line in form.lines(file))
-    except UnicodeError:
-        return False
+    return not first_bad_byte(file, form)
 
 
 def bad_byte(text: str, form: TextForm) -> str:

@@ -12,10 +12,13 @@ import yaml
 from datasets import Dataset
 
 from fedtorch.config import load as yaml_config
+from fedtorch.core.errors import ConfigError
 from fedtorch.data.own.first_config import quoted
-from fedtorch.data.own.guess import Guess, guess
-from fedtorch.data.own.init import main, write
+from fedtorch.data.own.guess import guess
+from fedtorch.data.own.guessed import Guess, Wishes
+from fedtorch.data.own.model_kind import ModelKind
 from fedtorch.data.own.source import Table
+from fedtorch.setup.init import main, write
 
 WORDS = "scan fever lung mass history report grave mild severe benign".split()
 Maker = Callable[[int], Any]
@@ -29,8 +32,8 @@ def rows(number: int = 60, **columns: Maker) -> list[dict[str, Any]]:
     return [{name: make(i) for name, make in columns.items()} for i in range(number)]
 
 
-def guessed(found: list[dict[str, Any]], **options: Any) -> Guess:
-    return guess([Table(Dataset.from_list(found), "a.jsonl", "a", "")], **options)
+def guessed(found: list[dict[str, Any]], **said: str) -> Guess:
+    return guess([Table(Dataset.from_list(found), "a.jsonl", "a", "")], Wishes(**said))
 
 
 @pytest.mark.parametrize(
@@ -135,18 +138,25 @@ def test_ids_and_splits_are_found_where_they_can_be_none_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "can_generate", "task"),
-    [("prompt completion", True, "seq2seq"), ("source target", False, "causal_lm"), ("source target", True, "seq2seq")],
+    ("columns", "kind", "task"),
+    [
+        ("prompt completion", "t5", "seq2seq"),
+        ("source target", "gpt2", "causal_lm"),
+        ("source target", "t5", "seq2seq"),
+        ("prompt completion", "gpt2", "causal_lm"),
+    ],
 )
-def test_a_model_that_is_given_decides_between_the_two_that_generate(
-    columns: str, can_generate: bool, task: str
-) -> None:
-    assert guessed(rows(**dict.fromkeys(columns.split(), text)), can_generate=can_generate).task == task
+def test_a_model_that_is_given_decides_between_the_two_that_generate(columns: str, kind: str, task: str) -> None:
+    found = guessed(rows(**dict.fromkeys(columns.split(), text)))
+    generates = {"t5": "seq2seq", "gpt2": "causal_lm"}[kind]
+    ModelKind(kind, frozenset({"text_classification", generates})).fit(found, None)
+    assert found.task == task and len(found.roles) == 2
 
 
-def test_rows_that_training_would_refuse_are_told() -> None:
-    found = guessed(rows(text=text, label=lambda i: "ab"[i % 2] if i % 10 else None))
-    assert ("correct first", "6 of 60 rows have nothing in `label`: training refuses them") in found.why
+def test_a_model_that_cannot_do_the_task_is_refused() -> None:
+    found = guessed(rows(prompt=text, completion=text))
+    with pytest.raises(ConfigError, match=r"--model is a bert, which cannot do causal_lm, what the columns `prompt`, "):
+        ModelKind("bert", frozenset({"text_classification"})).fit(found, None)
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "yes", "No", "1", "it: is", "#x", "ä", "a'b\"c", "- x", ""])
@@ -224,11 +234,11 @@ def test_a_model_that_is_given_bounds_the_length(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("columns", "keys"),
     [
-        ({"prompt": text, "completion": text}, {}),
+        ({"prompt": text, "completion": text}, {"truncate": "left"}),
         ({"text": text}, {"rows_are": "text"}),
         (
             {"messages": lambda i: [{"role": "assistant", "content": text(i)}]},
-            {"rows_are": "messages", "chat_template": "a.jinja"},
+            {"rows_are": "messages", "chat_template": "a.jinja", "truncate": "left"},
         ),
         (
             {"source": text, "target": lambda i: f"{i}"},

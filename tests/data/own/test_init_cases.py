@@ -1,0 +1,235 @@
+"""`fedtorch init` over data sets as people have them: what it proposes, and that it can be trained as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+import yaml
+from init_cases import FOURTEEN, MORE, NOTES, Case, jsonl, proposal, text
+from own_rows import ARCHITECTURES
+
+from fedtorch.config import load as yaml_config
+from fedtorch.main import main as run
+from fedtorch.setup.checks import check
+from fedtorch.setup.data_check import main as data_check
+from fedtorch.setup.data_check import own_task
+from fedtorch.setup.init import main
+from fedtorch.setup.plan import Plan
+from fedtorch.tasks.own_overview import overview
+from fedtorch.text.byte_bpe import train_subwords
+
+CASES = FOURTEEN | MORE
+SMALL = {
+    "bert": {
+        "random": "bert",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    },
+    "t5": {"random": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+    "gpt2": {"random": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2},
+}
+TRIED = ("several labels", "spans", "chat with tools", "nested Parquet", "rare labels", "own T5", "own Llama")
+"""Cases of which a round is trained in every run of the tests; of the others among the slow ones."""
+
+
+def model_folder(kind: str, folder: Path) -> None:
+    """A model of a few hundred weights with a tokenizer, as `save_pretrained` writes both."""
+    train_subwords(map(text, range(50)), folder, size=300)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    if kind == "modernbert":
+        special |= {"cls_token_id": tokenizer.eos_token_id, "sep_token_id": tokenizer.eos_token_id}
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=len(tokenizer), **special, **ARCHITECTURES.get(kind, {})
+    )
+    if kind == "bert":
+        config = transformers.BertConfig(
+            vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
+            **{key: value for key, value in SMALL["bert"].items() if key != "random"},
+        )  # fmt: skip
+    head = {"t5": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM", "llama": "AutoModelForCausalLM"}
+    loader = getattr(transformers, head.get(kind, "AutoModelForMaskedLM"))
+    if kind == "t5":
+        config.decoder_start_token_id = tokenizer.pad_token_id
+    loader.from_config(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for kind in sorted({case.model for case in CASES.values() if case.model}):
+        model_folder(kind, folder / kind)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+def proposed(case: Case, models: Path) -> tuple[str, dict[str, Any]]:
+    """The options for `init`, and what it wrote."""
+    source = case.write(Path())
+    options = [source, *case.options, "--out", "data.yaml"]
+    if case.model:
+        Path("model").symlink_to(models / case.model)
+        options += ["--model", "model"]
+    assert main(options) == 0
+    return source, yaml.safe_load(Path("data.yaml").read_text())
+
+
+def at(tree: Any, path: str) -> Any:
+    for step in path.split("."):
+        tree = tree.get(step) if isinstance(tree, dict) else None
+    return tree
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_proposed_fits_the_data_and_passes_the_check(
+    name: str, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = CASES[name]
+    _, found = proposed(case, models)
+    told = capsys.readouterr().out
+    task = found["task"]
+    assert (task["name"], task["data"]["columns"]) == (case.task, case.columns), told
+    assert task["data"]["clients"] == case.clients, told
+    for key, value in case.also.items():
+        assert at(task, key) == value, key
+    for line in case.said:
+        assert line in told
+    config = yaml_config.load(Path("data.yaml"))
+    looked = overview(own_task(config.task, config.task_name))
+    assert looked.problems == [] and sum(sum(rows.rows.values()) for rows in looked.clients.values()) > 0
+    check(Plan.of(config, 1))
+
+
+def train_a_round(name: str, models: Path) -> None:
+    proposed(CASES[name], models)
+    small = next(
+        (
+            f"task.model={json.dumps(keys)}"
+            for kind, keys in SMALL.items()
+            if f"random: {kind}," in Path("data.yaml").read_text()
+        ),
+        None,
+    )
+    sets = [
+        "rounds=1",
+        "client.epochs=1",
+        "track.tensorboard=false",
+        "task.data.tokenizer_size=280",
+        *filter(None, [small]),
+    ]
+    assert run(["--config", "data.yaml", "--set", *sets]) == 0
+    assert json.loads(Path("runs/data/results.json").read_text())["averages"] is not None
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_what_is_proposed_trains(name: str, models: Path) -> None:
+    train_a_round(name, models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name not in TRIED])
+def test_what_is_proposed_for_the_others_trains_too(name: str, models: Path) -> None:
+    train_a_round(name, models)
+
+
+def test_the_page_shows_what_is_proposed() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "your-data.md").read_text()
+    for name, case in FOURTEEN.items():
+        assert f"| {name} | {proposal(case)} |" in page, proposal(case)
+
+
+def test_the_check_draws_its_picture_over_what_was_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([jsonl(NOTES)(Path())]) == 0
+    assert data_check(["data.yaml"]) == 0
+    assert "picture: data.check.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--label", "diagnoses"],
+            "--label is 'diagnoses', but data.jsonl has no such column with values; did you mean",
+        ),
+        (["--text", "nothing"], "there are note, diagnosis, hospital"),
+        (["--client", "x"], "there are note, diagnosis, hospital, file or none"),
+        (["--label", "note", "--text", "note"], "--text and --label are both 'note'"),
+        (["--task", "token_classification"], "data.jsonl has no columns that fit --task token_classification"),
+        (["--encoding", "klingon"], "task.data.encoding is 'klingon', which Python knows no encoding of texts by"),
+        (["--separator", "abc"], "task.data.separator is 'abc' but should be one character"),
+        (["--client", "note"], None),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_with_what_there_is(
+    options: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([jsonl(NOTES)(Path()), *options])
+    assert code == (2 if said else 0)
+    assert said is None or said in capsys.readouterr().err
+    assert Path("data.yaml").exists() == (said is None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [{"tokens": ["a", "b"], "pos_tags": ["NOUN", "VERB"]}] * 9,
+            "`pos_tags` has 2 tags, such as 'NOUN', that are none of O",
+        ),
+        ([{"tokens": ["a", "b"], "ner_tags": [0, 1]}] * 9, "`ner_tags` holds numbers in place of tags"),
+        (
+            [{"text": f"a b {i}", "spans": [{"start": 0, "end": 99, "label": "X"}]} for i in range(9)],
+            "no row can be used:\n  data.jsonl:1: span 1 is characters 0 to 99 of a text of 5",
+        ),
+        (
+            [
+                {"text": f"a b {i}", "spans": [{"start": 0, "end": 1 + 98 * (i % 4 > 0), "label": "X"}]}
+                for i in range(12)
+            ],
+            "9 of 12 rows cannot be used as token_classification:",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_used_are_told_before_a_config_is_written(
+    rows: list[dict[str, Any]], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([jsonl(rows)(Path())]) == 3
+    assert said in capsys.readouterr().err
+    assert not Path("data.yaml").exists()
+
+
+def test_a_file_in_another_encoding_is_named_with_byte_and_line(capsys: pytest.CaptureFixture[str]) -> None:
+    FOURTEEN["German CSV"].write(Path())
+    assert main(["data.csv"]) == 3
+    said = capsys.readouterr().err
+    assert re.match(
+        r"fedtorch: data\.csv: line 2, byte 3 is not UTF-8 \(0xfc\); give the encoding with --encoding", said
+    )
+
+
+def test_a_model_that_cannot_do_the_task_is_refused_before_a_config_is_written(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("model").symlink_to(models / "bert")
+    assert main([jsonl([{"text": text(i)} for i in range(9)])(Path()), "--model", "model"]) == 2
+    assert "--model is a bert, which cannot do causal_lm, what the columns `text` are for" in capsys.readouterr().err
+
+
+def test_other_splits_beside_a_file_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "test"):
+        jsonl(NOTES, f"{name}.jsonl")(Path())
+    assert main(["train.jsonl"]) == 0
+    assert "passed over" in (told := capsys.readouterr().out) and "test.jsonl beside it; give the folder" in told
