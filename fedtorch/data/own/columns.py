@@ -59,6 +59,11 @@ class Column:
         return self.kind in ("whole", "number") or (self.kind == "text" and all(map(_is_number, self.values)))
 
     @property
+    def has_fractions(self) -> bool:
+        """Are some of the values, which are numbers, no whole ones?"""
+        return self.has_commas or any(not float(value).is_integer() for value in self.values)
+
+    @property
     def has_commas(self) -> bool:
         """Are all values numbers, some of them with a comma before their decimals?"""
         texts = self.values if self.kind == "text" else ()
@@ -77,7 +82,7 @@ class Column:
         """Look at one more row."""
         if value is None or value == "":
             self.missing += 1
-        elif value != []:  # a row without labels or spans is one, whatever the others hold
+        elif value not in ([], "[]"):  # a row without labels or spans is one, whatever the others hold
             self._add(value)
 
     def _add(self, value: Any) -> None:

@@ -79,6 +79,8 @@ class Settings:
             notes.append(("cut", f"{self.share_cut(found):.0%} of the tokens lie beyond task.max_length"))
         if self.form.separator:
             notes.append(("separator", f"{self.form.separator!r}"))
+        if self.splits:
+            notes.append(("splits", ", ".join(f"{name} is {file}" for name, file in sorted(self.splits.items()))))
         if self.form.format:
             notes.append(("format", "a word and its tag a line, sentences between empty lines"))
         if "messages" in found.roles and self.model:
@@ -121,7 +123,7 @@ def config_text(found: Guess, settings: Settings) -> str:
           if settings.skip_bad_rows else []),
         f"  max_length: {length}",
         *_long(found, settings),
-        *_training(found, model),
+        *_training(found, settings),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -222,9 +224,12 @@ def _rounded(tokens: int) -> int:
     return -(-tokens // 16) * 16
 
 
-def _training(found: Guess, model: str | None) -> list[str]:
+def _training(found: Guess, settings: Settings) -> list[str]:
+    model = settings.model
     taking_part = min(found.clients, 10) if found.clients > 20 else found.clients
     steps = max(1, found.rows * taking_part // (max(1, found.clients) * _BATCH))
+    if settings.windows(found):  # of each text, a quarter of which lies in the one before
+        steps *= max(1, 4 * sum(found.lengths) // (3 * settings.length(found) * len(found.lengths)))
     rounds = min(10, max(2, _STEPS // (2 * steps)))
     lines = [f"rounds: {rounds}"]
     if found.clients > 20:

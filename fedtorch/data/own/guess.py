@@ -22,15 +22,19 @@ from fedtorch.data.own.guessed import (
     by_name,
     is_client_like,
 )
+from fedtorch.data.own.model_kind import ModelKind
 from fedtorch.data.own.source import Table
 from fedtorch.data.paths import check_client_names
 
 
-def guess(tables: Sequence[Table], wishes: Wishes | None = None, *, are_shards: bool = False) -> Guess:
-    """Look at a source. are_shards: its files are parts of one, and no clients.
+def guess(
+    tables: Sequence[Table], wishes: Wishes | None = None, *, model: ModelKind | None = None, are_shards: bool = False
+) -> Guess:
+    """Look at a source. model: that is to be used; are_shards: its files are parts of one, and no clients.
 
     Raises:
-        ConfigError: a wish cannot be met. DataError: there are no rows, or no column of texts.
+        ConfigError: a wish cannot be met, or the model cannot do the task.
+        DataError: there are no rows, or no column of texts.
     """
     wishes = wishes or Wishes()
     own = [name.rpartition(".")[2].casefold() for name in (wishes.client,) if name]
@@ -46,6 +50,7 @@ def guess(tables: Sequence[Table], wishes: Wishes | None = None, *, are_shards: 
     _find_id(found, columns, looked, given)
     taken = {found.by, found.id, found.split} - given
     decide(found, {name: column for name, column in columns.items() if name not in taken}, wishes, tables[0].name)
+    (model or ModelKind()).fit(found, wishes.task)
     _measure(found, columns)
     if passed := list(_passed_over(found, columns)):
         found.why.append(("passed over", "; ".join(passed)))
@@ -97,7 +102,7 @@ def _find_clients(
         found.why.append((_counted(len(files)), "one for each file or sub-folder"))
         return
     found.iid = found.clients = max(1, min(10, found.rows // 10))
-    why = "as you said" if wishes.client == NONE else "no column says whose a row is, so"
+    why = "as you said," if wishes.client == NONE else "no column says whose a row is, so"
     found.why.append((_counted(found.iid), f"{why} rows are shuffled and dealt"))
 
 

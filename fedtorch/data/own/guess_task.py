@@ -147,11 +147,11 @@ def _classes(found: Guess, columns: Columns, wishes: Wishes) -> bool:
     roles = {"text": text.name, **({"text_pair": pair[1]} if pair else {}), "label": label.name}
     why = f"column `{label.name}` has {label.distinct} values"
     if label.kind in ("words", "numbers"):
-        found.problem, why = "multi_label", f"column `{label.name}` holds lists of {label.distinct} different values"
-    elif (label.is_numeric and label.distinct > MOST_LABELS) or label.kind == "number" or label.has_commas:
-        found.problem, why = "regression", f"column `{label.name}` holds numbers"
+        found.problem, why = "multi_label", f"column `{label.name}` holds lists of {label.distinct} labels"
+    elif label.has_commas or (label.is_numeric and (label.has_fractions or not _can_label(label, found.rows))):
+        found.problem, why = "regression", f"column `{label.name}` holds numbers, so it is a regression"
         if label.has_commas:
-            found.decimal, why = ",", f"{why} with commas before their decimals"
+            found.decimal, why = ",", f"{why}; they have commas before their decimals"
     if found.problem != "regression":
         found.labels = sorted({value.lower() for value in label.values} if label.kind == "flag" else label.values)
     if pair:

@@ -62,8 +62,8 @@ def propose(
     train, splits = split_files(source)
     form = _text_form(files_of(train), form or TextForm())
     with scratch_beside(out) as scratch, open_tables(train, scratch, form) as tables:
-        found = guess(tables, wishes, are_shards=train != source and _are_shards(files_of(train)))
-        kind.fit(found, wishes.task)
+        are_shards = train != source and _are_shards(files_of(train))
+        found = guess(tables, wishes, model=kind, are_shards=are_shards)
         marks = {table.rows.form.separator for table in tables if isinstance(table.rows, TextRows)} - {None}
         usual = {usual_separator(Path(table.name)) for table in tables}
         form = replace(form, separator=marks.pop() if len(marks) == 1 and marks != usual else form.separator)

@@ -73,8 +73,6 @@ class ModelKind:
             found.task, found.roles = other, dict(zip(roles, found.roles.values(), strict=True))
             why = "an encoder with a decoder" if other == "seq2seq" else "a decoder without an encoder beside it"
             found.why.append((other, f"the model is a {self.kind}, {why}"))
-            if other == "causal_lm":
-                found.tokens, found.answer_tokens = found.tokens + found.answer_tokens, 0
         elif found.task not in self.tasks:
             can = ", ".join(task for task in HEADS if task in self.tasks)
             raise ConfigError(

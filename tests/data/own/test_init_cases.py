@@ -12,7 +12,7 @@ import pytest
 import transformers
 import yaml
 from init_cases import FOURTEEN, MORE, NOTES, Case, jsonl, proposal, text
-from own_rows import ARCHITECTURES
+from own_rows import ARCHITECTURES, BERT
 
 from fedtorch.config import load as yaml_config
 from fedtorch.main import main as run
@@ -25,17 +25,7 @@ from fedtorch.tasks.own_overview import overview
 from fedtorch.text.byte_bpe import train_subwords
 
 CASES = FOURTEEN | MORE
-SMALL = {
-    "bert": {
-        "random": "bert",
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-    },
-    "t5": {"random": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
-    "gpt2": {"random": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2},
-}
+KINDS = {**ARCHITECTURES, "bert": {key: value for key, value in BERT.items() if key != "random"}}
 TRIED = ("several labels", "spans", "chat with tools", "nested Parquet", "rare labels", "own T5", "own Llama")
 """Cases of which a round is trained in every run of the tests; of the others among the slow ones."""
 
@@ -47,14 +37,7 @@ def model_folder(kind: str, folder: Path) -> None:
     special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     if kind == "modernbert":
         special |= {"cls_token_id": tokenizer.eos_token_id, "sep_token_id": tokenizer.eos_token_id}
-    config = transformers.AutoConfig.for_model(
-        kind, vocab_size=len(tokenizer), **special, **ARCHITECTURES.get(kind, {})
-    )
-    if kind == "bert":
-        config = transformers.BertConfig(
-            vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
-            **{key: value for key, value in SMALL["bert"].items() if key != "random"},
-        )  # fmt: skip
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **special, **KINDS[kind])
     head = {"t5": "AutoModelForSeq2SeqLM", "gpt2": "AutoModelForCausalLM", "llama": "AutoModelForCausalLM"}
     loader = getattr(transformers, head.get(kind, "AutoModelForMaskedLM"))
     if kind == "t5":
@@ -115,21 +98,10 @@ def test_what_is_proposed_fits_the_data_and_passes_the_check(
 
 def train_a_round(name: str, models: Path) -> None:
     proposed(CASES[name], models)
-    small = next(
-        (
-            f"task.model={json.dumps(keys)}"
-            for kind, keys in SMALL.items()
-            if f"random: {kind}," in Path("data.yaml").read_text()
-        ),
-        None,
-    )
-    sets = [
-        "rounds=1",
-        "client.epochs=1",
-        "track.tensorboard=false",
-        "task.data.tokenizer_size=280",
-        *filter(None, [small]),
-    ]
+    written = Path("data.yaml").read_text()
+    small = [{"random": kind, **keys} for kind, keys in KINDS.items() if f"random: {kind}," in written]
+    sets = ["rounds=1", "client.epochs=1", "track.tensorboard=false", "task.data.tokenizer_size=280"]
+    sets += [f"task.model={json.dumps(keys)}" for keys in small]
     assert run(["--config", "data.yaml", "--set", *sets]) == 0
     assert json.loads(Path("runs/data/results.json").read_text())["averages"] is not None
 
@@ -216,7 +188,7 @@ def test_a_file_in_another_encoding_is_named_with_byte_and_line(capsys: pytest.C
     assert main(["data.csv"]) == 3
     said = capsys.readouterr().err
     assert re.match(
-        r"fedtorch: data\.csv: line 2, byte 3 is not UTF-8 \(0xfc\); give the encoding with --encoding", said
+        r"fedtorch: data\.csv: line 2, byte 4 is not UTF-8 \(0xfc\); give the encoding with --encoding", said
     )
 
 
