@@ -10,6 +10,7 @@ import pytest
 
 from fedtorch.main import main as run
 from fedtorch.setup.data_check import main as data_check
+from fedtorch.setup.init import main as init
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text()
 KINDS = PAGE.partition("\n## Each kind of rows")[2].partition("\n## ")[0]
@@ -35,6 +36,19 @@ def test_the_page_has_all_kinds() -> None:
         "Messages, with tools", "Texts to go on with", "Files for train, dev and test",
         "Separators, encodings, decimals", "Columns within columns",
     ]  # fmt: skip
+
+
+def test_the_first_config_of_the_page_is_the_one_that_init_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
+    from own_files import write  # type: ignore[import-not-found]
+
+    write(Path())
+    capsys.readouterr()
+    assert init(["notes.jsonl"]) == 0
+    assert f"$ fedtorch init notes.jsonl\n{capsys.readouterr().out}```" in PAGE
+    assert f"```yaml\n{Path('notes.yaml').read_text()}```" in PAGE
 
 
 @pytest.mark.parametrize("title", SECTIONS)
