@@ -8,7 +8,9 @@ from typing import Any
 DEEPEST = 5
 """Steps of the longest path that is found."""
 MOST = 200
-"""Paths of one column, where objects are used as tables with keys of any kind."""
+"""Keys of an object beyond which it is a table of its own, and its keys name nothing."""
+MOST_PATHS = 1000
+"""Paths of a file after which no more are looked for, where objects have keys of any kind."""
 
 
 def leaves(row: Mapping[str, Any], before: str = "") -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedtorch.core.errors import DataError
 from fedtorch.data.own.conll import Sentences, counts
-from fedtorch.data.own.nested import leaves
+from fedtorch.data.own.nested import MOST_PATHS, leaves
 from fedtorch.data.own.text_form import TextForm, bad_byte, not_decoded, separator_of
 
 Found = Iterator[tuple[int, Any]]
@@ -49,7 +49,8 @@ class TextRows:
                 self._lines.append(line)
                 if isinstance(row, dict):
                     names.update(dict.fromkeys(row))
-                    inner.update(dict.fromkeys(leaves(row)))
+                    if len(inner) < MOST_PATHS:
+                        inner.update(dict.fromkeys(leaves(row)))
                 elif not problem:
                     problem = f"{file}:{line}: {row}"
         except OSError as error:

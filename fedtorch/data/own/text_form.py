@@ -95,7 +95,8 @@ def _agreement(file: Path, form: TextForm, separator: str) -> float:
     sizes = []
     csv.field_size_limit(sys.maxsize)  # of the process; 128 KiB by default
     try:
-        for record in islice(csv.reader(form.lines(file), delimiter=separator), _LOOKED_AT):
+        lines = islice(form.lines(file), 10 * _LOOKED_AT)  # where quotes do not fit a record is all that follows
+        for record in islice(csv.reader(lines, delimiter=separator), _LOOKED_AT):
             if record:
                 sizes.append(len(record))
     except (csv.Error, UnicodeError):
@@ -124,13 +125,15 @@ def is_decoded(file: Path, form: TextForm) -> bool:
 
 def bad_byte(text: str, form: TextForm) -> str:
     """What is wrong with a line that has a lone surrogate in place of a byte; empty if it has none."""
-    if text.isascii():
+    try:
+        text.encode()
         return ""
-    for place, char in enumerate(text):
-        if "\udc80" <= char <= "\udcff":
-            start = len(text[:place].encode("utf-8", "surrogateescape")) if form.is_utf8 else place
-            return not_decoded(start + 1, ord(char) - 0xDC00, form)
-    return ""
+    except UnicodeEncodeError as error:
+        before, value = text[: error.start], ord(text[error.start])
+    if not 0xDC80 <= value <= 0xDCFF:  # half of a pair, which another encoding may have had
+        return f"half of a surrogate pair at character {len(before) + 1}; write the whole character"
+    start = len(before.encode()) if form.is_utf8 else len(before)
+    return not_decoded(start + 1, value - 0xDC00, form)
 
 
 def not_decoded(place: int, value: int, form: TextForm) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from init_cases import FOURTEEN, MORE, NOTES, Case, jsonl, proposal, text
 from own_rows import ARCHITECTURES, BERT
 
 from fedtorch.config import load as yaml_config
+from fedtorch.data.own.split_files import split_files
 from fedtorch.main import main as run
 from fedtorch.setup.checks import check
 from fedtorch.setup.data_check import main as data_check
@@ -205,3 +207,72 @@ def test_other_splits_beside_a_file_are_told(capsys: pytest.CaptureFixture[str])
         jsonl(NOTES, f"{name}.jsonl")(Path())
     assert main(["train.jsonl"]) == 0
     assert "passed over" in (told := capsys.readouterr().out) and "test.jsonl beside it; give the folder" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "is_written"),
+    [
+        ("model", "chat template  the model's", False),
+        (
+            "hub:some/model",
+            "the model's is used; if it has none, the run says so: give one in task.chat_template",
+            False,
+        ),
+        (None, "", True),
+    ],
+)
+def test_a_chat_template_is_written_where_there_is_none(
+    model: str | None, said: str, is_written: bool, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(models / "llama", "model")
+    Path("model/chat_template.jinja").write_text("{{ messages }}")
+    source = FOURTEEN["chat with tools"].write(Path())
+    assert main([source, *(["--model", model] if model else [])]) == 0
+    assert said in capsys.readouterr().out
+    assert Path("data.jinja").exists() == ("chat_template: data.jinja" in Path("data.yaml").read_text()) == is_written
+
+
+def test_positions_that_are_for_padding_are_no_room_for_tokens() -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"model_type": "roberta", "max_position_embeddings": 26}')
+    assert main([jsonl(NOTES)(Path()), "--model", "./model"]) == 0
+    assert yaml.safe_load(Path("data.yaml").read_text())["task"]["max_length"] == 24
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "splits"),
+    [
+        (["train.csv", "dev.csv", "test.csv"], "d/train.csv", {"dev": "d/dev.csv", "test": "d/test.csv"}),
+        (["a-train.jsonl", "a.valid.jsonl"], "d/a-train.jsonl", {"dev": "d/a.valid.jsonl"}),
+        (["train/x.jsonl", "train/y.jsonl", "test/x.jsonl"], "d/train", {"test": "d/test/x.jsonl"}),
+        (["train-0.jsonl", "train-1.jsonl"], "d/train*.jsonl", {}),
+        (["train.jsonl", "readme.txt"], "d", {}),
+        (["dev.jsonl", "test.jsonl"], "d", {}),
+        (["train.jsonl"], "d", {}),
+        (["train-test.jsonl", "train.jsonl"], "d", {}),
+        (["train/deep/x.jsonl", "test/x.jsonl"], "d", {}),
+    ],
+)
+def test_files_are_splits_where_all_their_names_say_so(names: list[str], train: str, splits: dict[str, str]) -> None:
+    for name in names:
+        jsonl(NOTES[:3], f"d/{name}")(Path())
+    assert split_files("d") == (train, splits)
+
+
+def test_labels_are_never_taken_from_a_column_of_clients_but_where_that_is_said() -> None:
+    found = [{"text": text(i), "country": "ab"[i % 2], "author": f"p{i % 3}"} for i in range(48)]
+    assert main([jsonl(found)(Path())]) == 0
+    task = yaml.safe_load(Path("data.yaml").read_text())["task"]
+    assert (task["name"], task["data"]["columns"]) == ("causal_lm", {"text": "text"})
+    assert task["data"]["clients"] == {"by": "author"}
+    assert main(["data.jsonl", "--label", "country", "--out", "b.yaml"]) == 0
+    assert yaml.safe_load(Path("b.yaml").read_text())["task"]["data"]["columns"]["label"] == "country"
+
+
+def test_rounds_are_fewer_where_texts_are_read_in_windows() -> None:
+    short, long = ([{"text": text(i, words), "label": "ab"[i % 2]} for i in range(90)] for words in (20, 900))
+    rounds = []
+    for number, found in enumerate((short, long)):
+        assert main([jsonl(found, f"{number}.jsonl")(Path()), "--out", f"{number}.yaml"]) == 0
+        rounds.append(yaml.safe_load(Path(f"{number}.yaml").read_text())["rounds"])
+    assert rounds == [10, 2]
