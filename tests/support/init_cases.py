@@ -265,7 +265,7 @@ FOURTEEN: dict[str, Case] = {
         {"text": "document", "label": "category"},
         {"iid": 3},
         {"long": "windows", "max_length": 256},
-        ("client? `court`, 3 values", "of the tokens would be cut"),
+        ("client? `court`, 3 values", "on average 81% of a text would be cut"),
     ),
     "empty texts": Case(
         jsonl(

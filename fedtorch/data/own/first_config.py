@@ -34,7 +34,7 @@ _TAKEN = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _STEPS = 400  # of all clients and rounds together, about what two cores do in half a minute with the sizes above
 _BATCH = 8
 CUT = 0.25
-"""The part of all tokens beyond `max_length` from which on texts are read in windows."""
+"""The part of a text beyond `max_length`, on average, from which on texts are read in windows."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Settings:
         return min(wanted, 512 if self.model else 256, self.kind.positions or wanted)
 
     def share_cut(self, found: Guess) -> float:
-        """The part of all tokens that lies beyond `max_length`."""
+        """The part of a text beyond `max_length`, on average: a single long one among many does not count for them."""
         most = self.length(found)
-        return sum(max(0, size - most) for size in found.lengths) / max(1, sum(found.lengths))
+        return sum(1 - most / size for size in found.lengths if size > most) / max(1, len(found.lengths))
 
     def windows(self, found: Guess) -> bool:
         """Would so much be cut that texts are better read in windows?"""
@@ -74,9 +74,9 @@ class Settings:
         """(what was decided, why), for people."""
         notes = []
         if self.windows(found):
-            notes.append(("long: windows", f"{self.share_cut(found):.0%} of the tokens would be cut"))
+            notes.append(("long: windows", f"on average {self.share_cut(found):.0%} of a text would be cut"))
         elif self.share_cut(found) > CUT:
-            notes.append(("cut", f"{self.share_cut(found):.0%} of the tokens lie beyond task.max_length"))
+            notes.append(("cut", f"on average {self.share_cut(found):.0%} of a text lies beyond task.max_length"))
         if self.form.separator:
             notes.append(("separator", f"{self.form.separator!r}"))
         if self.splits:
