@@ -231,10 +231,10 @@ FOURTEEN: dict[str, Case] = {
         STRATIFIED,
     ),
     "files per client": Case(
-        together("sites", *(jsonl(NOTES[k::3], f"sites/{name}.jsonl") for k, name in enumerate(SITES))),
+        together("sites", *(jsonl(rows(20, note=text, diagnosis=kind), f"sites/{name}.jsonl") for name in SITES)),
         "text_classification",
         {"text": "note", "label": "diagnosis"},
-        {"by": "hospital"},
+        BY_FILE,
         STRATIFIED,
     ),
     "split files": Case(
@@ -353,11 +353,11 @@ MORE: dict[str, Case] = {
         {"text": "mail", "label": "spam"},
         DEALT,
     ),
-    "one file a client": Case(
-        together("sites", *(jsonl(rows(20, text=text, label=kind), f"sites/{name}.jsonl") for name in SITES)),
+    "files and a column of clients": Case(
+        together("sites", *(jsonl(NOTES[k::3], f"sites/{name}.jsonl") for k, name in enumerate(SITES))),
         "text_classification",
-        {"text": "text", "label": "label"},
-        BY_FILE,
+        {"text": "note", "label": "diagnosis"},
+        {"by": "hospital"},
     ),
     "one folder a client": Case(
         together("sites", *(table(rows(20, text=text, label=kind), f"sites/{name}/rows.csv") for name in SITES)),
@@ -598,6 +598,8 @@ def proposal(case: Case) -> str:
     if "dev" in (splits := case.also.get("data.splits", {})) and isinstance(splits["dev"], str):
         shown["data.splits"] = splits
     also = ", ".join(f"`{key.removeprefix('data.')}: {plain_value(found)}`" for key, found in shown.items())
+    if case.options:
+        also = f"{also}; said: `{' '.join(case.options)}`"
     return f"`{case.task}` | `{{{columns}}}` | `{rule}: {value}` | {also}"
 
 
