@@ -78,8 +78,12 @@ def results(run: Path) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "task",
-    [TASK, with_data(source="notes/*/rows.jsonl", clients={"by": "file"})],
-    ids=["column", "folders"],
+    [
+        TASK,
+        with_data(source="notes/*/rows.jsonl", clients={"by": "file"}),
+        with_data(splits=TASK["data"]["splits"] | {"stratify": True}),
+    ],
+    ids=["column", "folders", "a row of every label"],
 )
 def test_disks_of_their_own_give_the_bits_of_one(
     task: Mapping[str, Any], disks: Path, monkeypatch: pytest.MonkeyPatch
