@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Literal
 
 from fedtorch.data.own.source import Table, column_names, rows_of
 
 LOOKED_AT = 5000
-"""Rows at most; of a larger source every n-th, for files are often sorted by label or client."""
+"""Rows, about, of a larger source: drawn from all of it, for files are often sorted by label or client, or have them in
+turn."""
 
 Kind = Literal["text", "whole", "number", "flag", "words", "numbers", "turns", "spans", "object", "other", "empty"]
 
@@ -127,7 +129,7 @@ def look(tables: Sequence[Table], whole: Container[str]) -> Looked:
     found = Looked({name: Column(name) for name in column_names(tables)})
     found.values = {name: set() for name, column in found.columns.items() if any(p in whole for p in column.parts)}
     step = max(1, -(-sum(len(table.rows) for table in tables) // LOOKED_AT))
-    every = {name: name for name in found.columns}
+    every, draw = {name: name for name in found.columns}, Random(0)
     for table in tables:
         for index, values in rows_of(table, every):
             found.rows += 1
@@ -137,7 +139,7 @@ def look(tables: Sequence[Table], whole: Container[str]) -> Looked:
             for name, known in found.values.items():
                 if values[name] is not None and str(values[name]).strip():
                     known.add(str(values[name]))
-            if (found.rows - 1) % step == 0:
+            if found.rows == 1 or draw.random() * step < 1:
                 found.seen += 1
                 for name, column in found.columns.items():
                     column.add(values[name])

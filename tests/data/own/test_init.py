@@ -128,6 +128,12 @@ def test_all_of_a_sorted_file_is_looked_at() -> None:
     assert (found.labels, found.clients, found.rows) == (["a", "b"], 4, 20_000)
 
 
+def test_rows_in_turn_are_not_all_of_one_label() -> None:
+    """Every fourth of these would be."""
+    found = guessed(rows(20_000, text=text, label=lambda i: "ab"[i % 2], site=lambda i: f"s{i % 4}"))
+    assert (found.roles.get("label"), found.labels, found.clients) == ("label", ["a", "b"], 4)
+
+
 def test_ids_and_splits_are_found_where_they_can_be_none_else() -> None:
     named = {"id": lambda i: f"r{i}", "split": lambda i: ["train", "train", "validation", "test"][i % 4]}
     found = guessed(rows(text=text, label=lambda i: i % 2, **named))
