@@ -14,12 +14,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = ("speed", "training", "memory", "scale", "sparse", "privacy", "peers")
+"""Pages of benchmarks/, one per question."""
 BESIDE = {
     "README.md": "readme.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "LICENSE",
     "benchmarks/README.md": "benchmarks.md",
+    **{f"benchmarks/{name}.md": f"benchmarks/{name}.md" for name in BENCHMARKS},
     "configs/README.md": "configs.md",
 }
 """Path in the repository -> page of the site."""
