@@ -125,14 +125,15 @@ def table(manifest: Mapping[str, Any], *, most: int) -> Table | None:
 
     A largest value stands in brackets behind its mean.
     """
-    from rich.table import Table
+    from rich.table import Column, Table
 
     facts = manifest["record"].get(FACTS)
     if not facts:
         return None
     keys = next(iter(facts.values()))
     columns = [name for name in keys if not name.endswith(_MAX)]
-    found = Table("client", *(f"{name} (max)" if name + _MAX in keys else name for name in columns))
+    headers = (f"{name} (max)" if name + _MAX in keys else name for name in columns)
+    found = Table(Column("client", no_wrap=True), *headers)
     for column in found.columns[1:]:
         column.justify = "right"
     for client, values in list(facts.items())[:most]:
