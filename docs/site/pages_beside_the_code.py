@@ -55,7 +55,9 @@ def page_of(notebook: dict[str, Any]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with links in the repository turned into links in the site."""
+    """The page with links in the repository turned into links in the site; wider where it has no headings to list."""
+    if "\n## " not in markdown:
+        page.meta.setdefault("hide", ["toc"])
     sources = {site: source for source, site in BESIDE.items()}
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
