@@ -75,15 +75,17 @@ def read(path: Path) -> Iterator[Record]:
 def kept(path: Path, last_round: int) -> list[Record]:
     """The records that a run keeps which goes on after `last_round`: none that is later, nor those of an end.
 
+    Of an end are also its last scores, which a run that goes on makes again: it may have more rounds now.
+
     Later is also what was found out about that round in the next one (`late`): it is no part of the checkpoint.
     """
     if not path.exists():
         return []
-    return [
-        r
-        for r in read(path)
-        if r["kind"] not in ("end", "result") and r.get("round", 0) + int(r.get("late", False)) <= last_round
-    ]
+    return [r for r in read(path) if not _is_of_end(r) and r.get("round", 0) + int(r.get("late", False)) <= last_round]
+
+
+def _is_of_end(record: Record) -> bool:
+    return record["kind"] in ("end", "result", "examples") or record.get("label") == "final"
 
 
 def rewrite(path: Path, kept: Iterable[Record]) -> None:
