@@ -117,8 +117,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Answers of a run's model to new rows, a JSON object a line in their order. The columns are called "
-        "as in training; an answer column is not needed. `row` counts from 1. A row that cannot be answered has `error` "
-        "in place of an answer, and a line on stderr.",
+        "as in training; an answer column is not needed. `row` counts from 1. A row that cannot be answered has "
+        "`error` in place of an answer, and a line on stderr.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("file", metavar="FILE", help="JSONL, JSON, CSV, TSV, Parquet, Arrow or text; glob; folder")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,10 +84,10 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[NewRow]]:
     roles = {*form.required, *form.optional}
     alone = data.alone(source, {role: column for role, column in data.columns.items() if role in roles})
     with TemporaryDirectory(prefix="fedtorch-") as scratch, open_tables(source, Path(scratch)) as tables:
-        columns, block, number = columns_of(tables, alone, form), list[NewRow](), 0
+        columns, block, numbers = columns_of(tables, alone, form), list[NewRow](), count(1)
         for table in tables:
-            for number, (index, values) in enumerate(rows_of(table, columns), start=number + 1):
-                block.append(_row(number, table.where(index), values, columns, form))
+            for index, values in rows_of(table, columns):
+                block.append(_row(next(numbers), table.where(index), values, columns, form))
                 if len(block) == BLOCK:
                     yield block
                     block = []
