@@ -17,12 +17,11 @@ from typing import Any, TextIO
 
 import torch
 
-from fedtorch.config import load as yaml_config
-from fedtorch.config.schema import Config
-from fedtorch.core.errors import CheckpointError, ConfigError, DataError, FedtorchError, print_error
+from fedtorch.core.errors import CheckpointError, DataError, FedtorchError, print_error
 from fedtorch.core.model_folder import model_folder
 from fedtorch.setup.data_check import own_task
 from fedtorch.setup.engine import device
+from fedtorch.setup.run_config import at_home, open_config
 from fedtorch.tasks.new_rows import NewRow, new_rows
 from fedtorch.tasks.own import OwnTask
 
@@ -39,8 +38,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     args = _parser(prog).parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        config = _config(args.run)
-        task = own_task(config.task, config.task_name).trained(model_folder(args.run, args.client))
+        with at_home(args.run) as run:
+            config = open_config(run)
+            task = own_task(config.task, config.task_name).trained(model_folder(run, args.client))
         form = task.new_form(perplexity=args.perplexity)
         torch.set_num_threads(config.system.threads)
         model = task.build_model(config.run.seed).to(device(config.system.device)).eval()
@@ -86,13 +86,6 @@ def _said(unanswered: list[str], rows: int) -> str:
     shown, more = unanswered[:_SHOWN], len(unanswered) - _SHOWN
     rest = f"\n  and {more} more, which are in the output under `{ERROR}`" if more > 0 else ""
     return "\n  ".join([f"{len(unanswered)} of {rows} rows have no answer:", *shown]) + rest
-
-
-def _config(run: Path) -> Config:
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
-    return yaml_config.load(path)
 
 
 @contextmanager

@@ -245,6 +245,12 @@ class Task:
         """`usage` of what `save_merged` writes."""
         return self.usage()
 
+    def tell_place(self, folder: Path, target: Path) -> None:
+        """Change what files of a model say of their own place; `folder` is renamed to `target` next."""
+        from fedtorch.models.adapters.saved import tell_place  # brings transformers
+
+        tell_place(folder, target)
+
     def usage(self) -> Mapping[str, str]:
         """What a model card says of the saved model; by default nothing, and then no card is written.
 

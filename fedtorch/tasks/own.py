@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.model_folder import config_file
 from fedtorch.core.ranges import Count
 from fedtorch.core.update import SIZE
 from fedtorch.data.folder import read_rows
@@ -164,11 +165,11 @@ class OwnTask(Scored):
             ConfigError: there is no model.
         """
         try:
-            named = json.loads((folder / "config.json").read_bytes()).get("id2label") or {}
+            named = json.loads(config_file(folder).read_bytes()).get("id2label") or {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} has no model that can be read ({type(error).__name__})") from None
         labels = self.labels_named(tuple(named[number] for number in sorted(named, key=int)))
-        model = {**saved_keys(folder), "allow_code": self.source_model.allow_code}
+        model = {**saved_keys(folder, self.source_model.path), "allow_code": self.source_model.allow_code}
         tokenizer = str(folder) if "adapter" in model else None
         return replace(self, model=model, tokenizer=tokenizer, data=replace(self.data, labels=labels))
 
