@@ -30,7 +30,7 @@ SideName = Literal["user", "assistant"]
 SIDES: tuple[SideName, SideName] = ("user", "assistant")
 
 
-def open_run(folder: Path, client: str) -> Run:
+def open_run(folder: Path, client: str | None) -> Run:
     """The run, checked to be one whose `client` can be talked to.
 
     Raises:
@@ -38,9 +38,12 @@ def open_run(folder: Path, client: str) -> Run:
     """
     run = read_run(folder)
     if run.setting("task.name") != "dialog":
-        raise ConfigError(f"{folder} is a run of task.name {run.setting('task.name')}; name a run of dialog")
-    if run.setting("task.sides") == "one":
-        raise ConfigError(f"{folder} has task.sides one: one model for both sides; name a run of task.sides two")
+        raise ConfigError(
+            f"{folder} is a run of task.name {run.setting('task.name')}, whose model does not talk; name a run of "
+            "causal_lm or dialog (for answers to rows of a file there is `fedtorch predict`)"
+        )
+    if client is None:
+        raise ConfigError(f"--client is missing; name one of {', '.join(run.clients)}")
     if client not in run.clients:
         raise ConfigError(f"--client is {client} but the run's clients are {', '.join(run.clients)}")
     models = model_folder(folder, client)
