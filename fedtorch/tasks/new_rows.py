@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.own.init import check_there
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.rows import Form, check_required, columns_of
@@ -93,6 +93,17 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[NewRow]]:
                     block = []
         if block:
             yield block
+
+
+def all_usable(rows: Sequence[NewRow]) -> list[dict[str, Any]]:
+    """What is in the rows.
+
+    Raises:
+        DataError: one of them is unusable.
+    """
+    if problem := next((row.problem for row in rows if row.values is None), ""):
+        raise DataError(problem)
+    return [row.values for row in rows if row.values is not None]
 
 
 def _row(number: int, where: str, values: Any, columns: Mapping[str, str], form: Form) -> NewRow:

@@ -165,7 +165,8 @@ def save_adapter(model: Any, folder: Path, *, base: str | None = None) -> None:
 def config_text(config: Mapping[str, Any]) -> str:
     """What stands in `adapter_config.json`; alpha as a whole number where it is one, as libraries have it."""
     plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
-    if float(alpha := plain.get("lora_alpha", 0.5)).is_integer():
+    alpha: Any = plain.get("lora_alpha", 0.5)
+    if float(alpha).is_integer():
         plain["lora_alpha"] = int(alpha)
     return json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n"
 
