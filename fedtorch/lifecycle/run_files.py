@@ -40,7 +40,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
         replace_file(config.folder / "config.yaml", to_yaml(config))
         facts = _facts(built) | {"ranks": num_ranks, STARTED_IN: os.getcwd()}
         replace_file(config.folder / FACTS, json.dumps(facts, indent=1) + "\n")
-        keep_task(config)
+        keep_task(config, built.task)
     except OSError as error:
         raise CheckpointError(
             f"the run folder {config.folder} cannot be written ({error}); free some space, or set `run.dir`"

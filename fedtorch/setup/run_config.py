@@ -15,6 +15,7 @@ from fedtorch.config.schema import Config
 from fedtorch.config.yaml_tree import read
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.pinned_data import is_pinned, without_data
+from fedtorch.tasks.base import Task
 from fedtorch.tasks.own import OwnTask
 
 TASK = "task"
@@ -23,17 +24,17 @@ FACTS, STARTED_IN = "env.json", "started in"
 """In a run's folder: what is recorded at its start, among it the folder that relative paths of its config begin at."""
 
 
-def keep_task(config: Config) -> None:
+def keep_task(config: Config, task: Task) -> None:
     """Copy what the model of a run over data of one's own is built from into the run's folder; called by the server.
 
-    Nothing is copied where clients are hidden, whose sizes would stand there, or where they are pinned and not here.
+    task: of the run as it was built, which knows its folder. Nothing is copied where clients are hidden, whose sizes would stand there, or where they are pinned and not here.
 
     Raises:
         OSError: the disk refuses.
     """
-    if not isinstance(config.task, OwnTask) or is_pinned(config) or config.privacy.kind == "client":
+    if not isinstance(task, OwnTask) or is_pinned(config) or config.privacy.kind == "client":
         return
-    source, kept = config.task.folder, config.folder / TASK
+    source, kept = task.folder, config.folder / TASK
     if kept.resolve() == source.resolve():
         return
     partial = kept.with_name(f"{TASK}.partial")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedtorch.config.load import load, to_dict
+from fedtorch.config.load import load, run_digest, to_dict
 from fedtorch.lifecycle.more_rounds import difference
 from fedtorch.main import main as train
 
@@ -126,6 +126,11 @@ def test_noise_that_was_set_by_a_number_of_rounds_forbids_more_and_noise_that_wa
         short, long = (load(Path("toy.yaml"), [*promise, f"privacy.{given}", f"rounds={n}"]) for n in (2, 5))
         found = difference(to_dict(short), to_dict(long), long, done=2)
         assert len(found) == bool(said) and "".join(found).startswith(said)
+
+
+def test_disks_take_a_run_with_more_rounds_for_the_same_run() -> None:
+    short, long, other = (load(Path("toy.yaml"), [setting]) for setting in ("rounds=2", "rounds=5", "client.lr=0.2"))
+    assert run_digest(short) == run_digest(long) != run_digest(other)
 
 
 def test_fewer_rounds_are_refused_as_before(capsys: pytest.CaptureFixture[str]) -> None:

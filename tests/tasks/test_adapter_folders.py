@@ -21,7 +21,10 @@ from fedtorch.config.schema import ClientConfig, EvalConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import is_saved
 from fedtorch.models.adapters import saved
+from fedtorch.models.adapters.lora import add_adapter
+from fedtorch.models.adapters.settings import Adapter
 from fedtorch.models.pretrained import save_model, save_tokenizer
+from fedtorch.models.saved import load_model as load_saved_model
 from fedtorch.models.saved import load_saved
 from fedtorch.tasks.own import OwnTask
 from fedtorch.text import pretrained
@@ -123,6 +126,29 @@ def test_transformers_and_peft_find_base_and_adapter(
     assert told["base_model_name_or_path"] == str(tmp_path / ("base" if has_base else "model/base"))
     assert not (tmp_path / "model" / "config.json").exists()
     assert len(transformers.AutoTokenizer.from_pretrained("../model")) == len(task.vocabulary)
+
+
+def test_an_adapter_for_answers_to_questions_is_found_too(tmp_path: Path) -> None:
+    """No task of ours puts one beside such a head; a task of one's own can."""
+    sizes = {name: value for name, value in BERT.items() if name != "random"}
+    config = transformers.AutoConfig.for_model("bert", vocab_size=99, **sizes)
+    torch.manual_seed(1)
+    save_model(transformers.AutoModelForQuestionAnswering.from_config(config), tmp_path / "base")
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "base").eval()
+    add_adapter(model, Adapter(r=2), 0, heads=["qa_outputs"], base=str(tmp_path / "base"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0.0, 0.5)
+    saved.save_adapted(model, tmp_path / "model")
+    told = json.loads((tmp_path / "model" / "adapter_config.json").read_text())
+    assert told["task_type"] == "QUESTION_ANS"
+    found = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "model").eval()
+    with torch.no_grad():
+        wanted = model(**INPUTS)
+        for side in ("start_logits", "end_logits"):
+            assert (found(**INPUTS)[side] - wanted[side]).abs().max() < 1e-6
+            assert torch.equal(load_saved_model(tmp_path / "model")(**INPUTS)[side], wanted[side])
 
 
 def test_what_serves_decoders_finds_plain_factors_by_the_names_of_layers(tmp_path: Path) -> None:
