@@ -27,14 +27,19 @@ FACTS, STARTED_IN = "env.json", "started in"
 def keep_task(config: Config, task: Task) -> None:
     """Copy what the model of a run over data of one's own is built from into the run's folder; called by the server.
 
-    task: of the run as it was built, which knows its folder. Nothing is copied where clients are hidden, whose sizes would stand there, or where they are pinned and not here.
+    task: of the run as it was built, which knows its folder. Nothing is copied, and what an earlier run has kept there
+    is removed, where clients are hidden, whose sizes would stand there, or pinned, so that they may not be here.
 
     Raises:
         OSError: the disk refuses.
     """
-    if not isinstance(task, OwnTask) or is_pinned(config) or config.privacy.kind == "client":
+    if not isinstance(task, OwnTask):
         return
-    source, kept = task.folder, config.folder / TASK
+    kept = config.folder / TASK
+    if is_pinned(config) or config.privacy.kind == "client":
+        shutil.rmtree(kept, ignore_errors=True)
+        return
+    source = task.folder
     if kept.resolve() == source.resolve():
         return
     partial = kept.with_name(f"{TASK}.partial")
