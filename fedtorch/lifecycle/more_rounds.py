@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedtorch.config.load import changes, record_difference
-from fedtorch.config.schema import Config
-from fedtorch.train.settings import ClientConfig
+from fedtorch.config.schema import ClientConfig, Config
 
 ROUNDS = "rounds"
 
