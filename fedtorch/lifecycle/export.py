@@ -74,9 +74,10 @@ def export(
         ConfigError: no such run or client; `out` is taken.
         CheckpointError: no usable checkpoint, it does not fit, or the disk refuses.
     """
-    settings, out = whole_paths(settings), out and out.absolute()
-    with at_home(run) as run:
-        return _exported(run, client, out, is_global=is_global, merge=merge, settings=settings)
+    settings, place, shown = whole_paths(settings), out and out.absolute(), out or run
+    with at_home(run) as whole:
+        lines = _exported(whole, client, place, is_global=is_global, merge=merge, settings=settings)
+    return [line.replace(str(place or whole), str(shown), 1) for line in lines]  # as they were named
 
 
 def _exported(

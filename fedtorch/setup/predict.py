@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     try:
         with at_home(args.run) as run:
             config = open_config(run)
-            task = own_task(config.task, config.task_name).trained(model_folder(run, args.client))
+        folder = model_folder(args.run, args.client)
+        task = own_task(config.task, config.task_name).trained(folder.absolute())
         form = task.new_form(perplexity=args.perplexity)
         torch.set_num_threads(config.system.threads)
         model = task.build_model(config.run.seed).to(device(config.system.device)).eval()

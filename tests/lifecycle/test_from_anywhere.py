@@ -83,6 +83,7 @@ def test_without_its_rows_and_from_another_folder_a_run_gives_the_same_model_and
     new_rows(tmp_path / "elsewhere", kind)
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["export", "../project/runs/own", "--out", "model"]) == 0
+    assert capsys.readouterr().out.startswith("model: the global model after 2 of 2 rounds")
     assert files(Path("model")) == written and (Path("model") / "README.md").is_file()
     shutil.rmtree(project / "runs/own/model")
     assert main(["export", "../project/runs/own"]) == 0
