@@ -18,6 +18,7 @@ from fedtorch.config import yaml_tree
 from fedtorch.config.find import find_all, run_name
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
+from fedtorch.lifecycle.more_rounds import difference_but_more_rounds, rounds_before
 
 from .submit import Request
 
@@ -92,7 +93,7 @@ def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
 
 
 def is_done(point: Point) -> bool:
-    """Has this run been finished before?
+    """Has this run been finished before? One that has more rounds now has not.
 
     Raises:
         ConfigError: it has been finished or begun with other settings, which would be mixed up.
@@ -102,12 +103,13 @@ def is_done(point: Point) -> bool:
     if not kept.is_file():
         return False
     old = yaml_tree.read(kept.read_text(), str(kept)).data
-    if changes := yaml_config.record_difference(old, yaml_config.to_dict(config, masked=True)):
+    new = yaml_config.to_dict(config, masked=True)
+    if changes := difference_but_more_rounds(old, new):
         raise ConfigError(
             f"{point.folder} holds a run with other settings: {changes[0]}"
             f"{f' and {len(changes) - 1} more' if len(changes) > 1 else ''}; take another --dir, or remove that folder"
         )
-    return read_status(point.folder).get("state") == "done"
+    return rounds_before(old, new) is None and read_status(point.folder).get("state") == "done"
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:

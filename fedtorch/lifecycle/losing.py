@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from fedtorch.checkpoint.own_disk import Held, held
@@ -11,7 +11,7 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.options import Network
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.config.load import digest
+from fedtorch.config.load import digest, run_digest
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, NoStoreError
 from fedtorch.core.model_folder import MODEL
@@ -31,12 +31,12 @@ def agree_to_lose(
         CheckpointError: on all ranks; names the ranks that refuse, what they hold and what to do.
     """
     found = held(checkpoints.folder) if checkpoints.apart is not None and checkpoints.apart.leads else None
-    run = digest(built.config)
+    runs = {"", run_digest(built.config), digest(built.config)}  # the last as earlier versions noted it
     messages = []
-    if found is not None and _refuses(found, resume, run, round=round, known=known):
+    if found is not None and _refuses(found, resume, runs, round=round, known=known):
         log.error("%s holds %s", checkpoints.folder.absolute(), _described(found))
         numbers = {"rank": comm.rank, "round": found.round, "clients": found.clients}
-        messages = [Message(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in ("", run))})]
+        messages = [Message(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in runs)})]
     comm.barrier("held states", round=0)
     told = comm.broadcast_messages(comm.gather(messages, round=0), round=0)
     if not told:
@@ -83,10 +83,10 @@ def who(config: Config) -> dict[int, str]:
     return {rank: " and ".join(names[:3]) + (" and others" if names[3:] else "") for rank, names in found.items()}
 
 
-def _refuses(found: Held, resume: str, run: str, *, round: int, known: int) -> bool:
+def _refuses(found: Held, resume: str, runs: Collection[str], *, round: int, known: int) -> bool:
     if round < 0:
         return resume != "never"
-    return resume == "auto" and (found.round > known or found.run not in ("", run))
+    return resume == "auto" and (found.round > known or found.run not in runs)
 
 
 def _line(label: str, message: Message) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from fedtorch.checkpoint.form import folders
@@ -10,11 +11,12 @@ from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.config.load import digest, record_difference, to_dict
+from fedtorch.config.load import run_digest, to_dict
 from fedtorch.core.weights import digest_of
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.losing import agree_to_lose
 from fedtorch.lifecycle.losses import forget_losses
+from fedtorch.lifecycle.more_rounds import difference
 from fedtorch.lifecycle.run_files import set_aside
 from fedtorch.lifecycle.states import agree_on_states
 from fedtorch.setup.build import UNTRAINED, BuiltRun
@@ -64,7 +66,7 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
         if (comm.is_server or leads) and checkpoints.set_aside():
             forget_losses(built.config.folder)  # of the run that was there
         if leads:
-            write_note(checkpoints.folder, 0, digest(built.config))
+            write_note(checkpoints.folder, 0, run_digest(built.config))
         return None
     if found is not None:
         log.info("resuming after round %d from %s", found.round, found.folder)
@@ -72,7 +74,7 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
         source = None if resume in RESUME_MODES else Path(resume)
         agree_on_states(built, comm, checkpoints, found=found, round=round, source=source)
     if leads:
-        write_note(checkpoints.folder, round, digest(built.config))
+        write_note(checkpoints.folder, round, run_digest(built.config))
     return round
 
 
@@ -101,5 +103,6 @@ def _fitting(built: BuiltRun, checkpoints: Checkpoints, resume: str) -> Manifest
         return None
     if resume != "force":
         present = to_dict(built.config, masked=True)
-        checkpoints.check_fits(found, present, record_difference, lasting_facts(built))
+        differs = partial(difference, config=built.config, done=found.round)
+        checkpoints.check_fits(found, present, differs, lasting_facts(built))
     return checkpoints.adopt(found) if is_path else found

@@ -60,11 +60,14 @@ def show_results(
     if len(columns) > 1:
         table.add_row("steps", "", "", "", *map(str, steps))
     console.print(table)
-    _after(run, console, has_commands=has_commands)
+    _after(run, _counting(run, metric), console, has_commands=has_commands)
 
 
-def _after(run: Run, console: Console, *, has_commands: bool) -> None:
+def _after(run: Run, counting: Evaluation | None, console: Console, *, has_commands: bool) -> None:
     """What stands below the table."""
+    if counting is not None and counting.shared:
+        whose = "all clients" if set(counting.metrics) <= counting.shared else f"{len(counting.shared)} clients"
+        console.print(f"{counting.split}: the same rows, shared by {whose}; they count once in micro", highlight=False)
     if run.gap:
         console.print(f"records: {run.gap}", highlight=False)
     if run.privacy:

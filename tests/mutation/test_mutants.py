@@ -256,6 +256,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "privacy_cost",
         "private",
         "remarks",
+        "run_config",
         "scale",
         "secure",
         "step_time",
