@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedtorch.chat.decoder import can_decode, open_decoder
-from fedtorch.chat.model import computing, load_side, model_folder, open_run, passing_of
+from fedtorch.chat.model import check_run, computing, load_side, model_folder, passing_of
 from fedtorch.chat.user import UserSide, Wire, talk
 from fedtorch.compression.payload import PayloadError
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat")
             _talk_to_decoder(found, args)
             return 0
         args.max_new = args.max_new or 40
-        run = open_run(args.run, args.client)
+        run = check_run(found, args.client)
         model = load_side(run, args.client, "user")
         vocabulary = load_bpe(model_folder(run.folder, args.client) / "user")
         wire = Wire(sys.stdout, args.show_wire)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,8 +12,10 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import model_folder
 from fedtorch.core.seeds import seed_for
 from fedtorch.models.auto import longest_input
+from fedtorch.models.generation import new_tokens
 from fedtorch.models.saved import load_saved
 from fedtorch.text.chat import ASSISTANT, asked
+from fedtorch.text.templates import filled, template_columns
 from fedtorch.tracking.run_folder import Run
 
 Form = Literal["messages", "turns", "prompt"]
@@ -60,7 +61,7 @@ class Decoder:
         return len(self._read(self.said, text)) + self.max_new <= self.positions
 
     def reply(self, text: str) -> str:
-        """The answer to what is said."""
+        """Answer what is said, and remember both where the form has a memory."""
         ids = self._generated(self._read(self.said, text))
         answer = self.vocabulary.decode(ids, skip_special_tokens=True)
         self.turns += 1
@@ -77,30 +78,23 @@ class Decoder:
             separator = self.vocabulary.eos_token_id
             spoken = [*said, self.vocabulary(text).input_ids]
             return [separator, *(token for turn in spoken for token in (*turn, separator))]
-        prompt = self.template.format(**{_columns(self.template)[0]: text}) if self.template else text
+        (column,) = template_columns(self.template) or [""]
+        prompt = filled(self.template, {column: text}, column)
         return list(self.vocabulary(prompt, add_special_tokens=False).input_ids)
 
     @torch.inference_mode()
     def _generated(self, ids: list[int]) -> list[int]:
-        end, inputs = self.vocabulary.eos_token_id, torch.tensor([ids])
-        draws: dict[str, Any] = {"num_beams": self.beams, "do_sample": False}
+        inputs = torch.tensor([ids])
+        search: dict[str, Any] = {"num_beams": self.beams, "do_sample": False}
         if self.temperature:
             torch.manual_seed(seed_for(self.seed, "chat", self.turns))
-            draws = {"do_sample": True, "temperature": self.temperature, "top_k": 0}
-        padding = self.vocabulary.pad_token_id
-        found = self.model.generate(
-            input_ids=inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=self.max_new,
-            pad_token_id=end if padding is None else padding,
-            eos_token_id=end,
-            **draws,
-        )[0, len(ids) :].tolist()
-        return list(found[: found.index(end)] if end in found else found)
+            search = {"do_sample": True, "temperature": self.temperature, "top_k": 0}
+        limits = {"max_new": self.max_new, "before": len(ids)}
+        return new_tokens(self.model, inputs, torch.ones_like(inputs), self.vocabulary, **limits, **search)[0]
 
 
 def open_decoder(run: Run, client: str | None, *, max_new: int | None, temperature: float, seed: int) -> Decoder:
-    """The model of a run, for `client` if clients have their own.
+    """Open the model of a run, for `client` if clients have their own.
 
     max_new: None: as many tokens of an answer as the run generates.
 
@@ -109,7 +103,7 @@ def open_decoder(run: Run, client: str | None, *, max_new: int | None, temperatu
     """
     form = _form(run)
     template = run.setting("task.template") if form == "prompt" else None
-    if template and len(columns := _columns(template)) != 1:
+    if template and len(columns := template_columns(template)) != 1:
         raise ConfigError(
             f"{run.folder} has prompts of the columns {', '.join(columns) or 'of none'} (task.template), and what is "
             "typed is one; write the rows into a file for `fedtorch predict`"
@@ -136,7 +130,3 @@ def _form(run: Run) -> Form:
     if run.setting("task.name") == "dialog":
         return "turns"
     return "messages" if run.setting("task.rows_are") == "messages" else "prompt"
-
-
-def _columns(template: str | None) -> list[str]:
-    return list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None))

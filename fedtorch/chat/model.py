@@ -31,12 +31,17 @@ SIDES: tuple[SideName, SideName] = ("user", "assistant")
 
 
 def open_run(folder: Path, client: str | None) -> Run:
-    """The run, checked to be one whose `client` can be talked to.
+    """Read a run, and check by `check_run` that its `client` can be talked to."""
+    return check_run(read_run(folder), client)
+
+
+def check_run(run: Run, client: str | None) -> Run:
+    """Check that `client` of a run can be talked to; returns the run.
 
     Raises:
         ConfigError: it is no run of two-side dialogs, has no model yet, or no such client.
     """
-    run = read_run(folder)
+    folder = run.folder
     if run.setting("task.name") != "dialog":
         raise ConfigError(
             f"{folder} is a run of task.name {run.setting('task.name')}, whose model does not talk; name a run of "

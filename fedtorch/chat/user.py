@@ -95,7 +95,7 @@ class UserSide:
 
     @property
     def positions(self) -> int:
-        """Of the model."""
+        """Positions of the model."""
         return int(self.model.config.n_positions)
 
     def size(self, text: str) -> int:
@@ -103,11 +103,11 @@ class UserSide:
         return len(self.vocabulary(text).input_ids)
 
     def fits(self, text: str) -> bool:
-        """Is there room for this?"""
+        """Is there room for what is typed, and for an answer?"""
         return self.room(self.size(text))
 
     def reply(self, text: str) -> str:
-        """The answer to what is typed."""
+        """Answer what is typed."""
         return str(self.vocabulary.decode(self.say(self.vocabulary(text).input_ids)))
 
     def _segment(self, ids: Sequence[int]) -> dict[str, Tensor]:
@@ -116,14 +116,28 @@ class UserSide:
 
 
 class Partner(Protocol):
-    """Whom one talks to."""
+    """A model that one talks to."""
 
     @property
-    def positions(self) -> int: ...  # noqa: D102
-    def begin(self) -> None: ...  # noqa: D102
-    def size(self, text: str) -> int: ...  # noqa: D102
-    def fits(self, text: str) -> bool: ...  # noqa: D102
-    def reply(self, text: str) -> str: ...  # noqa: D102
+    def positions(self) -> int:
+        """Most tokens of a dialog."""
+        ...
+
+    def begin(self) -> None:
+        """Begin a new dialog."""
+        ...
+
+    def size(self, text: str) -> int:
+        """Tokens of what is typed, if it is typed first; 0: nothing."""
+        ...
+
+    def fits(self, text: str) -> bool:
+        """Is there room for what is typed, and for an answer?"""
+        ...
+
+    def reply(self, text: str) -> str:
+        """Answer what is typed."""
+        ...
 
 
 def talk(partner: Partner, lines: Iterable[str], out: TextIO) -> None:

@@ -15,9 +15,9 @@ LOSS = "loss"
 AGGREGATION_ERROR = "adapter/aggregation_error"
 """In the record of a round what averaging the factors of adapters one by one has lost."""
 
-
 SHARED = ""
 """In place of the names of clients that have the same examples; no client is called so."""
+
 Pair = tuple[float, float]
 """(sum over examples, number of examples)"""
 
@@ -49,7 +49,7 @@ def means(pairs: Iterable[Pair], together: Iterable[Pair] | None = None) -> Mean
 
 
 def means_of(scores: Mapping[str, Mapping[str, Pair]], name: str, shared: Collection[str] = ()) -> Means:
-    """The same of one score by client. shared: clients that have the same examples, which count once."""
+    """Means of one score by client. shared: clients that have the same examples, which count once."""
     pairs = {client: {name: metrics[name]} for client, metrics in scores.items() if name in metrics}
     together = [metrics[name] for metrics in once(pairs, shared).values()] if shared else None
     return means((metrics[name] for metrics in pairs.values()), together)
@@ -66,6 +66,16 @@ def once(scores: Mapping[str, Mapping[str, Pair]], shared: Collection[str]) -> d
     names = dict.fromkeys(name for metrics in together for name in metrics)
     merged = {name: _mean([metrics.get(name, (0.0, 0)) for metrics in together]) for name in names}
     return {**found, **({SHARED: merged} if together else {})}
+
+
+def are_shared_by_all(clients: Collection[str], shared: Collection[str]) -> bool:
+    """Have all clients that were scored the same examples? shared: those that have; False without clients."""
+    return bool(clients) and set(clients) <= set(shared)
+
+
+def sharers(clients: Collection[str], shared: Collection[str]) -> str:
+    """Say which of some clients have the same examples: `all clients`, or how many."""
+    return "all clients" if are_shared_by_all(clients, shared) else f"{len(shared)} clients"
 
 
 def _mean(pairs: Sequence[Pair]) -> Pair:

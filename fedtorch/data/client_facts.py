@@ -23,7 +23,7 @@ _KEYWORDS = frozenset(
     "union when where".split()
 )
 _AFTER_FROM = frozenset(("where", "group", "having", "order", "limit", "union", "intersect", "except", ";"))
-"""What ends the list of tables behind a FROM."""
+"""Words that end the list of tables behind a FROM."""
 
 
 def of_queries(queries: Mapping[str, int]) -> dict[str, float]:

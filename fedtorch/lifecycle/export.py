@@ -36,6 +36,9 @@ from fedtorch.setup.build import BuiltRun, rebuild
 from fedtorch.setup.pinned_data import is_pinned
 from fedtorch.setup.run_config import at_home, open_config, whole_paths
 
+Written = tuple[Path, str]
+"""Folder of a model, and whose it is after which rounds."""
+
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.lifecycle.export") -> int:
     """Write what was asked for; returns the exit code (0 done, 2 an option or the run is wrong, 8 its checkpoint)."""
@@ -76,14 +79,14 @@ def export(
     """
     settings, place, shown = whole_paths(settings), out and out.absolute(), out or run
     with at_home(run) as whole:
-        lines = _exported(whole, client, place, is_global=is_global, merge=merge, settings=settings)
-    return [line.replace(str(place or whole), str(shown), 1) for line in lines]  # as they were named
+        written = _exported(whole, client, place, is_global=is_global, merge=merge, settings=settings)
+    return [f"{shown / path.relative_to(place or whole)}: {about}" for path, about in written]
 
 
 def _exported(
     run: Path, client: str | None, out: Path | None, *, is_global: bool, merge: bool, settings: Sequence[str]
-) -> list[str]:
-    """The same from where the run was started, with whole paths."""
+) -> list[Written]:
+    """Write from where the run was started, with whole paths."""
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out is {out}, which is there already; name a folder that is new or empty")
     with _opened(run, client, settings) as (evaluation, done):
@@ -170,25 +173,25 @@ def _before_training(writer: ModelWriter) -> str:
     return f"; {len(names)} private tensors are as before the first round" if names else ""
 
 
-def _server(writer: ModelWriter, about: str) -> str:
+def _server(writer: ModelWriter, about: str) -> Written:
     _check_written(writer, writer.write_server())
-    return f"{writer.folder}: the global model after {about}"
+    return writer.folder, f"the global model after {about}"
 
 
-def _client(writer: ModelWriter, client: str, out: Path | None, done: str) -> str:
+def _client(writer: ModelWriter, client: str, out: Path | None, done: str) -> Written:
     _check_written(writer, writer.write_client(client, out))
     best = BestModel(writer.context.store.get(client)).round
     of_its_own = f", its best round {best}" if best is not None else ""
     whose = "its own model" if writer.is_own(client) else "evaluated with the global model"
-    return f"{out or writer.place_of(client)}: client {client}, {whose} after {done}{of_its_own}"
+    return out or writer.place_of(client), f"client {client}, {whose} after {done}{of_its_own}"
 
 
-def _all(writer: ModelWriter, done: str) -> list[str]:
+def _all(writer: ModelWriter, done: str) -> list[Written]:
     for error in writer.write_all().values():
         raise error
     written = sorted(path.name for path in writer.folder.iterdir()) if writer.folder.is_dir() else []
     _check_written(writer, bool(written))
-    return [f"{writer.folder / name}: after {done}" for name in written]
+    return [(writer.folder / name, f"after {done}") for name in written]
 
 
 def _check_written(writer: ModelWriter, is_written: bool) -> None:

@@ -11,7 +11,7 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
-from fedtorch.core.scores import COUNT
+from fedtorch.core.scores import COUNT, are_shared_by_all
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import averages, summary
 from fedtorch.setup.build import BuiltRun
@@ -27,7 +27,6 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
     """
     last, split = memory.last, built.config.eval.final_split
     shared = built.task.sharing(split)
-    are_shared = bool(result.scores) and set(result.scores) <= set(shared)
     clients = {}
     seen = [name for name in {*last, *result.scores} if name in built.names]
     for name in sorted(seen, key=built.names.place):
@@ -50,7 +49,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
         "rounds": result.rounds,
         "best_round": result.best_round,
         "split": split,
-        **({"shared": True} if are_shared else {}),
+        **({"shared": True} if are_shared_by_all(result.scores, shared) else {}),
         "clients": clients,
         "averages": means,
         "traffic": dict(memory.traffic),

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
+from fedtorch.core.scores import sharers
 from fedtorch.setup.checks import check
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.own import OwnTask
@@ -95,8 +96,7 @@ def show(found: Overview, task: OwnTask) -> None:
             "JS: Jensen–Shannon divergence of the labels to those of all, in bits; 0 is alike", highlight=False
         )
     for split, owners in found.shared.items():
-        whose = "all clients" if len(owners) == len(found.clients) else f"{len(owners)} clients"
-        rows = found.clients[next(iter(owners))].rows[split]
+        rows, whose = found.clients[next(iter(owners))].rows[split], sharers(found.clients, owners)
         console.print(f"{split}: the same {rows} rows, shared by {whose}; they count once", highlight=False)
     for line in found.remarks():
         console.print(line, highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from fedtorch.data.own.init import check_there
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.rows import Form, check_required, columns_of
 from fedtorch.data.own.source import open_tables, rows_of
-from fedtorch.tasks.templates import check_strings, filled
+from fedtorch.text.templates import check_strings, filled
 
 BLOCK = 1000
 """Rows that are in memory together."""
@@ -96,7 +96,7 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[NewRow]]:
 
 
 def all_usable(rows: Sequence[NewRow]) -> list[dict[str, Any]]:
-    """What is in the rows.
+    """Values of rows, all of which have to be usable.
 
     Raises:
         DataError: one of them is unusable.

@@ -104,16 +104,15 @@ class Run:
         """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
         chosen: dict[tuple[str, str, int], int | None] = {}
+        shared: dict[tuple[str, str, int], set[str]] = {}
         for record in self.of_kind("eval"):
             key = (record["label"], record["split"], record["round"])
             chosen[key] = record.get("weights_of")
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
-        shared: dict[tuple[str, str, int], set[str]] = {}
-        for record in self.of_kind("eval"):
             if record.get("shared"):
-                shared.setdefault((record["label"], record["split"], record["round"]), set()).add(record["client"])
+                shared.setdefault(key, set()).add(record["client"])
         means = {(r["label"], r["split"], r["round"]): r["metrics"] for r in self.of_kind("eval_total")}
         return [
             Evaluation(*key, metrics, means.get(key, {}), chosen[key], frozenset(shared.get(key, ())))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.scores import LOSS
+from fedtorch.core.scores import LOSS, sharers
 from fedtorch.tracking.promise import promise
 from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
 
@@ -66,7 +66,7 @@ def show_results(
 def _after(run: Run, counting: Evaluation | None, console: Console, *, has_commands: bool) -> None:
     """What stands below the table."""
     if counting is not None and counting.shared:
-        whose = "all clients" if set(counting.metrics) <= counting.shared else f"{len(counting.shared)} clients"
+        whose = sharers(counting.metrics, counting.shared)
         console.print(f"{counting.split}: the same rows, shared by {whose}; they count once in micro", highlight=False)
     if run.gap:
         console.print(f"records: {run.gap}", highlight=False)

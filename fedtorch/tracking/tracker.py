@@ -12,7 +12,7 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
-from fedtorch.core.scores import COUNT, LOSS
+from fedtorch.core.scores import COUNT, LOSS, are_shared_by_all
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
@@ -198,7 +198,7 @@ class Tracker:
         for metric, figure in (pooled or {}).items():
             if metric in result:
                 result[metric]["micro"] = figure
-        are_shared = {"shared": True} if scores and set(scores) <= set(shared) else {}
+        are_shared = {"shared": True} if are_shared_by_all(scores, shared) else {}
         self._record({"kind": "eval_total", **base, **are_shared, "metrics": result})
         self._flush()
         names = [name for name in _shown(self.metric, result) if result[name]["count"]]

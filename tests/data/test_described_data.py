@@ -1,4 +1,4 @@
-"""What the descriptions of the shared data say of it: checksums, sizes, traps. Tables are read off the descriptions."""
+"""The shared data are as their descriptions say: checksums, sizes, traps. Tables are read off the descriptions."""
 
 from __future__ import annotations
 

@@ -226,7 +226,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "scored",
         "seq2seq",
         "tagged_words",
-        "templates",
         "text2sql",
         "text_classification",
         "text_generation",

@@ -39,7 +39,7 @@ def run(task: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def data(rows: list[dict[str, Any]], number: int, **splits: Any) -> dict[str, Any]:
-    """Of which the last `number` rows are a test file without clients."""
+    """Keys of data whose last `number` rows are a test file without clients."""
     write_rows(Path("train.jsonl"), rows[:-number])
     write_rows(Path("test.jsonl"), [{k: v for k, v in row.items() if k != "home"} for row in rows[-number:]])
     rule = {"dev": 0.2, "test": "test.jsonl", **splits}
