@@ -76,8 +76,8 @@ def open_config(run: Path, settings: Sequence[str] = ()) -> Config:
 def at_home(run: Path) -> Iterator[Path]:
     """Inside the block the working directory is the one that the run was started in; gives the run's whole path.
 
-    Where that is not there any more it is the folder in which the run lies as its config says; or else the run's own
-    folder: paths never begin at wherever a command happens to be started.
+    Where the run is not there any more, or is a copy, it is the folder in which it lies as its config says; or else
+    the run's own folder: paths never begin at wherever a command happens to be started.
     """
     run, before = run.absolute(), Path.cwd()
     os.chdir(_home(run) if run.is_dir() else before)
@@ -102,19 +102,32 @@ def _home(run: Path) -> Path:
         recorded = Path(json.loads((run / FACTS).read_bytes())[STARTED_IN])
     except (OSError, ValueError, LookupError, TypeError):
         recorded = None
-    if recorded is not None and recorded.is_dir():
+    inside = _inside(run)
+    if recorded is not None and inside is not None and _is_same(recorded / inside, run):
         return recorded
-    return _above(run) or run
+    above = _above(run, inside)  # of a copied project its own files, though the first one's are there too
+    return above or (recorded if recorded is not None and recorded.is_dir() else run)
 
 
-def _above(run: Path) -> Path | None:
-    """The folder that a relative `run.dir` begins at, by where the run lies."""
+def _inside(run: Path) -> Path | None:
+    """`run.dir` as the run's config has it, or None."""
     try:
         told = read((run / "config.yaml").read_text(), "config.yaml").data["run"]
-        inside = Path(told["dir"] or Path("runs") / told["name"])
+        return Path(told["dir"] or Path("runs") / told["name"])
     except (ConfigError, OSError, LookupError, TypeError, ValueError):
         return None
-    parts = inside.parts
-    if inside.is_absolute() or ".." in parts or run.parts[-len(parts) :] != parts:
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _above(run: Path, inside: Path | None) -> Path | None:
+    """The folder that a relative `run.dir` begins at, by where the run lies."""
+    if inside is None or inside.is_absolute() or ".." in inside.parts:
         return None
-    return Path(*run.parts[: -len(parts)])
+    depth = len(inside.parts)
+    return Path(*run.parts[:-depth]) if run.parts[-depth:] == inside.parts else None

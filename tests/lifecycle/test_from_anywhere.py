@@ -106,6 +106,21 @@ def test_a_project_that_was_moved_whole_is_found_by_where_the_run_lies(
     assert files(Path("model")) == written
 
 
+def test_a_copied_project_reads_its_own_files_though_the_first_is_there(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(TASKS["adapter"])
+    shutil.copytree(project, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/models")
+    assert main(["export", str(tmp_path / "copy/runs/own"), "--out", "model"]) == 2
+    assert "task.model.path" in capsys.readouterr().err
+    # a run that lies on another disk, and is linked to, is no copy
+    shutil.move(project / "runs", tmp_path / "scratch/runs")
+    (project / "runs").symlink_to(tmp_path / "scratch/runs")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["export", str(tmp_path / "scratch/runs/own"), "--out", "model"]) == 0
+
+
 def test_a_name_that_is_a_file_where_the_command_is_started_is_not_taken_for_the_runs(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
