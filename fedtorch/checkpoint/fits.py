@@ -9,25 +9,36 @@ from typing import Any
 from fedtorch.checkpoint.files import Manifest, to_json
 from fedtorch.core.errors import CheckpointError
 
+Changes = Callable[[dict[str, Any], dict[str, Any]], Sequence[tuple[str, str, str]]]
+"""(saved config, present config) -> (key, its value in the saved one, in the present one) of every key that differs"""
+_SHOWN = 10  # keys that other ranks are told
+
 
 def check_fits(
     found: Manifest,
     config: Mapping[str, Any],
-    difference: Callable[[dict[str, Any], dict[str, Any]], Sequence[str]],
+    changes: Changes,
     facts: Mapping[str, Any] | None,
 ) -> None:
     """See `Checkpoints.check_fits`."""
     now = json.loads(to_json(facts)) if facts else {}
-    lines = list(difference(found.config, json.loads(to_json(config))))
-    lines += [
-        f"{key}: {found.facts[key]!r} -> {value!r}"
+    found_changes = changes(found.config, json.loads(to_json(config)))
+    lines = {key: f"{key} was {before} and is now {after}" for key, before, after in found_changes}
+    lines |= {
+        key: f"{key}: {found.facts[key]!r} -> {value!r}"
         for key, value in now.items()
         if key in found.facts and found.facts[key] != value
-    ]
+    }
     if lines:
+        advice = (
+            "set these back, or begin anew (`--resume never`, or another `run.dir`), or, if the difference is meant, go "
+            "on with `--resume force`"
+        )
+        keys = ", ".join(f"`{key}`" for key in list(lines)[:_SHOWN])
+        keys += f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise CheckpointError(
             f"{found.folder} was written with another config or by other code; saved -> present:\n  "
-            + "\n  ".join(lines)
-            + "\nset these back, or begin anew (`--resume never`, or another `run.dir`), or, if the difference is "
-            "meant, go on with `--resume force`"
+            + "\n  ".join(lines.values())
+            + f"\n{advice}",
+            told=f"its checkpoint is of another config or of other code, which differs in {keys}; {advice}, on all sides",
         )

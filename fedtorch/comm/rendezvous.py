@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fedtorch.comm import addresses
@@ -12,9 +13,10 @@ from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.notes import read_note, read_verdict
 from fedtorch.comm.store import Store
-from fedtorch.core.errors import DeadlineError, FedtorchError, ForgedNoteError, PreflightError
+from fedtorch.core.errors import CheckpointError, DeadlineError, FedtorchError, ForgedNoteError, PreflightError
 
 _KINDS: dict[str, type[FedtorchError]] = {
+    "checkpoint": CheckpointError,
     "deadline": DeadlineError,
     "forged": ForgedNoteError,
     "preflight": PreflightError,
@@ -82,6 +84,14 @@ class Rendezvous:
         note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
         verdict = self._meet(note, lambda notes: {**_agree(notes), "returned": list(returned)}, allow_loss=allow_loss)
         return {"returned": [], **verdict}
+
+    def refuse(self, told: str) -> None:
+        """On the server: the verdict of the next meeting, whatever the others come for, is that there will be no run.
+
+        That they do not come is no error here: the server leaves anyway.
+        """
+        with suppress(FedtorchError):
+            self._meet({}, lambda _: {"error": told, "kind": "checkpoint"})
 
     def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
         """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.

@@ -134,6 +134,12 @@ class CheckpointError(FedtorchError, RuntimeError):
     """A checkpoint could not be written, or none that fits this run could be read."""
 
     exit_code = 8
+    told: str
+    """What other ranks may hear of it: names of keys, no value and no path; empty: only that it happened."""
+
+    def __init__(self, message: str = "", *, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class RestartsError(LostRankError):

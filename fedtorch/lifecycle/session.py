@@ -36,7 +36,7 @@ from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.silo_status import SiloRounds, silo
-from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts
+from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts, telling_refusal
 from fedtorch.lifecycle.status import write_status
 from fedtorch.lifecycle.unheard import Unheard, remember, remembered
 from fedtorch.rounds.membership import Returned
@@ -200,10 +200,11 @@ class Session:
         config = built.config
         checkpoints, start = begin(built, comm, resume)
         left_out = agree_on_left_out(built, comm, start)
-        mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
         tracker = None
-        if comm.is_server:
-            tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
+        with telling_refusal(comm):
+            mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
+            if comm.is_server:
+                tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
         components = built.components(
             comm,
             checkpoints,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedtorch.checkpoint.form import folders
@@ -10,7 +12,8 @@ from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.config.load import digest, record_difference, to_dict
+from fedtorch.config.load import changes, digest, to_dict
+from fedtorch.core.errors import CheckpointError
 from fedtorch.core.weights import digest_of
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.losing import agree_to_lose
@@ -39,19 +42,37 @@ def begin(built: BuiltRun, comm: Communicator, resume: str) -> tuple[Checkpoints
     return checkpoints, start
 
 
+@contextmanager
+def telling_refusal(comm: Communicator) -> Iterator[None]:
+    """What the server alone does before a run begins: where it refuses, the others end at once, with its code.
+
+    They would wait for it to come back. Which of its files it is, and what is in them, they are not told.
+
+    Raises:
+        CheckpointError: what the server has refused with.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if comm.is_server:
+            why = f": {error.told}" if error.told else "; its own log says why"
+            comm.refuse(f"the server refused to begin{why}")
+        raise
+
+
 def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, resume: str) -> int | None:
     """The round to resume from, decided by the server and told to all; None to begin anew.
 
     Raises:
-        CheckpointError: on the server, if there are checkpoints but none that can be used; on all ranks, if a client's
-            state is not where the client lives, see `agree_on_states`, or a disk holds what would be lost, see
-            `agree_to_lose`.
+        CheckpointError: on all ranks, if there are checkpoints but none that can be used, a client's state is not where
+            the client lives, see `agree_on_states`, or a disk holds what would be lost, see `agree_to_lose`.
     """
     messages, found = [], None
     is_apart = checkpoints.apart is not None
     leads = checkpoints.apart is not None and checkpoints.apart.leads
     if comm.is_server:
-        found = _fitting(built, checkpoints, resume)
+        with telling_refusal(comm):
+            found = _fitting(built, checkpoints, resume)
         comm.heartbeat(phase="start", round=0)
         known = -1 if resume == "never" else max(folders(checkpoints.folder), default=-1)  # damaged ones too
         messages = [Message(NO_CLIENT, "decision", numbers=_decision(found, is_apart) | {"known": known})]
@@ -101,5 +122,5 @@ def _fitting(built: BuiltRun, checkpoints: Checkpoints, resume: str) -> Manifest
         return None
     if resume != "force":
         present = to_dict(built.config, masked=True)
-        checkpoints.check_fits(found, present, record_difference, lasting_facts(built))
+        checkpoints.check_fits(found, present, changes, lasting_facts(built))
     return checkpoints.adopt(found) if is_path else found
