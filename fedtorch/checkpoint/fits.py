@@ -31,8 +31,8 @@ def check_fits(
     }
     if lines:
         advice = (
-            "set these back, or begin anew (`--resume never`, or another `run.dir`), or, if the difference is meant, go "
-            "on with `--resume force`"
+            "set these back, or begin anew (`--resume never`, or another `run.dir`), or, if the difference is meant, "
+            "go on with `--resume force`"
         )
         keys = ", ".join(f"`{key}`" for key in list(lines)[:_SHOWN])
         keys += f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
@@ -40,5 +40,5 @@ def check_fits(
             f"{found.folder} was written with another config or by other code; saved -> present:\n  "
             + "\n  ".join(lines.values())
             + f"\n{advice}",
-            told=f"its checkpoint is of another config or of other code, which differs in {keys}; {advice}, on all sides",
+            told=f"its checkpoint is of another config or of other code: {keys} differ; on all sides {advice}",
         )
