@@ -5,8 +5,8 @@
 2. The server looks for such words when all ranks meet before a round. In that meeting's verdict it says who is back.
 3. All ranks save, close their connections and join again, as ranks of a job that is resumed do, under the store's next
    number (`Entry`); by the answer to its word the one that is back learns that number, and who is still away.
-A server that stays after the run's end (`Store.stays_s`) lets ranks in that missed it, so that they hear of it. One that
-is started anew for that says so before it opens the door: nobody looks into a store of the server's before.
+A server that stays after the run's end (`Store.stays_s`) lets ranks in that missed it, so that they hear of it. If it
+is started anew for that, it says so before it opens the door: nobody looks into a store of the server's before.
 Where the run cannot go on without a rank, its word tells the others that it is gone, and ends the attempt.
 """
 

@@ -91,7 +91,8 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
         log.info("resuming after round %d from %s", found.round, found.folder)
     if start.numbers["apart"]:
         source = None if resume in RESUME_MODES else Path(resume)
-        agree_on_states(built, comm, checkpoints, found=found, round=round, source=source)
+        about = {"round": round, "known": max(round, known)}
+        agree_on_states(built, comm, checkpoints, found=found, **about, source=source, gives_up=resume == "force")
     if leads:
         write_note(checkpoints.folder, round, digest(built.config))
     return round
