@@ -154,6 +154,12 @@ def wait_for(path: Path, text: str = "", limit_s: float = 300.0) -> None:
         time.sleep(0.05)
 
 
+def wait_at(hosts: Network, gate: Path, **ranks: int) -> None:
+    """Until these ranks wait at the gate, so that all before it is done. ranks: host -> rank there."""
+    for name, rank in ranks.items():
+        wait_for(hosts.hosts[name].disk / "run" / f"log.rank{rank}.txt", f"file='{gate}'")
+
+
 PATIENT: dict[str, object] = {"timeout": 300.0, "start_timeout": 300.0}
 """Of runs in which a rank is held at a gate: nobody takes it for lost, however long a host takes to boot."""
 
@@ -186,10 +192,10 @@ def test_the_others_wait_for_a_side_whose_machine_was_killed(
     """Nobody but that machine starts anything again; the bits are those of a run that nothing happened to."""
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, **PATIENT)
-    faults, opened = gate(hosts, 2, 1)
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, "rounds=3", faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, opened, north=1, other=2)
     hosts.kill(name)
     sides[name].wait(60)
     opened.touch()
@@ -209,11 +215,11 @@ def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, **PATIENT)
     settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=8"]
-    (first, lost), (second, back) = gate(hosts, 2, 1), gate(hosts, 2, 3)
+    (first, lost), (second, back) = gate(hosts, 1), gate(hosts, 3)
     beside = "sleep:rank=2,phase=train,client=west"  # so that it knocks again, should the server have missed it
     sides = {side: start(hosts, side, config, *settings, faults=f"{first};{second};{beside}") for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, lost, north=1, other=2)
     hosts.kill("north")
     sides["north"].wait(60)
     lost.touch()
@@ -238,11 +244,11 @@ def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Networ
     pinned = {"north": 1, "south": 2, "west": 3}
     config = prepare(hosts, tiny_data, **PATIENT, pinned=pinned)
     settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=8"]
-    (first, lost), (second, back) = gate(hosts, 1, 1), gate(hosts, 1, 3)
+    (first, lost), (second, back) = gate(hosts, 1), gate(hosts, 3)
     faults = f"{first};{second};sleep:rank=1,phase=train"
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in hosts.hosts}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, lost, north=1, south=2, west=3)
     for name in ("south", "west"):
         hosts.kill(name)
         sides.pop(name).wait(60)
@@ -299,7 +305,7 @@ def test_a_silo_with_another_secret_ends_alone_and_the_others_wait_for_the_right
     """At the start, and once more when its machine was switched off and comes back with the old secret."""
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, **PATIENT)
-    faults, opened = gate(hosts, 2, 1)
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, "rounds=3", faults=faults) for side in ("hub", "other")}
     log, run = hosts.hosts["hub"].disk / "run" / "log.rank0.txt", hosts.hosts["hub"].disk / "run"
     for times in (1, 2):
@@ -311,8 +317,8 @@ def test_a_silo_with_another_secret_ends_alone_and_the_others_wait_for_the_right
         assert log.read_text().count("rank 1 (north, on host `north`, by its own words) came with another") == times
         assert all(side.poll() is None for side in sides.values()), "the others wait"
         if not (run / "checkpoints").exists():
-            sides["north"] = start(hosts, "north", config, "rounds=3")
-            wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+            sides["north"] = start(hosts, "north", config, "rounds=3", faults=faults)
+            wait_at(hosts, opened, north=1, other=2)
             hosts.kill("north")
             sides.pop("north").wait(60)
             opened.touch()
@@ -364,10 +370,10 @@ def test_with_one_silo_left_the_run_waits_for_the_others(network: Callable[..., 
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, **PATIENT)
     settings = ["clients.on_loss=continue", "rounds=6"]
-    faults, opened = gate(hosts, 2, 1)
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, opened, north=1, other=2)
     hosts.kill("north")
     sides["north"].wait(60)
     opened.touch()
@@ -423,10 +429,10 @@ def test_a_silo_that_comes_back_after_the_end_hears_of_it_though_the_server_was_
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, **PATIENT, end_timeout=800.0)
     settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=3"]
-    faults, opened = gate(hosts, 2, 1)
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
     run, own = hosts.hosts["hub"].disk / "run", hosts.hosts["north"].disk / "run" / "model"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, opened, north=1, other=2)
     hosts.kill("north")
     sides.pop("north").wait(60)
     opened.touch()
@@ -452,12 +458,12 @@ def test_losses_with_good_rounds_between_them_end_no_side(
     """North dies in three rounds; every side has two restarts, and gets them back with every saved round."""
     hosts = network(names=tuple(SIDES))
     config = prepare(hosts, tiny_data, **PATIENT)
-    gates = {round: gate(hosts, 2, round) for round in (1, 2, 3)}
-    faults = ";".join(fault for fault, _ in gates.values())
+    gates = [gate(hosts, round) for round in (1, 2, 3)]
+    faults = ";".join(fault for fault, _ in gates)
     sides = {side: start(hosts, side, config, "rounds=4", "--max-restarts=2", faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    for round, (_, opened) in gates.items():
-        wait_for(run / "checkpoints" / f"round_{round:06d}" / "manifest.json")
+    for _, opened in gates:
+        wait_at(hosts, opened, north=1, other=2)
         hosts.command("north", "kill -9 $(pgrep -P $(pgrep -o -f fedtorch.cli))")
         opened.touch()
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]

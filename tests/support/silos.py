@@ -34,13 +34,13 @@ def write_config(hosts: Network, *settings: str) -> list[str]:
     return ["--config", str(path), "--set", "system.timeout=8", *settings]
 
 
-def gate(hosts: Network, rank: int, round: int) -> tuple[str, Path]:
-    """A fault by which the rank waits in a round's training, and the file that lets it go on; every host sees that.
+def gate(hosts: Network, round: int) -> tuple[str, Path]:
+    """A fault by which every rank that trains waits in a round's training, and the file that lets them go on.
 
-    round: done before it. The rank is silent meanwhile, so `system.timeout` must be longer than the wait.
+    round: done before it. A rank is silent meanwhile, so `system.timeout` must be longer than the wait.
     """
-    path = hosts.root / f"gate-{rank}-{round}"
-    return f"wait:rank={rank},round={round},phase=train,file={path}", path
+    path = hosts.root / f"gate-{round}"
+    return f"wait:round={round},phase=train,file={path}", path
 
 
 def digest(run: Path) -> str:
