@@ -90,9 +90,11 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
     if found is not None:
         log.info("resuming after round %d from %s", found.round, found.folder)
     if start.numbers["apart"]:
-        source = None if resume in RESUME_MODES else Path(resume)
-        about = {"round": round, "known": max(round, known)}
-        agree_on_states(built, comm, checkpoints, found=found, **about, source=source, gives_up=resume == "force")
+        source, newest = None if resume in RESUME_MODES else Path(resume), max(round, known)
+        gives_up = resume == "force"
+        agree_on_states(
+            built, comm, checkpoints, found=found, round=round, known=newest, source=source, gives_up=gives_up
+        )
     if leads:
         write_note(checkpoints.folder, round, digest(built.config))
     return round

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedtorch.checkpoint import apart
@@ -53,29 +53,36 @@ def agree_on_states(
     for name, fault in faults.items():
         log.error("the state of client %s after %d rounds: %s", name, round, fault)
     comm.barrier("states are checked", round=0)
-    found_there: dict[str, dict[str, int | float]] = {
-        name: {"newest": apart.newest(checkpoints.folder, name), "given_up": int(gives_up)} for name in faults
-    }
-    gathered = comm.gather(
-        [Message(comm.names.place(n), "numbers", status="failed", numbers=has) for n, has in found_there.items()],
-        round=0,
-    )
-    told_of = comm.broadcast_messages(gathered, round=0)
-    missing = {comm.names[message.client]: int(message.numbers["newest"]) for message in told_of}
-    newer = [
-        comm.names[message.client]
-        for message in told_of
-        if message.numbers["newest"] > known and not message.numbers["given_up"]
-    ]
-    if newer:
+    missing, kept = _told_of(comm, checkpoints, faults, gives_up=gives_up)
+    if newer := {name: saved for name, saved in missing.items() if saved > known and name in kept}:
         ranks = sorted({rank for name in newer if (rank := _home(built, name)) is not None})
-        held_there = _listed(built, comm, here, {name: missing[name] for name in newer})
-        raise older_copy(held_there, ranks, round=round, known=known)
+        raise older_copy(_listed(built, comm, here, newer), ranks, round=round, known=known)
     if missing:
         _refuse_or_say(built, comm, here, missing)
     checkpoints.resumed = apart.without(here, missing)
     if checkpoints.apart is not None and checkpoints.apart.leads:
         apart.set_aside_after(checkpoints.folder, round, checkpoints.aside)
+
+
+def _told_of(
+    comm: Communicator, checkpoints: Checkpoints, faults: Collection[str], *, gives_up: bool
+) -> tuple[dict[str, int], set[str]]:
+    """(Client without the right state -> the round of the newest one there, -1: none; those not given up), everywhere.
+
+    faults: this rank's.
+    """
+    mine = [
+        Message(
+            comm.names.place(name),
+            "numbers",
+            status="failed",
+            numbers={"newest": apart.newest(checkpoints.folder, name), "given_up": int(gives_up)},
+        )
+        for name in faults
+    ]
+    told = comm.broadcast_messages(comm.gather(mine, round=0), round=0)
+    newest = {comm.names[message.client]: int(message.numbers["newest"]) for message in told}
+    return newest, {comm.names[message.client] for message in told if not message.numbers["given_up"]}
 
 
 def _home(built: BuiltRun, name: str) -> int | None:
