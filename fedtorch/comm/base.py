@@ -105,8 +105,8 @@ class Communicator(ABC):
             PreflightError: on every rank, if they came for different phases or rounds.
         """
 
-    def refuse(self, told: str) -> None:  # noqa: B027  # nobody else is there
-        """On the server alone: end the others, which raise CheckpointError with this text where they meet next.
+    def refuse(self, told: str, code: int) -> None:  # noqa: B027  # nobody else is there
+        """On the server alone: end the others, which raise an error of this code with this text where they meet next.
 
         Waits until they have come there, or one of them is known to be lost. The job is over then.
         """

@@ -13,10 +13,9 @@ from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.notes import read_note, read_verdict
 from fedtorch.comm.store import Store
-from fedtorch.core.errors import CheckpointError, DeadlineError, FedtorchError, ForgedNoteError, PreflightError
+from fedtorch.core.errors import DeadlineError, FedtorchError, ForgedNoteError, PreflightError, error_of_code
 
 _KINDS: dict[str, type[FedtorchError]] = {
-    "checkpoint": CheckpointError,
     "deadline": DeadlineError,
     "forged": ForgedNoteError,
     "preflight": PreflightError,
@@ -85,13 +84,13 @@ class Rendezvous:
         verdict = self._meet(note, lambda notes: {**_agree(notes), "returned": list(returned)}, allow_loss=allow_loss)
         return {"returned": [], **verdict}
 
-    def refuse(self, told: str) -> None:
+    def refuse(self, told: str, code: int) -> None:
         """On the server: the verdict of the next meeting, whatever the others come for, is that there will be no run.
 
-        That they do not come is no error here: the server leaves anyway.
+        That they do not come is no error here: the server leaves anyway. code: with which they end.
         """
         with suppress(FedtorchError):
-            self._meet({}, lambda _: {"error": told, "kind": "checkpoint"})
+            self._meet({}, lambda _: {"error": told, "kind": "refused", "code": code})
 
     def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
         """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.
@@ -178,6 +177,8 @@ class Rendezvous:
 
 
 def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
+    if "code" in verdict:
+        raise error_of_code(verdict["code"], verdict["error"])
     if "error" in verdict:
         raise _KINDS.get(verdict["kind"], PreflightError)(verdict["error"])
     lost = {int(other): why for other, why in verdict.get("lost", {}).items()}

@@ -128,7 +128,8 @@ class Session:
                 check_task(config)
                 comm = joined.enter_context(self._join(config, tuple(config.system.pinned), again))
                 config = exchange_sizes(config, comm, None if again is None else again.config)
-            runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
+            with telling_refusal(comm):
+                runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
             if comm is None:
                 comm = joined.enter_context(self._join(config, _names(runs), again))
             try:

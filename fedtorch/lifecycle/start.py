@@ -13,7 +13,7 @@ from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.config.load import changes, digest, to_dict
-from fedtorch.core.errors import CheckpointError
+from fedtorch.core.errors import FedtorchError
 from fedtorch.core.weights import digest_of
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.losing import agree_to_lose
@@ -43,20 +43,21 @@ def begin(built: BuiltRun, comm: Communicator, resume: str) -> tuple[Checkpoints
 
 
 @contextmanager
-def telling_refusal(comm: Communicator) -> Iterator[None]:
-    """What the server alone does before a run begins: where it refuses, the others end at once, with its code.
+def telling_refusal(comm: Communicator | None) -> Iterator[None]:
+    """What a rank does alone before a run begins: where the server refuses, the others end at once, with its code.
 
-    They would wait for it to come back. Which of its files it is, and what is in them, they are not told.
+    They would wait for it to come back. Which of its files it is, and what is in them, they are not told. Nothing that
+    ranks do together may be in it. comm: None: they have not met.
 
     Raises:
-        CheckpointError: what the server has refused with.
+        FedtorchError: what the rank has refused with.
     """
     try:
         yield
-    except CheckpointError as error:
-        if comm.is_server:
+    except FedtorchError as error:
+        if comm is not None and comm.is_server:
             why = f": {error.told}" if error.told else "; its own log says why"
-            comm.refuse(f"the server refused to begin{why}")
+            comm.refuse(f"the server refused to begin{why}", error.exit_code)
         raise
 
 
