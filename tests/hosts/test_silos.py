@@ -242,7 +242,7 @@ def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Networ
     """What the one that is away has told before is not asked for again."""
     hosts = network(names=("hub", "north", "south", "west"))
     pinned = {"north": 1, "south": 2, "west": 3}
-    config = prepare(hosts, tiny_data, **PATIENT, pinned=pinned)
+    config = prepare(hosts, tiny_data, **PATIENT, end_timeout=3.0, pinned=pinned)
     settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=8"]
     (first, lost), (second, back) = gate(hosts, 1), gate(hosts, 3)
     faults = f"{first};{second};sleep:rank=1,phase=train"

@@ -35,7 +35,7 @@ def write_config(hosts: Network, *settings: str) -> list[str]:
 
 
 def gate(hosts: Network, round: int) -> tuple[str, Path]:
-    """A fault by which every rank that trains waits in a round's training, and the file that lets them go on.
+    """A fault by which every rank waits in a round's training, and the file that lets them go on.
 
     round: done before it. A rank is silent meanwhile, so `system.timeout` must be longer than the wait.
     """
