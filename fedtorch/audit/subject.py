@@ -45,8 +45,8 @@ class Options:
     """z of a defence to try: noise of standard deviation z C on the sum of the cohort's clipped updates"""
     delta: float = 1e-5
     """at which epsilon is told"""
-    canaries: int = 200
-    """clients that join for the estimate of epsilon"""
+    canaries: int = 1000
+    """clients of the rounds from which epsilon is estimated"""
     clients: int = 4
     """how many clients' updates are attacked, the first ones of the cohort"""
     places: int = 32

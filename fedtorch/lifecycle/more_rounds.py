@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedtorch.config.load import changes, record_difference
+from fedtorch.config.load import changes
 from fedtorch.config.schema import ClientConfig, Config
 
 ROUNDS = "rounds"
-
-
-def difference_but_more_rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lines of `record_difference` without the one on `rounds`, where there are more of them now."""
-    lines = record_difference(old, new)
-    return lines if rounds_before(old, new) is None else [line for line in lines if not line.startswith(f"{ROUNDS} ")]
 
 
 def rounds_before(old: Mapping[str, Any], new: Mapping[str, Any]) -> int | None:
@@ -25,16 +19,18 @@ def rounds_before(old: Mapping[str, Any], new: Mapping[str, Any]) -> int | None:
     return None
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], config: Config, done: int) -> Sequence[str]:
-    """What keeps a run with the config `new` from going on after `done` rounds of one with `old`, a line each.
+def changes_but_more_rounds(
+    old: Mapping[str, Any], new: Mapping[str, Any], config: Config, done: int
+) -> list[tuple[str, str, str]]:
+    """`changes` that keep a run with the config `new` from going on after `done` rounds of one with `old`.
 
-    config: `new` as an object. More rounds than before are a line only where their number entered the rounds done.
+    config: `new` as an object. More rounds than before are among them only where their number entered the rounds done.
     """
-    lines, before = difference_but_more_rounds(old, new), rounds_before(old, new)
+    found, before = changes(old, new), rounds_before(old, new)
     if before is None:
-        return lines
-    whys = _whys(config, before, done)
-    return [f"{ROUNDS} was {before} and is now {config.rounds}, but {why}" for why in whys] + lines
+        return found
+    entered = [(ROUNDS, str(before), f"{config.rounds}, but {why}") for why in _whys(config, before, done)]
+    return entered + [change for change in found if change[0] != ROUNDS]
 
 
 def _whys(config: Config, before: int, done: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedtorch.config.load import load, run_digest, to_dict
-from fedtorch.lifecycle.more_rounds import difference
+from fedtorch.lifecycle.more_rounds import changes_but_more_rounds
 from fedtorch.main import main as train
 
 CONFIG: dict[str, Any] = {
@@ -124,8 +124,10 @@ def test_noise_that_was_set_by_a_number_of_rounds_forbids_more_and_noise_that_wa
         ("noise_multiplier=2", ""),
     ):
         short, long = (load(Path("toy.yaml"), [*promise, f"privacy.{given}", f"rounds={n}"]) for n in (2, 5))
-        found = difference(to_dict(short), to_dict(long), long, done=2)
-        assert len(found) == bool(said) and "".join(found).startswith(said)
+        found = changes_but_more_rounds(to_dict(short), to_dict(long), long, done=2)
+        assert len(found) == bool(said) and all(
+            "{} was {} and is now {}".format(*one).startswith(said) for one in found
+        )
 
 
 def test_disks_take_a_run_with_more_rounds_for_the_same_run() -> None:

@@ -236,6 +236,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     ),
     "setup": (
         "attacks",
+        "bare_rounds",
         "bench",
         "build",
         "checks",
