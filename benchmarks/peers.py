@@ -26,7 +26,7 @@ from benchmarks import peer_experiment as experiment
 from benchmarks.command import console_of, parser_of, write_figures
 
 HERE = Path(__file__).resolve().parent
-PEERS = {"flower": ("flwr[simulation]==1.20.0",), "pfl": ("pfl==0.6.0",)}
+PEERS = {"flower": ("flwr[simulation]==1.42.0",), "pfl": ("pfl==0.6.0",)}
 """peer -> what pip is asked for, beside torch and transformers"""
 AGREE = 1e-5
 """Largest difference of a weight: fp32 sums in another order differ by some 1e-7 per round."""

@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; see the top of the file."""
     parser = parser_of(__doc__)
     chosen = (*WORKLOADS, "memory", "startup", "all")
-    parser.add_argument("--workload", choices=chosen, default="all", help="what to measure; see benchmarks/README.md")
+    parser.add_argument("--workload", choices=chosen, default="all", help="what to measure; see benchmarks/speed.md")
     parser.add_argument("--rounds", type=int, help="timed rounds in each run; by default 3 to 5")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case, interleaved (default 3)")
     parser.add_argument("--tiny", action="store_true", help="shrink models and data: does it run? not for timing")

@@ -4,7 +4,8 @@ python benchmarks/speed.py --dir FOLDER [--workload a b c] [--only WAY ...] [--r
 
 The denominator is two plain processes that share memory. Each peer has an environment of its own in FOLDER, made with
 pip as it is set up here and kept. All systems take turns in fresh processes; all are timed from outside, by what they
-print when a round is over.
+print when a round is over. The plain loop in one process adds the clients up in another order than in two: it shows how
+far apart final weights are for that reason alone.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SAMPLE_S = 0.1
 LIMIT = "plain"
 TITLES = {
     LIMIT: "plain loop, 2 processes that share memory",
+    "plain-alone": "plain loop, 1 process",
     "plain-keeping": "plain loop, freed memory kept",
     "fedtorch": "fedtorch, server + 2",
     "fedtorch-keeping": "fedtorch, server + 2, freed memory kept",
@@ -45,7 +47,7 @@ TITLES = {
     "pfl": "pfl-research, 2 processes",
     "flower": "Flower, Ray, 2 clients at a time",
 }
-RANKS = {way: 3 if way in ("fedtorch", "fedtorch-keeping") else 2 for way in TITLES} | {"flower": 1}
+RANKS = {way: 3 if way in ("fedtorch", "fedtorch-keeping") else 2 for way in TITLES} | {"flower": 1, "plain-alone": 1}
 """Processes that are started."""
 assert set(TITLES) == {*WAYS, *PEERS}
 

@@ -28,6 +28,7 @@ from fedtorch.train.batches import Batching
 KEEPS = {"keep_freed_mb": 1024}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "plain-alone": {},
     "plain-keeping": KEEPS,
     "fedtorch": {"server_works": False},
     "fedtorch-keeping": {"server_works": False, **KEEPS},

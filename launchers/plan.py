@@ -18,6 +18,7 @@ from fedtorch.config import yaml_tree
 from fedtorch.config.find import find_all, run_name
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
+from fedtorch.lifecycle.more_rounds import ROUNDS, rounds_before
 
 from .submit import Request
 
@@ -92,7 +93,7 @@ def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
 
 
 def is_done(point: Point) -> bool:
-    """Has this run been finished before?
+    """Has this run been finished before? One that has more rounds now has not.
 
     Raises:
         ConfigError: it has been finished or begun with other settings, which would be mixed up.
@@ -102,12 +103,15 @@ def is_done(point: Point) -> bool:
     if not kept.is_file():
         return False
     old = yaml_tree.read(kept.read_text(), str(kept)).data
-    if changes := yaml_config.record_difference(old, yaml_config.to_dict(config, masked=True)):
+    new = yaml_config.to_dict(config, masked=True)
+    has_more = rounds_before(old, new) is not None
+    if changes := [change for change in yaml_config.changes(old, new) if not (has_more and change[0] == ROUNDS)]:
+        key, before, after = changes[0]
         raise ConfigError(
-            f"{point.folder} holds a run with other settings: {changes[0]}"
+            f"{point.folder} holds a run with other settings: {key} was {before} and is now {after}"
             f"{f' and {len(changes) - 1} more' if len(changes) > 1 else ''}; take another --dir, or remove that folder"
         )
-    return read_status(point.folder).get("state") == "done"
+    return not has_more and read_status(point.folder).get("state") == "done"
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:

@@ -119,8 +119,8 @@ class Pool:
 def hold(folder: Path, name: str = LOCK) -> int | None:
     """Take a launcher's lock of a run folder: its file descriptor, for this process and those that inherit it.
 
-    None if another launcher holds it. It says that a run is going to be started again; the run itself has another one
-    (`lifecycle.run_lock`), which is what keeps two of them apart.
+    None if another launcher holds it. It is not the server's lock (`lifecycle.run_lock`), because a launcher holds it
+    between two attempts too, and a server that torchrun or SLURM starts cannot inherit it.
     """
     lock = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
     if _take(lock, tries=5):  # whoever asks for the status holds it for an instant

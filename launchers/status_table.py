@@ -13,7 +13,6 @@ from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.tracking import records
-from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import read_run
 
 from .plan import planned, read_status
@@ -88,7 +87,7 @@ def read_row(run_dir: Path, queue: set[str] | None = None) -> Row:
     evaluation = next(iter(run.last_evaluations()), None)
     if metric is None or evaluation is None or not evaluation.of(metric):
         return Row(run_dir.name, state, run.last_round, run.rounds, age_s=age, reason=reason)
-    average = totals({client: {metric: pair} for client, pair in evaluation.of(metric).items()})[metric]
+    average = evaluation.average(metric)
     return Row(
         run_dir.name,
         state,

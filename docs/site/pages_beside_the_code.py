@@ -14,12 +14,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = ("speed", "training", "memory", "scale", "sparse", "privacy", "peers")
+"""Pages of benchmarks/, one per question."""
 BESIDE = {
     "README.md": "readme.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "LICENSE",
     "benchmarks/README.md": "benchmarks.md",
+    **{f"benchmarks/{name}.md": f"benchmarks/{name}.md" for name in BENCHMARKS},
     "configs/README.md": "configs.md",
 }
 """Path in the repository -> page of the site."""
@@ -52,7 +55,9 @@ def page_of(notebook: dict[str, Any]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with links in the repository turned into links in the site."""
+    """The page with links in the repository turned into links in the site; wider where it has no headings to list."""
+    if "\n## " not in markdown:
+        page.meta.setdefault("hide", ["toc"])
     sources = {site: source for source, site in BESIDE.items()}
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 

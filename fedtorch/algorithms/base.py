@@ -96,6 +96,10 @@ class Algorithm:
     """may clients ask for w^0 (`ClientJob.initial`)? Where not, no rank keeps it. True for every class that defines
     what clients do and does not say otherwise"""
 
+    reads_num_rounds: ClassVar[bool] = False
+    """does the rule read how many rounds the run has (`ServerState.num_rounds`, `ClientJob.rounds`)? Then a run cannot
+    go on with more of them than it was begun with"""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         accept_old_names(cls, OLD_NAMES)

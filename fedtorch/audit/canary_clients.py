@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,8 +11,10 @@ from fedtorch.audit.canaries import Canaries, judged
 from fedtorch.audit.canary_rounds import canary_rounds
 from fedtorch.audit.finding import LITTLE, Finding
 from fedtorch.audit.pictures import bars
-from fedtorch.audit.subject import Subject
+from fedtorch.audit.subject import Options, Subject
 from fedtorch.privacy.accounting import Accountant
+from fedtorch.privacy.adaptive import bit_noise
+from fedtorch.privacy.settings import PrivacyConfig
 
 NAME = "canaries"
 ABOUT = "epsilon of some rounds, from clients with known updates of which half are left out (2305.08846)"
@@ -27,30 +30,36 @@ def why_not(subject: Subject) -> str:
         return "there is no noise to be estimated; give --clip and --noise"
     if missing := [name for name in ("dp_accounting", "cryptography") if find_spec(name) is None]:
         return f"{missing[0]} is not installed; pip install 'fedtorch-nlp[privacy]'"
+    promise, expected = _promise(options), _rate(subject) * options.canaries
+    if promise.adaptive is not None and 2 * bit_noise(promise.adaptive, expected) <= options.noise:
+        return (
+            f"the clip moves, and with {options.canaries} canaries there is too little noise on how many are not "
+            "clipped (privacy.clip.adaptive.bit_noise); give more --canaries"
+        )
     return ""
 
 
 def attack(subject: Subject) -> Finding:
     """The three figures of the run's mechanism, at its own rate, clip, noise and kind of noise.
 
-    The rounds are real ones, under a simulated key: draw, clip, exact sum, noise and step, without a secure sum. Where
-    the clip moves it stays at its first value here.
+    The rounds are real ones, under a simulated key: draw, clip, exact sum, noise and step, with a secure sum and a clip
+    that moves where the run has them.
     """
     options = subject.options
-    assert options.clip is not None and options.noise is not None
+    assert options.noise is not None
     rounds, rate = max(2, min(MOST_ROUNDS, subject.context.config.rounds)), _rate(subject)
-    presence, is_in = canary_rounds(
-        canaries=options.canaries,
-        rounds=rounds,
-        rate=rate,
-        clip=options.clip,
-        noise_multiplier=options.noise,
-        noise=options.promised.noise if options.promised else "normal",
-    )
+    seen = canary_rounds(canaries=options.canaries, rounds=rounds, rate=rate, promise=_promise(options))
     claimed = Accountant(rate, options.noise, options.delta).epsilon(rounds)
-    found = judged(presence, is_in, rate, options.noise, claimed, options.delta)
+    found = judged(seen.presence, seen.is_in, rate, seen.noise, claimed, options.delta)
     figures = _figures(found, rounds, options.canaries)
     return Finding(NAME, ABOUT, NEEDS, _said(found, rounds, options.delta), figures, bars(figures, "found"))
+
+
+def _promise(options: Options) -> PrivacyConfig:
+    """What the run promises, or would with the clip and noise that are asked for."""
+    usual = PrivacyConfig() if options.promised is None else options.promised
+    clip = usual.clip if usual.adaptive is not None and options.clip == usual.first_clip else options.clip
+    return replace(usual, kind="client", clip=clip, noise_multiplier=options.noise, epsilon=None, delta=options.delta)
 
 
 def _rate(subject: Subject) -> float:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm.base import Communicator
+from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.config.registry import named_class
-from fedtorch.config.schema import (
-    CheckpointConfig,
-    ClientConfig,
-    ClientsConfig,
-    Config,
-    EvalConfig,
-    RunConfig,
-    SystemConfig,
-)
+from fedtorch.comm.probe import fork_ranks
+from fedtorch.config.schema import ClientsConfig, Config
 from fedtorch.core.seeds import seed_for
+from fedtorch.core.state_keys import CLIP
+from fedtorch.privacy.adaptive import bit_noise, update_noise
+from fedtorch.privacy.secure_sum.terms import LEAST_PARTIES
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.rounds.runner import Runner
+from fedtorch.setup.bare_rounds import BareTask, bare_config
 from fedtorch.setup.build import build
-from fedtorch.tasks.base import Scores, Task
 
 EMPTY = 1000
 """Directions in which no canary ever is: more numbers whose noise is looked at."""
@@ -43,13 +42,9 @@ class Directions(nn.Module):
 
 
 @dataclass(frozen=True)
-class CanaryTask(Task):
+class CanaryTask(BareTask):
     """Each client is a canary in a direction of its own, or sends 0: it is left out."""
 
-    main_metric: ClassVar[str] = "none"
-
-    canaries: int = 100
-    """how many clients there are"""
     seed: int = 0
     """of the coins"""
     length: float = 1.0
@@ -57,22 +52,18 @@ class CanaryTask(Task):
 
     @property
     def is_in(self) -> Tensor:
-        """A fair coin for each, shape (canaries,), bool."""
+        """A fair coin for each, shape (clients,), bool."""
         generator = torch.Generator().manual_seed(seed_for(self.seed, "canaries"))
-        return torch.randint(2, (self.canaries,), generator=generator).bool()
-
-    def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        """A row for each."""
-        return {f"canary_{place}": {"train": 1} for place in range(self.canaries)}
+        return torch.randint(2, (self.clients,), generator=generator).bool()
 
     def load(self, client: str, split: str) -> Sequence[Any]:
         """Its direction, and how far it goes there."""
-        place = int(client.removeprefix("canary_"))
+        place = int(client.removeprefix("c"))
         return [(place, self.length * float(self.is_in[place]))]
 
     def build_model(self, seed: int) -> nn.Module:
         """Zeros."""
-        return Directions(self.canaries + EMPTY)
+        return Directions(self.clients + EMPTY)
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """The row itself."""
@@ -83,62 +74,86 @@ class CanaryTask(Task):
         ((place, length),) = batch
         return model.get_parameter("w")[place] * length, 1
 
-    def predict(self, model: nn.Module, examples: Sequence[Any], batch_size: int) -> list[float]:
-        """Nothing is evaluated."""
-        return [0.0 for _ in examples]
 
-    def score(self, examples: Sequence[Any], predictions: Sequence[float]) -> Scores:
-        """Nothing is evaluated."""
-        return {"none": (0.0, len(examples))}
+@dataclass(frozen=True)
+class Canaried:
+    """What canary rounds released."""
+
+    presence: Tensor
+    """shape (rounds, directions): along each direction, in units of the round's clip; see `canaries.judged`"""
+    is_in: Tensor
+    """shape (canaries,), bool: who was in"""
+    noise: float
+    """standard deviation that is promised for a number of `presence`; above the noise multiplier where a clip moves"""
 
 
 class _Watched(Runner):
-    """A runner that keeps what each round released; every other round's noise is drawn ahead, as beside other ranks."""
+    """A runner that keeps what each round released, in units of its clip.
+
+    In one process every other round's noise is drawn ahead, as it is beside other ranks.
+    """
 
     released: list[Tensor]
 
     def _one_round(self) -> None:
-        before = self.context.server.weights.clone()
-        if self.context.round % 2:
+        server, first = self.context.server, self.components.config.privacy.first_clip
+        before, clip = server.weights.clone(), float(server.numbers.get(CLIP, first))
+        if self.context.round % 2 and self.components.comm.size == 1:
             self.context.mechanism.expect(self.context.round, len(before))
         super()._one_round()
-        self.released.append((before - self.context.server.weights).double())
+        self.released.append((before - self.context.server.weights).double() / clip)
 
 
-def canary_rounds(
-    *,
-    canaries: int,
-    rounds: int,
-    rate: float,
-    clip: float,
-    noise_multiplier: float,
-    noise: Literal["normal", "discrete"] = "normal",
-    seed: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """(what was released along each direction in units of the clip, who was in); see `canaries.judged`.
+def canary_rounds(*, canaries: int, rounds: int, rate: float, promise: PrivacyConfig, seed: int = 0) -> Canaried:
+    """Run them as a run with this promise does, under a simulated key; see `canaries.judged`.
 
-    seed: of the simulated key and of the coins. Nothing but a temporary folder is written.
+    With a secure sum they run on as many ranks as that takes, which are forked; else in this process.
+    promise: its noise multiplier must be given. seed: of the key and of the coins. Nothing but a temporary folder is
+    written.
     """
+    assert promise.noise_multiplier is not None
+    noise, expected = promise.noise_multiplier, rate * canaries
+    if promise.adaptive is not None:
+        noise = update_noise(noise, bit_noise(promise.adaptive, expected))
     promise = PrivacyConfig(
-        "client", clip=clip, noise_multiplier=noise_multiplier, noise=noise, delta=1e-9, simulate=True, seed=seed
+        "client",
+        clip=promise.clip,
+        noise_multiplier=promise.noise_multiplier,
+        noise=promise.noise,
+        delta=1e-9,
+        simulate=True,
+        seed=seed,
+        secure_sum=promise.secure_sum,
     )
-    task = CanaryTask(canaries, seed, TOO_LONG * clip)
+    task = CanaryTask(canaries, seed, TOO_LONG * promise.first_clip)
     with TemporaryDirectory() as folder:
-        config = Config(
-            task=task,
-            algorithm=named_class("algorithm", "fedavg", "")(weights="equal"),
-            run=RunConfig(name="canaries", dir=folder, export="none"),
-            rounds=rounds,
-            client=ClientConfig(optimizer="sgd", lr=1.0, batch_size=1),
-            clients=ClientsConfig(sampling="poisson", rate=rate),
-            privacy=promise,
-            eval=EvalConfig(every=0),
-            checkpoint=CheckpointConfig(every=rounds),
-            system=SystemConfig(device="cpu"),
-        )
-        built = build(config, num_ranks=1, rank=0)
-        checkpoints = Checkpoints(config.folder / "checkpoints", keep=1)
-        runner = _Watched(built.components(LocalCommunicator(built.names), checkpoints, stop=lambda: False))
-        runner.released = []
-        runner.run()
-    return torch.stack(runner.released) * (rate * canaries / clip), task.is_in
+        clients = ClientsConfig(sampling="poisson", rate=rate)
+        config = bare_config(task, Path(folder), rounds, lr=1.0, clients=clients, privacy=promise)
+        if promise.secure_sum is None:
+            released = _released(config, LocalCommunicator(_names(config)))
+        else:
+            released = fork_ranks(LEAST_PARTIES + 1, partial(_one_of_several, config))[0]["released"]
+    return Canaried(torch.tensor(released, dtype=torch.float64) * expected, task.is_in, noise)
+
+
+def _one_of_several(config: Config) -> dict[str, Any]:
+    """What the server released, on its rank; all ranks of the job call it alike."""
+    with DistributedCommunicator.join(_names(config), timeout_s=120) as comm:
+        comm.preflight({})
+        released = _released(config, comm)
+        return {"released": released if comm.is_server else []}
+
+
+def _released(config: Config, comm: Communicator) -> list[list[float]]:
+    """Along each direction, of every round."""
+    built = build(config, num_ranks=comm.size, rank=comm.rank)
+    checkpoints = Checkpoints(config.folder / "checkpoints", keep=1)
+    runner = _Watched(built.components(comm, checkpoints, stop=lambda: False))
+    runner.released = []
+    runner.run()
+    return [each.tolist() for each in runner.released]
+
+
+def _names(config: Config) -> tuple[str, ...]:
+    assert isinstance(config.task, CanaryTask)
+    return tuple(config.task.manifest())

@@ -63,7 +63,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--clip", type=float, metavar="C", help="a defence to try: updates made as short as this")
     parser.add_argument("--noise", type=float, metavar="Z", help="with it: noise of Z times C on the cohort's sum")
     parser.add_argument("--delta", type=float, default=1e-5, metavar="D", help="at which epsilon is told (1e-5)")
-    parser.add_argument("--canaries", type=int, default=200, metavar="K", help="clients that join to estimate it (200)")
+    canaries = "clients of the rounds in which it is estimated (%(default)s)"
+    parser.add_argument("--canaries", type=int, default=Options.canaries, metavar="K", help=canaries)
     parser.add_argument("--show", action="store_true", help="write the recovered tokens, too: they are clients' text")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for page and numbers (RUN/audit, or ./audit)")
     return parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.setup.build import build
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.private import noise_of
+from fedtorch.setup.run_config import at_home, whole_paths
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Options:
     """z of a defence to try: noise of standard deviation z C on the sum of the cohort's clipped updates"""
     delta: float = 1e-5
     """at which epsilon is told"""
-    canaries: int = 200
-    """clients that join for the estimate of epsilon"""
+    canaries: int = 1000
+    """clients of the rounds from which epsilon is estimated"""
     clients: int = 4
     """how many clients' updates are attacked, the first ones of the cohort"""
     places: int = 32
@@ -206,14 +207,15 @@ def opened(run: Path | None, config: Sequence[Given], settings: Sequence[str], o
     """
     if (run is None) == (not config):
         raise ConfigError("name either the folder of a run, such as runs/my_run, or a config (--config FILE)")
-    if run is not None:
-        path = run / "config.yaml"
-        if not path.is_file():
-            raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
-        config = [path]
-    loaded = yaml_config.load([*config], [*settings, "system.device=cpu"])
-    loaded, options = _in_the_clear(loaded, options)
-    with TemporaryDirectory() as spill:  # not the run's own, which may be going on
+    with ExitStack() as entered:
+        if run is not None:
+            settings, run = whole_paths(settings), entered.enter_context(at_home(run))
+            if not (path := run / "config.yaml").is_file():
+                raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
+            config = [path]
+        loaded = yaml_config.load([*config], [*settings, "system.device=cpu"])
+        loaded, options = _in_the_clear(loaded, options)
+        spill = entered.enter_context(TemporaryDirectory())  # not the run's own, which may be going on
         loaded = replace(loaded, run=replace(loaded.run, dir=spill))
         checkpoints = Checkpoints((run or Path(spill)) / "checkpoints", keep=1)
         found = checkpoints.latest() if run is not None else None

@@ -1,9 +1,9 @@
-"""Talk to a trained assistant: the user's side runs here, the assistant's in another process.
+"""Talk to the model of a run: a decoder, or an assistant whose side runs in another process than the user's.
 
-    python -m fedtorch.chat --run DIR --client NAME [--show-wire] [--max-new N]
+    python -m fedtorch.chat RUN [--client NAME] [--show-wire] [--max-new N]
 
-What is typed never leaves this process: keys and values of the user's turns go one way, token ids of the answers come
-back. A line is a turn; `/new` begins a new dialog, the end of the input ends the chat.
+Of two sides, what is typed never leaves this process: keys and values of the user's turns go one way, token ids of the
+answers come back. A line is a turn; `/new` begins a new dialog, the end of the input ends the chat.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedtorch.chat.model import computing, load_side, model_folder, open_run, passing_of
+from fedtorch.chat.decoder import can_decode, open_decoder
+from fedtorch.chat.model import check_run, computing, load_side, model_folder, passing_of
 from fedtorch.chat.user import UserSide, Wire, talk
 from fedtorch.compression.payload import PayloadError
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.core.version import PACKAGE
 from fedtorch.models.socket_link import LinkClosed, SocketLink
 from fedtorch.text.gpt2_bpe import load_bpe
+from fedtorch.tracking.run_folder import Run, read_run
 
 _LEAVE_S = 20.0  # the other side is given so long to end by itself
 
@@ -33,7 +35,12 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat")
     args = _parser(prog).parse_args(arguments)
     try:
         _check(args)
-        run = open_run(args.run, args.client)
+        found = read_run(args.run)
+        if can_decode(found):
+            _talk_to_decoder(found, args)
+            return 0
+        args.max_new = args.max_new or 40
+        run = check_run(found, args.client)
         model = load_side(run, args.client, "user")
         vocabulary = load_bpe(model_folder(run.folder, args.client) / "user")
         wire = Wire(sys.stdout, args.show_wire)
@@ -49,6 +56,16 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat")
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _talk_to_decoder(run: Run, args: argparse.Namespace) -> None:
+    if args.show_wire or args.reply != "tokens":
+        option = "--show-wire" if args.show_wire else "--reply"
+        raise ConfigError(f"{option} is given, but {run.folder} has one model, so nothing crosses; leave it out")
+    settings = {"max_new": args.max_new, "temperature": args.temperature, "seed": args.seed}
+    decoder = open_decoder(run, args.client, **settings)
+    with computing(run):
+        talk(decoder, _typed(), sys.stdout)
 
 
 @contextmanager
@@ -98,7 +115,10 @@ def _typed() -> Iterator[str]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.max_new < 1:
+    if (args.folder is None) == (args.run is None):
+        raise ConfigError("name the folder of one run, such as runs/my_run")
+    args.run = args.run or args.folder
+    if args.max_new is not None and args.max_new < 1:
         raise ConfigError(f"--max-new is {args.max_new}; an answer has at least 1 token")
     if args.temperature < 0:
         raise ConfigError(f"--temperature is {args.temperature}; set it to 0 (the likeliest word) or above")
@@ -106,12 +126,15 @@ def _check(args: argparse.Namespace) -> None:
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder of a finished run")
-    clients = parser.add_mutually_exclusive_group(required=True)
-    clients.add_argument("--client", metavar="NAME", help="client whose models are used")
+    parser.add_argument("folder", type=Path, nargs="?", metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="the same")
+    clients = parser.add_mutually_exclusive_group()
+    clients.add_argument("--client", metavar="NAME", help="client whose model is used, where clients have their own")
     clients.add_argument("--holder", dest="client", help=argparse.SUPPRESS)  # scripts may say it
     parser.add_argument("--show-wire", action="store_true", help="print what crosses between the processes")
-    parser.add_argument("--max-new", type=int, default=40, metavar="N", help="most tokens of an answer (40)")
+    parser.add_argument(
+        "--max-new", type=int, metavar="N", help="most tokens of an answer (as the run generates; for two sides 40)"
+    )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest word each time (default)"
     )

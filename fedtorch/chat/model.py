@@ -16,6 +16,7 @@ from transformers.utils import logging
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.core.client import folder_name
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
+from fedtorch.core.model_folder import holds_model
 from fedtorch.core.state_keys import BEST_IS_RECEIVED, BEST_PRIVATE, BEST_WEIGHTS, PRIVATE
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.models.adapters.saved import is_adapter
@@ -29,22 +30,30 @@ SideName = Literal["user", "assistant"]
 SIDES: tuple[SideName, SideName] = ("user", "assistant")
 
 
-def open_run(folder: Path, client: str) -> Run:
-    """The run, checked to be one whose `client` can be talked to.
+def open_run(folder: Path, client: str | None) -> Run:
+    """Read a run, and check by `check_run` that its `client` can be talked to."""
+    return check_run(read_run(folder), client)
+
+
+def check_run(run: Run, client: str | None) -> Run:
+    """Check that `client` of a run can be talked to; returns the run.
 
     Raises:
         ConfigError: it is no run of two-side dialogs, has no model yet, or no such client.
     """
-    run = read_run(folder)
+    folder = run.folder
     if run.setting("task.name") != "dialog":
-        raise ConfigError(f"{folder} is a run of task.name {run.setting('task.name')}; name a run of dialog")
-    if run.setting("task.sides") == "one":
-        raise ConfigError(f"{folder} has task.sides one: one model for both sides; name a run of task.sides two")
+        raise ConfigError(
+            f"{folder} is a run of task.name {run.setting('task.name')}, whose model does not talk; name a run of "
+            "causal_lm or dialog (for answers to rows of a file there is `fedtorch predict`)"
+        )
+    if client is None:
+        raise ConfigError(f"--client is missing; name one of {', '.join(run.clients)}")
     if client not in run.clients:
         raise ConfigError(f"--client is {client} but the run's clients are {', '.join(run.clients)}")
     models = model_folder(folder, client)
     for side in SIDES:
-        if not (models / side / "config.json").is_file():
+        if not holds_model(models / side):
             raise ConfigError(
                 f"{folder} has no trained model: {(models / side).relative_to(folder)} is missing; let the run end "
                 f"(the same command resumes it), or write one: fedtorch export {folder} --client {client}"
@@ -55,7 +64,7 @@ def open_run(folder: Path, client: str) -> Run:
 def model_folder(folder: Path, client: str) -> Path:
     """Where the models of `client` are in a run's folder: a folder of its own, or the one for all clients."""
     own = folder / "model" / folder_name(client)
-    return own if any((own / side / "config.json").is_file() for side in SIDES) else folder / "model"
+    return own if any(holds_model(own / side) for side in SIDES) else folder / "model"
 
 
 def load_side(run: Run, client: str, side: SideName) -> GPT2LMHeadModel:

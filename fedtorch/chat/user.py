@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 from torch import Tensor
@@ -93,30 +93,71 @@ class UserSide:
         self.turn += 2
         return answer
 
+    @property
+    def positions(self) -> int:
+        """Positions of the model."""
+        return int(self.model.config.n_positions)
+
+    def size(self, text: str) -> int:
+        """Tokens of what is typed."""
+        return len(self.vocabulary(text).input_ids)
+
+    def fits(self, text: str) -> bool:
+        """Is there room for what is typed, and for an answer?"""
+        return self.room(self.size(text))
+
+    def reply(self, text: str) -> str:
+        """Answer what is typed."""
+        return str(self.vocabulary.decode(self.say(self.vocabulary(text).input_ids)))
+
     def _segment(self, ids: Sequence[int]) -> dict[str, Tensor]:
         inputs = torch.tensor([[int(self.vocabulary.eos_token_id), *ids]])
         return {"inputs": inputs, "targets": torch.full_like(inputs, -100), "lengths": torch.tensor([len(ids) + 1])}
 
 
-def talk(user: UserSide, lines: Iterable[str], out: TextIO) -> None:
+class Partner(Protocol):
+    """A model that one talks to."""
+
+    @property
+    def positions(self) -> int:
+        """Most tokens of a dialog."""
+        ...
+
+    def begin(self) -> None:
+        """Begin a new dialog."""
+        ...
+
+    def size(self, text: str) -> int:
+        """Tokens of what is typed, if it is typed first; 0: nothing."""
+        ...
+
+    def fits(self, text: str) -> bool:
+        """Is there room for what is typed, and for an answer?"""
+        ...
+
+    def reply(self, text: str) -> str:
+        """Answer what is typed."""
+        ...
+
+
+def talk(partner: Partner, lines: Iterable[str], out: TextIO) -> None:
     """Answer every line; a dialog that has no position left is followed by a new one."""
     for line in lines:
         text = line.strip()
         if text == _NEW:
-            user.begin()
+            partner.begin()
             continue
-        ids = user.vocabulary(text).input_ids if text else []
-        if not ids:
+        size = partner.size(text) if text else 0
+        if not size:
             continue
-        if not user.room(len(ids)):
-            user.begin()
-            if not user.room(len(ids)):
-                limit = user.model.config.n_positions
-                print(f"(too long: {len(ids)} tokens, the model has {limit} positions)", file=out, flush=True)
+        if not partner.fits(text):
+            partner.begin()
+            if not partner.fits(text):
+                limit = partner.positions
+                print(f"(too long: {size} tokens, the model has {limit} positions)", file=out, flush=True)
                 continue
             print("(no position is left; a new dialog begins)", file=out, flush=True)
-        answer = user.say(ids)
-        print(f"assistant: {user.vocabulary.decode(answer).strip()}", file=out, flush=True)
+        print(f"assistant: {partner.reply(text).strip()}", file=out, flush=True)
 
 
 def _way(is_sent: bool) -> str:

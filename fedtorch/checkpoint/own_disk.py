@@ -26,7 +26,7 @@ class Held:
     clients: int
     """Whose states are there."""
     run: str
-    """Digest of the config that they are of; empty where nothing says it."""
+    """Digest of the run that they are of (`run_digest`); empty where nothing says it."""
 
 
 def write_note(folder: Path, round: int, run: str) -> None:

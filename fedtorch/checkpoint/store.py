@@ -29,7 +29,7 @@ from fedtorch.checkpoint.files import (
     to_json,
     writing,
 )
-from fedtorch.checkpoint.fits import check_fits
+from fedtorch.checkpoint.fits import Changes, check_fits
 from fedtorch.checkpoint.form import OtherFormError, folders
 from fedtorch.checkpoint.inside import read_client, read_server
 from fedtorch.checkpoint.manifest import ClientLines, write_folder
@@ -265,17 +265,15 @@ class Checkpoints:
         self,
         found: Manifest,
         config: Mapping[str, Any],
-        difference: Callable[[dict[str, Any], dict[str, Any]], Sequence[str]],
+        changes: Changes,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Refuse a checkpoint of another config, or with other `facts`.
 
-        difference: gives one line per field that differs between the saved and the present config.
-
         Raises:
-            CheckpointError: with those lines and what to do about them.
+            CheckpointError: with the keys that differ, their values, and what to do about them.
         """
-        check_fits(found, config, difference, facts)
+        check_fits(found, config, changes, facts)
 
     def set_aside(self) -> bool:
         """Begin anew; see `aside.set_aside`."""

@@ -8,36 +8,18 @@ that answers with that word; an answer to somebody else's hello is an old one.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Protocol
+from functools import partial
 
 import torch.distributed as dist
 
+from fedtorch.comm.first_words import PAUSE_S, FirstStore, await_server, serve_beside
 from fedtorch.comm.signing import Signature
-from fedtorch.core.errors import ForgedNoteError, PreflightError
-
-_PAUSE_S = 0.05
+from fedtorch.core.errors import ForgedNoteError
 
 
-class _Store(Protocol):
-    """What is needed of `comm.store.Store`, which uses this module."""
-
-    start_s: float
-    where: str
-    inner: dist.Store
-    signature: Signature
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> str: ...
-
-    def has(self, keys: Sequence[str]) -> bool: ...
-
-
-def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
+def agree_on_attempt(store: FirstStore, rank: int, size: int) -> str:
     """A name that all ranks of this attempt have and no other attempt had; blocks on the server alone.
 
     Raises:
@@ -45,39 +27,32 @@ def agree_on_attempt(store: _Store, rank: int, size: int) -> str:
     """
     word = uuid.uuid4().hex
     if rank == 0:
-        connection = store.inner.clone()  # type: ignore[attr-defined]
-        arguments = (connection, store.signature, word, size)
-        threading.Thread(target=_welcome, args=arguments, name="fedtorch-welcome", daemon=True).start()
+        serve_beside(store, "fedtorch-welcome", partial(_welcome, store.signature, word, size))
         return word
     store.set(f"hello/{rank}", word)
-    give_up_at = time.monotonic() + store.start_s
-    while time.monotonic() < give_up_at:
-        if store.has([f"welcome/{rank}"]):
-            answered, _, attempt = store.get(f"welcome/{rank}").partition(" ")
-            if answered == word:
-                store.set(f"joined/{attempt}/{rank}", "")
-                return attempt
-        time.sleep(_PAUSE_S)
-    raise PreflightError(
-        f"rank 0 (the server) did not answer rank {rank} within {store.start_s:g} s (system.start_timeout) over the "
-        f"store at {store.where}; was it started, and on the same store?"
-    )
+
+    def welcomed() -> str | None:
+        if not store.has([f"welcome/{rank}"]):
+            return None
+        answered, _, attempt = store.get(f"welcome/{rank}").partition(" ")
+        return attempt if answered == word else None
+
+    attempt = await_server(store, rank, welcomed, store.start_s)
+    store.set(f"joined/{attempt}/{rank}", "")
+    return attempt
 
 
-def _welcome(connection: dist.Store, signature: Signature, attempt: str, size: int) -> None:
+def _welcome(signature: Signature, attempt: str, size: int, connection: dist.Store) -> None:
     """Answer every hello until all ranks have joined; a rank that is replaced meanwhile says hello again."""
     answered: dict[int, bytes] = {}
-    try:
-        while not connection.check([f"joined/{attempt}/{rank}" for rank in range(1, size)]):
-            for rank in range(1, size):
-                if connection.check([f"hello/{rank}"]):
-                    hello = connection.get(f"hello/{rank}")
-                    if answered.get(rank) != hello:
-                        _answer(connection, signature, rank, hello.decode("utf-8", "replace"), attempt)
-                        answered[rank] = hello
-            time.sleep(_PAUSE_S)
-    except Exception:
-        return  # the store is gone, which the main thread finds out as well
+    while not connection.check([f"joined/{attempt}/{rank}" for rank in range(1, size)]):
+        for rank in range(1, size):
+            if connection.check([f"hello/{rank}"]):
+                hello = connection.get(f"hello/{rank}")
+                if answered.get(rank) != hello:
+                    _answer(connection, signature, rank, hello.decode("utf-8", "replace"), attempt)
+                    answered[rank] = hello
+        time.sleep(PAUSE_S)
 
 
 def _answer(connection: dist.Store, signature: Signature, rank: int, hello: str, attempt: str) -> None:

@@ -105,6 +105,12 @@ class Communicator(ABC):
             PreflightError: on every rank, if they came for different phases or rounds.
         """
 
+    def refuse(self, told: str, code: int) -> None:  # noqa: B027  # nobody else is there
+        """On the server alone: end the others, which raise an error of this code with this text where they meet next.
+
+        Waits until they have come there, or one of them is known to be lost. The job is over then.
+        """
+
     @abstractmethod
     def enable_loss_recovery(self) -> None:
         """From now on the loss of a rank other than the server is not the end, if the config says so.

@@ -154,6 +154,10 @@ class DistributedCommunicator(Communicator):
         self._regroup(verdict["lost"])
         return bool(verdict["stop"])
 
+    def refuse(self, told: str, code: int) -> None:
+        """See the base class."""
+        self._rendezvous.refuse(told, code)
+
     def enable_loss_recovery(self) -> None:
         """See the base class; without the connections that `recovers` asks for nothing changes."""
         self._recovers = self._options.disconnects is not None

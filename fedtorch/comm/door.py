@@ -5,7 +5,8 @@
 2. The server looks for such words when all ranks meet before a round. In that meeting's verdict it says who is back.
 3. All ranks save, close their connections and join again, as ranks of a job that is resumed do, under the store's next
    number (`Entry`); by the answer to its word the one that is back learns that number, and who is still away.
-A server that stays after the run's end (`Store.stays_s`) lets ranks in that missed it, so that they hear of it.
+A server that stays after the run's end (`Store.stays_s`) lets ranks in that missed it, so that they hear of it. If it
+is started anew for that, it says so before it opens the door: nobody looks into a store of the server's before.
 Where the run cannot go on without a rank, its word tells the others that it is gone, and ends the attempt.
 """
 
@@ -19,6 +20,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from fedtorch.comm.first_words import await_server
 from fedtorch.comm.notes import read_entry
 from fedtorch.comm.store import NOBODY, Entry, JobMember, Store
 from fedtorch.core.errors import DeadlineError, PreflightError
@@ -31,6 +33,8 @@ STAYS = "stays"
 """What stands there where the server stays for ranks that missed it."""
 HEARD = "heard"
 """Key, before a rank's number, of those who know that the job has ended."""
+_OPEN = "open"  # key: the server has said whether the run goes on or is over
+_OPENS_S = 60.0  # the longest from the store to the open door; the server does nothing between
 _PAUSE_S = 0.2
 _KNOCK_EVERY_S = 0.5
 
@@ -54,10 +58,20 @@ def join_job(
     while True:
         member = Store.join(environ, timeout_s, secret, start_s, who)
         try:
-            return come_back(member, why_not) if member.rank and was_there(member) else member
+            if not member.rank:
+                member.store.set(_OPEN, "")
+                return member
+            if member.is_servers:
+                _await_open(member)
+            return come_back(member, why_not) if was_there(member) else member
         except DeadlineError as error:
             log.warning("the job ended before rank %d was let in, which looks for the next one: %s", member.rank, error)
         time.sleep(_PAUSE_S)
+
+
+def _await_open(member: JobMember) -> None:
+    store = member.store
+    await_server(store, member.rank, lambda: store.has([_OPEN]) or None, min(_OPENS_S, store.start_s))
 
 
 def was_there(member: JobMember) -> bool:
@@ -177,6 +191,7 @@ def stay_again(member: JobMember, missed: Collection[int], seconds: float) -> No
     for rank in range(1, member.size):
         if rank not in missed:
             member.store.door.set(f"{HEARD}/{rank}", "")
+    member.store.door.set(_OPEN, "")
 
 
 def _list(ranks: Collection[int]) -> str:

@@ -1,8 +1,8 @@
 """Faults on purpose, for tests: `FEDTORCH_FAULTS="kill:rank=1,round=2,phase=train;..."` with `FEDTORCH_TESTING=1`.
 
-Kinds: kill, stop, term, int (a signal to the own process), sleep, hang (a dead loop), raise, oom (errors), nan, explode
-(the client's update is spoilt), diskfull, diskroom (no file may grow beyond `bytes`, and again at will). Clients that
-cheat are no faults: the section `attack` of a config has them.
+Kinds: kill, stop, term, int (a signal to the own process), sleep, wait (until there is a `file`), hang (a dead loop),
+raise, oom (errors), nan, explode (the client's update is spoilt), diskfull, diskroom (no file may grow beyond `bytes`,
+and again at will). Clients that cheat are no faults: the section `attack` of a config has them.
 Phases: init, preflight, broadcast, train, update, header, payload, aggregate, evaluate, checkpoint, restore, and
 whatever else a heartbeat names. Without `phase` a fault belongs to the phase in which its kind can do something.
 Conditions, all of which must hold: rank, attempt (the launcher's restart count), round (rounds done when the phase is
@@ -31,7 +31,7 @@ SPOILERS: dict[str, Callable[[Tensor], object]] = {
     "nan": lambda update: update[-1:].fill_(float("nan")),
     "explode": lambda update: update.mul_(1e6),
 }
-KINDS = (*SIGNALS, *SPOILERS, "sleep", "hang", "raise", "oom", "diskfull", "diskroom")
+KINDS = (*SIGNALS, *SPOILERS, "sleep", "wait", "hang", "raise", "oom", "diskfull", "diskroom")
 
 
 class InjectedError(RuntimeError):
@@ -58,6 +58,8 @@ class Fault:
     """Of the client's training."""
     seconds: float = 1.0
     """Of a sleep."""
+    file: str = ""
+    """What a wait is for: somebody has to make it. The rank gives no sign of life meanwhile."""
     bytes: int = 0
     """Of a file on a full disk."""
 
@@ -66,7 +68,7 @@ class Fault:
         """From `kind:key=value,...`.
 
         Raises:
-            ConfigError: an unknown kind or key, or a value that is no number.
+            ConfigError: an unknown kind or key, a value that is no number, or a wait for nothing.
         """
         kind, _, rest = text.strip().partition(":")
         types = {field.name: str(field.type).split(" | ")[0] for field in fields(cls)}
@@ -81,6 +83,8 @@ class Fault:
                 values[key] = {"str": str, "int": int, "float": float}[types[key]](value)
             except ValueError:
                 raise ConfigError(f"FEDTORCH_FAULTS: {key} is {value!r}, expected a number") from None
+        if kind == "wait" and not values.get("file"):
+            raise ConfigError("FEDTORCH_FAULTS has a wait without a file, which would never end; add file=PATH")
         return cls(kind, **values)  # type: ignore[arg-type]
 
 
@@ -122,6 +126,9 @@ def _happen(fault: Fault, update: Tensor | None) -> None:
         SPOILERS[fault.kind](update)
     elif fault.kind == "sleep":
         time.sleep(fault.seconds)
+    elif fault.kind == "wait":
+        while not os.path.exists(fault.file):
+            time.sleep(0.05)
     elif fault.kind == "hang":
         while True:
             pass

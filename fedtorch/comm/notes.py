@@ -41,6 +41,7 @@ _LOST: Mapping[str, Field] = {
     "lost": lambda value: isinstance(value, dict) and all(r.isdecimal() and isinstance(value[r], str) for r in value)
 }
 _ERROR: Mapping[str, Field] = {"error": str, "kind": str}
+_REFUSED: Mapping[str, Field] = {"error": str, "code": lambda value: type(value) is int and 0 < value < 256}
 _PLACES: Mapping[str, Field] = {
     "places": lambda value: isinstance(value, dict) and all(isinstance(place, str) for place in value.values()),
     "hosts": lambda value: isinstance(value, list) and all(isinstance(host, str) for host in value),
@@ -86,6 +87,8 @@ def read_verdict(text: str) -> dict[str, Any]:
     verdict = _mapping(text, sender)
     if "lost" in verdict:
         _checked(verdict, _LOST, sender)
+    if "code" in verdict:
+        _checked(verdict, _REFUSED, sender)
     if "returned" in verdict:
         _checked(verdict, _RETURNED, sender)
     kinds = {"error": _ERROR, "backend": _BACKEND, "places": _PLACES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fedtorch.comm import addresses
@@ -12,7 +13,7 @@ from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.notes import read_note, read_verdict
 from fedtorch.comm.store import Store
-from fedtorch.core.errors import DeadlineError, FedtorchError, ForgedNoteError, PreflightError
+from fedtorch.core.errors import DeadlineError, FedtorchError, ForgedNoteError, PreflightError, error_of_code
 
 _KINDS: dict[str, type[FedtorchError]] = {
     "deadline": DeadlineError,
@@ -82,6 +83,14 @@ class Rendezvous:
         note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
         verdict = self._meet(note, lambda notes: {**_agree(notes), "returned": list(returned)}, allow_loss=allow_loss)
         return {"returned": [], **verdict}
+
+    def refuse(self, told: str, code: int) -> None:
+        """On the server: the verdict of the next meeting, whatever the others come for, is that there will be no run.
+
+        That they do not come is no error here: the server leaves anyway. code: with which they end.
+        """
+        with suppress(FedtorchError):
+            self._meet({}, lambda _: {"error": told, "kind": "refused", "code": code})
 
     def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
         """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.
@@ -168,6 +177,8 @@ class Rendezvous:
 
 
 def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
+    if "code" in verdict:
+        raise error_of_code(verdict["code"], verdict["error"])
     if "error" in verdict:
         raise _KINDS.get(verdict["kind"], PreflightError)(verdict["error"])
     lost = {int(other): why for other, why in verdict.get("lost", {}).items()}

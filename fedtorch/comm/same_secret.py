@@ -14,15 +14,15 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Protocol
+from functools import partial
 
 import torch.distributed as dist
 
+from fedtorch.comm.first_words import FirstStore, await_server, serve_beside
 from fedtorch.comm.signing import VARIABLE, Signature
 from fedtorch.core.errors import PreflightError
 
@@ -31,29 +31,11 @@ log = logging.getLogger(__name__)
 _WORD, _COUNT, _NOTE = "server", "strangers", "stranger"
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 _ANSWER_S = 60.0  # the server leaves its word as soon as there is a store
-_WAIT_S = 0.05
 _LOOKS, _PAUSE_S = 10, 0.3
 _SHOWN = 10  # notes that are logged one by one; of more every hundredth
 
 
-class _Store(Protocol):
-    """What is needed of `comm.store.Store`, which uses this module."""
-
-    start_s: float
-    where: str
-    inner: dist.Store
-    signature: Signature
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def read(self, key: str) -> str | None: ...
-
-    def add(self, key: str, amount: int) -> int: ...
-
-    def has(self, keys: list[str]) -> bool: ...
-
-
-def check_secret(store: _Store, rank: int, who: Mapping[int, str], *, is_hosted_by_server: bool) -> None:
+def check_secret(store: FirstStore, rank: int, who: Mapping[int, str], *, is_hosted_by_server: bool) -> None:
     """Every rank calls it before it writes anything else; blocks until the server has called it.
 
     who: rank -> whose it is, for the server's log. is_hosted_by_server: else the store can be there long before it.
@@ -66,19 +48,11 @@ def check_secret(store: _Store, rank: int, who: Mapping[int, str], *, is_hosted_
     if rank == 0:
         word = uuid.uuid4().hex
         store.set(_WORD, word)
-        connection, first = store.inner.clone(), store.add(_COUNT, 0) + 1  # type: ignore[attr-defined]
-        told = (connection, store.signature, word, first, dict(who))
-        threading.Thread(target=_listen, args=told, name="fedtorch-strangers", daemon=True).start()
+        first = store.add(_COUNT, 0) + 1
+        serve_beside(store, "fedtorch-strangers", partial(_listen, store.signature, word, first, dict(who)))
         return
     limit_s = min(_ANSWER_S, store.start_s) if is_hosted_by_server else store.start_s
-    give_up_at = time.monotonic() + limit_s
-    while not store.has([_WORD]):
-        if time.monotonic() > give_up_at:
-            raise PreflightError(
-                f"rank 0 (the server) did not answer rank {rank} within {limit_s:g} s over the store at {store.where}; "
-                "was it started, on the same store, and with the same version of fedtorch?"
-            )
-        time.sleep(_WAIT_S)
+    await_server(store, rank, lambda: store.has([_WORD]) or None, limit_s)
     for look in range(_LOOKS):
         if store.read(_WORD) is not None:
             return
@@ -96,28 +70,25 @@ def _leave_note(inner: dist.Store, rank: int, number: int) -> None:
     inner.set(f"{_NOTE}/{number}", json.dumps({"rank": rank, "host": socket.gethostname()[:64]}))
 
 
-def _listen(connection: dist.Store, signature: Signature, word: str, number: int, who: Mapping[int, str]) -> None:
+def _listen(signature: Signature, word: str, number: int, who: Mapping[int, str], connection: dist.Store) -> None:
     """Log one note after the other; without asking again and again, which would take time from who trains."""
     signed, first = signature.sign(_WORD, word), number
-    try:
-        while True:
-            key = f"{_NOTE}/{number}"
-            connection.wait([key], _FOREVER)
-            text = connection.get(key).decode("utf-8", "replace")
-            connection.delete_key(key)
-            connection.set(_WORD, signed)
-            seen = number - first + 1
-            if seen <= _SHOWN or seen % 100 == 0:
-                log.warning(
-                    "%s came with another %s than this server's and was not let in (%d so far); the one with the right "
-                    "secret is awaited. Copy the secret to that side once more, and start it again",
-                    _stranger(text, who),
-                    VARIABLE,
-                    seen,
-                )
-            number += 1
-    except Exception:
-        return  # the store is gone, which the main thread finds out as well
+    while True:
+        key = f"{_NOTE}/{number}"
+        connection.wait([key], _FOREVER)
+        text = connection.get(key).decode("utf-8", "replace")
+        connection.delete_key(key)
+        connection.set(_WORD, signed)
+        seen = number - first + 1
+        if seen <= _SHOWN or seen % 100 == 0:
+            log.warning(
+                "%s came with another %s than this server's and was not let in (%d so far); the one with the right "
+                "secret is awaited. Copy the secret to that side once more, and start it again",
+                _stranger(text, who),
+                VARIABLE,
+                seen,
+            )
+        number += 1
 
 
 def _stranger(text: str, who: Mapping[int, str]) -> str:

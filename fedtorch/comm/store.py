@@ -40,6 +40,8 @@ class JobMember:
     """Ranks of the job."""
     hosts_store: bool
     """Whether the store ends with this process."""
+    is_servers: bool = True
+    """Is the store the server's own, so that it is not there before the server, nor after it?"""
     entry: Entry = field(default_factory=lambda: Entry())
     """How this rank came in."""
 
@@ -165,7 +167,7 @@ class Store:
             store.signature = replace(store.signature, scope=f"{job}/{attempt}")
             store.stays_s = float(environ.get(STAY, 0)) if hosts else 0.0
             store.door  # noqa: B018  # from here on it is what it is
-            return JobMember(store, rank, size, hosts)
+            return JobMember(store, rank, size, hosts, is_servers)
         except DeadlineError as error:
             text = str(error)
         raise _why_not(text, environ.get(OPTION, ""), rank, host, port, start_s)

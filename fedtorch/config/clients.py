@@ -80,11 +80,6 @@ class ClientsConfig:
                 f"clients.max_norm_to_median is set but clients.per_round is {self.per_round}, and a median of fewer "
                 "than 3 norms tells nothing; set clients.per_round to at least 3, or use clients.max_update_norm"
             )
-        if self.per_round == "all" and self.sampling == "numpy_round_seed":
-            raise ConfigError(
-                "clients.sampling is numpy_round_seed but clients.per_round is all, so nobody is drawn; set "
-                "clients.per_round to a number, or clients.sampling to uniform"
-            )
         if self.per_round == "all" and self.sampling == "size_proportional":
             raise ConfigError(
                 "clients.sampling is size_proportional but clients.per_round is all; set clients.per_round to a number"

@@ -133,6 +133,11 @@ def digest(config: Config, *, everything: bool = False) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def run_digest(config: Config) -> str:
+    """`digest` of a run however many rounds it has, for notes about states: it may go on with more of them."""
+    return digest(dataclasses.replace(config, rounds=0))
+
+
 def config_facts(config: Config) -> dict[str, str]:
     """What ranks compare of their configs: the version that read it, a digest of all, and every key for the message."""
     keys = {f"key `{key}`": value for key, value in shown_keys(config).items()}

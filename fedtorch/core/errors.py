@@ -13,6 +13,8 @@ class FedtorchError(Exception):
     """Base of every error that a user can cause or fix; `exit_code` is the process's exit status."""
 
     exit_code = 1
+    told: str = ""
+    """What other ranks may hear of it: names of keys, no value and no path; empty: only that it happened."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(bounded(str(message)))
@@ -134,6 +136,10 @@ class CheckpointError(FedtorchError, RuntimeError):
     """A checkpoint could not be written, or none that fits this run could be read."""
 
     exit_code = 8
+
+    def __init__(self, message: str = "", *, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class RestartsError(LostRankError):

@@ -11,6 +11,12 @@ from fedtorch.core.errors import ConfigError
 
 MODEL = "model"
 """The folder with the models that clients were evaluated with, in the run folder."""
+CONFIG, ADAPTER, ADAPTED = "config.json", "adapter_config.json", "model_config.json"
+"""In a model's folder: its configuration; of an adapter alone, the adapter's and that of the model with it.
+
+Beside an adapter no `config.json` may stand: transformers and peft would take the folder for that of a whole model, and
+not look for the adapter's base (*measured*, transformers 5.23).
+"""
 SIDES = ("user", "assistant")
 """Folders of a dialog task's two models, below that of a client or of all."""
 
@@ -44,12 +50,22 @@ def model_folder(run: Path, client: str | None, *, option: str = "--client") -> 
 
 def is_saved(folder: Path) -> bool:
     """Is there a model itself, not folders of clients?"""
-    return any((folder / name).is_file() for name in ("config.json", "model.json")) or has_sides(folder)
+    return holds_model(folder) or (folder / "model.json").is_file() or has_sides(folder)
+
+
+def holds_model(folder: Path) -> bool:
+    """Is there a model of transformers, or an adapter of one?"""
+    return any((folder / name).is_file() for name in (CONFIG, ADAPTER))
+
+
+def config_file(folder: Path) -> Path:
+    """The configuration of the model in a folder; beside an adapter that earlier versions wrote it is `config.json`."""
+    return folder / (ADAPTED if (folder / ADAPTED).is_file() else CONFIG)
 
 
 def has_sides(folder: Path) -> bool:
     """Are there the two models of a dialog task?"""
-    return all((folder / side / "config.json").is_file() for side in SIDES)
+    return all(holds_model(folder / side) for side in SIDES)
 
 
 def _clients(run: Path) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +17,7 @@ from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, digests, prepare_once, synthetic_recipe
 
 if TYPE_CHECKING:  # not at run time: transformers takes seconds to import, and other recipes do without
+    from fedtorch.data.fedqa import Collection
     from fedtorch.data.fedqa_rows import Sampling
     from fedtorch.data.qa_folder import QARow
 
@@ -69,7 +71,7 @@ def prepare_fedqa(
             "options": options,
             "layout": " and ".join(["collections"] * bool(collections) + ["released"] * bool(released)),
             "notes": {client.name: client.notes for client in made},
-            FACTS: {client.name: of_answers(client.splits) for client in made},
+            FACTS: {client.name: client.facts for client in made},
             OMITTED: [*(entry for client in made for entry in client.left_out), *_unread(raw, collections, released)],
         }
         clients = {client.name: client.splits for client in made}
@@ -88,6 +90,8 @@ class _Made(NamedTuple):
     """split -> rows"""
     notes: dict[str, int]
     """what was counted while it was read -> how many, for the manifest"""
+    facts: dict[str, float]
+    """the columns of FedMatch's table 1, of what was published"""
     left_out: list[LeftOut]
     """what is not among the rows, and why"""
 
@@ -103,7 +107,7 @@ def _collections(raw: Path, names: Sequence[str], shares: tuple[int, int, int], 
         facts = {"documents": len(collection.documents), "questions": len(collection.questions)}
         left_out = [LeftOut(name, *entry) for entry in collection.left_out]
         left_out.append(_untrained(name, special, len(splits["train"])))
-        yield _Made(name, rows, {**facts, **collection.notes, **special}, left_out)
+        yield _Made(name, rows, {**facts, **collection.notes, **special}, _table_1(collection, rows), left_out)
 
 
 def _released(raw: Path, names: Sequence[str], sampling: Sampling) -> Iterator[_Made]:
@@ -113,7 +117,30 @@ def _released(raw: Path, names: Sequence[str], sampling: Sampling) -> Iterator[_
         splits, left_out = read_released(raw / name)
         rows, special = complete_training(name, splits["train"], sampling)
         left_out.append(_untrained(name, special, len(splits["train"])))
-        yield _Made(name, {**splits, "train": rows}, special, left_out)
+        yield _Made(name, {**splits, "train": rows}, special, _table_1_of_files(splits), left_out)
+
+
+def _table_1(collection: Collection, rows: Mapping[str, Sequence[QARow]]) -> dict[str, float]:
+    """Figures of a public collection, before training leaves anything out.
+
+    Where the publisher gives no negatives, the candidates are those of `rows`.
+    """
+    questions = collection.questions
+    labels = _labels(row for part in rows.values() for row in part)
+    if given := sum(len(question.negatives) for question in questions):
+        labels = Counter({1: sum(len(question.positives) for question in questions), 0: given})
+    return of_answers([question.text for question in questions], list(collection.documents.values()), labels)
+
+
+def _table_1_of_files(splits: Mapping[str, Sequence[QARow]]) -> dict[str, float]:
+    """Figures of the authors' files, before training leaves questions out and BM25 adds negatives."""
+    rows = [row for part in splits.values() for row in part]
+    answers = list(dict.fromkeys(answer for row in rows for answer in row.answers))
+    return of_answers([row.question for row in rows], answers, _labels(rows))
+
+
+def _labels(rows: Iterable[QARow]) -> Counter[int]:
+    return Counter(label for row in rows for label in row.labels)
 
 
 def _untrained(client: str, notes: Mapping[str, int], questions: int) -> LeftOut:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedtorch.comm.base import Communicator
 from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.signals import StopFlag
-from fedtorch.lifecycle.start import begin, lasting_facts
+from fedtorch.lifecycle.start import begin, lasting_facts, telling_refusal
 from fedtorch.rounds.export import has_own_models
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun
@@ -24,12 +24,14 @@ def catch_up(runs: Sequence[BuiltRun], comm: Communicator, stop: StopFlag) -> No
     """
     for at, built in enumerate(runs):
         checkpoints, start = begin(built, comm, "auto")
+        with telling_refusal(comm):
+            mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume="auto")
         components = built.components(
             comm,
             checkpoints,
             stop=stop,
             facts=lasting_facts(built),
-            mechanism=make_mechanism(built, is_server=comm.is_server, start=start, resume="auto"),
+            mechanism=mechanism,
             is_engine_shared=any(later.engine is built.engine for later in runs[at + 1 :]),
         )
         runner, folder = Runner(components), built.config.folder / MODEL

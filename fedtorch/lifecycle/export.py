@@ -2,7 +2,8 @@
 
     python -m fedtorch.lifecycle.export RUN [--client NAME] [--merge] [--out FOLDER]
 
-One process, finished and interrupted runs alike; the run's config, data and model files must be where they were.
+One process, finished and interrupted runs alike, from any folder; nobody's rows are read. A pretrained model, or the
+base of an adapter, must be where it was, and of the papers' data the prepared folder.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from safetensors import SafetensorError
 
 from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.config import load as yaml_config
-from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, print_error
 from fedtorch.core.model_folder import MODEL
 from fedtorch.lifecycle.model_cards import write_cards
@@ -34,7 +33,11 @@ from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.setup.build import BuiltRun, rebuild
-from fedtorch.setup.pinned_data import is_pinned, without_data
+from fedtorch.setup.pinned_data import is_pinned
+from fedtorch.setup.run_config import at_home, open_config, whole_paths
+
+Written = tuple[Path, str]
+"""Folder of a model, and whose it is after which rounds."""
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.lifecycle.export") -> int:
@@ -46,8 +49,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.lifecy
         ):
             print(line)
         if not args.is_global:  # scores of the run are not that model's where clients have models of their own
-            folder, config = args.out or args.run / MODEL, _config(args.run, args.set)
-            write_cards(config, args.run, folder, args.client or "", merged=args.merge)
+            settings, out = whole_paths(args.set), args.out and args.out.absolute()
+            with at_home(args.run) as run:
+                folder, config = out or run / MODEL, open_config(run, settings)
+                write_cards(config, run, folder, args.client or "", merged=args.merge)
         return 0
     except FedtorchError as error:
         return print_error(error)
@@ -72,6 +77,16 @@ def export(
         ConfigError: no such run or client; `out` is taken.
         CheckpointError: no usable checkpoint, it does not fit, or the disk refuses.
     """
+    settings, place, shown = whole_paths(settings), out and out.absolute(), out or run
+    with at_home(run) as whole:
+        written = _exported(whole, client, place, is_global=is_global, merge=merge, settings=settings)
+    return [f"{shown / path.relative_to(place or whole)}: {about}" for path, about in written]
+
+
+def _exported(
+    run: Path, client: str | None, out: Path | None, *, is_global: bool, merge: bool, settings: Sequence[str]
+) -> list[Written]:
+    """Write from where the run was started, with whole paths."""
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out is {out}, which is there already; name a folder that is new or empty")
     with _opened(run, client, settings) as (evaluation, done):
@@ -95,7 +110,7 @@ def export(
 @contextmanager
 def _opened(run: Path, client: str | None, settings: Sequence[str]) -> Iterator[tuple[Evaluation, str]]:
     """The run as after its last checkpoint, with the best weights taken, and how far that is."""
-    config, checkpoints = _config(run, settings), Checkpoints(run / "checkpoints", keep=1)
+    config, checkpoints = open_config(run, settings), Checkpoints(run / "checkpoints", keep=1)
     only = None if client is None else [client]
     built = rebuild(config)
     if client is not None:
@@ -113,19 +128,6 @@ def _opened(run: Path, client: str | None, settings: Sequence[str]) -> Iterator[
         evaluation.take_best()
         best = "" if evaluation.best.round is None else f", best round {evaluation.best.round}"
         yield evaluation, f"{found.round} of {config.rounds} rounds{best}"
-
-
-def _config(run: Path, settings: Sequence[str]) -> Config:
-    """The run's own config, for one process.
-
-    Raises:
-        ConfigError: the folder is no run's.
-    """
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
-    config = yaml_config.load([path], settings)
-    return without_data(config) if is_pinned(config) else config
 
 
 def _check_client(built: BuiltRun, client: str) -> None:
@@ -171,25 +173,25 @@ def _before_training(writer: ModelWriter) -> str:
     return f"; {len(names)} private tensors are as before the first round" if names else ""
 
 
-def _server(writer: ModelWriter, about: str) -> str:
+def _server(writer: ModelWriter, about: str) -> Written:
     _check_written(writer, writer.write_server())
-    return f"{writer.folder}: the global model after {about}"
+    return writer.folder, f"the global model after {about}"
 
 
-def _client(writer: ModelWriter, client: str, out: Path | None, done: str) -> str:
+def _client(writer: ModelWriter, client: str, out: Path | None, done: str) -> Written:
     _check_written(writer, writer.write_client(client, out))
     best = BestModel(writer.context.store.get(client)).round
     of_its_own = f", its best round {best}" if best is not None else ""
     whose = "its own model" if writer.is_own(client) else "evaluated with the global model"
-    return f"{out or writer.place_of(client)}: client {client}, {whose} after {done}{of_its_own}"
+    return out or writer.place_of(client), f"client {client}, {whose} after {done}{of_its_own}"
 
 
-def _all(writer: ModelWriter, done: str) -> list[str]:
+def _all(writer: ModelWriter, done: str) -> list[Written]:
     for error in writer.write_all().values():
         raise error
     written = sorted(path.name for path in writer.folder.iterdir()) if writer.folder.is_dir() else []
     _check_written(writer, bool(written))
-    return [f"{writer.folder / name}: after {done}" for name in written]
+    return [(writer.folder / name, f"after {done}") for name in written]
 
 
 def _check_written(writer: ModelWriter, is_written: bool) -> None:

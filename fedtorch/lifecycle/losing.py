@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from fedtorch.checkpoint.own_disk import Held, held
@@ -11,7 +11,7 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.options import Network
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.config.load import digest
+from fedtorch.config.load import digest, run_digest
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, NoStoreError
 from fedtorch.core.model_folder import MODEL
@@ -31,12 +31,12 @@ def agree_to_lose(
         CheckpointError: on all ranks; names the ranks that refuse, what they hold and what to do.
     """
     found = held(checkpoints.folder) if checkpoints.apart is not None and checkpoints.apart.leads else None
-    run = digest(built.config)
+    runs = {"", run_digest(built.config), digest(built.config)}  # the last as earlier versions noted it
     messages = []
-    if found is not None and _refuses(found, resume, run, round=round, known=known):
+    if found is not None and _refuses(found, resume, runs, round=round, known=known):
         log.error("%s holds %s", checkpoints.folder.absolute(), _described(found))
         numbers = {"rank": comm.rank, "round": found.round, "clients": found.clients}
-        messages = [Message(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in ("", run))})]
+        messages = [Message(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in runs)})]
     comm.barrier("held states", round=0)
     told = comm.broadcast_messages(comm.gather(messages, round=0), round=0)
     if not told:
@@ -44,9 +44,21 @@ def agree_to_lose(
     labels = Network(who=who(built.config)).labels(comm.hosts)
     ranks = [int(message.numbers["rank"]) for message in told]
     lines = [_line(labels.get(rank, ""), message) for rank, message in zip(ranks, told, strict=True)]
-    is_other = any(message.numbers["other"] for message in told)
-    raise CheckpointError(
-        f"in {checkpoints.folder} {'; '.join(lines)}; {_advice(ranks, round=round, known=known, is_other=is_other)}"
+    held_there = f"in {checkpoints.folder} {'; '.join(lines)}"
+    if round >= 0 and not any(message.numbers["other"] for message in told):
+        raise older_copy(held_there, ranks, round=round, known=known)
+    raise CheckpointError(f"{held_there}; {_advice(ranks, begins_anew=round < 0)}")
+
+
+def older_copy(held_there: str, ranks: Collection[int], *, round: int, known: int) -> CheckpointError:
+    """What all ranks raise where disks hold states of rounds that the server knows nothing of.
+
+    held_there: which, where. ranks: those that were not started to give them up. round, known: see `agree_to_lose`.
+    """
+    return CheckpointError(
+        f"{held_there}; the server's newest checkpoint is of round {known}: its run folder is an older copy. Nothing "
+        f"was deleted. Restore a newer copy of the server's folder; what {_named(ranks)} saved after round {round} is "
+        "given up only as docs/reliability.md says"
     )
 
 
@@ -83,10 +95,10 @@ def who(config: Config) -> dict[int, str]:
     return {rank: " and ".join(names[:3]) + (" and others" if names[3:] else "") for rank, names in found.items()}
 
 
-def _refuses(found: Held, resume: str, run: str, *, round: int, known: int) -> bool:
+def _refuses(found: Held, resume: str, runs: Collection[str], *, round: int, known: int) -> bool:
     if round < 0:
         return resume != "never"
-    return resume == "auto" and (found.round > known or found.run not in ("", run))
+    return resume == "auto" and (found.round > known or found.run not in runs)
 
 
 def _line(label: str, message: Message) -> str:
@@ -100,22 +112,19 @@ def _described(found: Held) -> str:
     return f"the states of {found.clients} clients after {rounds}"
 
 
-def _advice(ranks: list[int], *, round: int, known: int, is_other: bool) -> str:
-    those = f"rank {' and '.join(map(str, ranks))}"
-    if round < 0:
+def _advice(ranks: Collection[int], *, begins_anew: bool) -> str:
+    if begins_anew:
         return (
             "the server would begin anew, as it has no checkpoint there, or was started with `--resume never`. Nothing "
             "was deleted. Give the server its run folder back (is its disk mounted, was it started in the same "
-            f"folder?); or, to give up what {those} holds, start that side with `--resume never` too, or all sides "
-            "with another `run.dir`"
-        )
-    if is_other:
-        return (
-            "which this run would delete. Nothing was deleted. Move that folder away there, or start all sides with "
-            "another `run.dir`"
+            f"folder?); or, to give up what {_named(ranks)} holds, start that side with `--resume never` too, or all "
+            "sides with another `run.dir`"
         )
     return (
-        f"the server's newest checkpoint is of round {known}: its run folder is an older copy. Nothing was deleted. "
-        f"Restore a newer copy of the server's folder; what {those} saved after round {round} is given up only as "
-        "docs/reliability.md says"
+        "which this run would delete. Nothing was deleted. Move that folder away there, or start all sides with "
+        "another `run.dir`"
     )
+
+
+def _named(ranks: Collection[int]) -> str:
+    return f"rank {' and '.join(map(str, ranks))}"

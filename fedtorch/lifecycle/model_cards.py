@@ -14,7 +14,7 @@ import transformers
 from fedtorch.config.load import digest
 from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
-from fedtorch.core.model_folder import MODEL
+from fedtorch.core.model_folder import MODEL, holds_model
 from fedtorch.core.scores import COUNT
 from fedtorch.core.version import VERSION
 from fedtorch.tracking.card import CardFacts, write_card
@@ -37,7 +37,7 @@ def write_cards(config: Config, run: Path, models: Path, client: str = "", *, me
         if usage and (run / "results.json").is_file():
             results = json.loads((run / "results.json").read_text())
             for folder, owner in _models(models, results):
-                is_own = client and not (run / MODEL / "config.json").is_file()
+                is_own = client and not holds_model(run / MODEL)
                 write_card(folder, _facts(config, usage, results, owner or (client if is_own else "")))
     except (OSError, ValueError, KeyError) as error:
         log.warning("the model card in %s could not be written: %s: %s", models, type(error).__name__, error)
@@ -45,10 +45,10 @@ def write_cards(config: Config, run: Path, models: Path, client: str = "", *, me
 
 def _models(models: Path, results: Mapping[str, Any]) -> list[tuple[Path, str]]:
     """(folder, client whose model it holds; empty: the server's)."""
-    if (models / "config.json").is_file():
+    if holds_model(models):
         return [(models, "")]
     folders = [(models / folder_name(client), client) for client in results["clients"]]
-    return [(folder, client) for folder, client in folders if (folder / "config.json").is_file()]
+    return [(folder, client) for folder, client in folders if holds_model(folder)]
 
 
 def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any], client: str) -> CardFacts:

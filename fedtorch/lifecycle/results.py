@@ -11,9 +11,9 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
-from fedtorch.core.scores import COUNT
+from fedtorch.core.scores import COUNT, are_shared_by_all
 from fedtorch.rounds.result import Result
-from fedtorch.rounds.scoring import averages
+from fedtorch.rounds.scoring import averages, summary
 from fedtorch.setup.build import BuiltRun
 from fedtorch.tracking.memory import Memory
 from fedtorch.tracking.run_folder import RESULTS
@@ -22,9 +22,11 @@ from fedtorch.tracking.run_folder import RESULTS
 def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
     """Everything the final table shows, every score with the number of examples behind it.
 
+    `shared`: all clients, or those whose entry has it, have the same rows of the split, which count once in sums.
     memory: of the run's rounds; no file is read, as the disk may have refused it.
     """
-    last = memory.last
+    last, split = memory.last, built.config.eval.final_split
+    shared = built.task.sharing(split)
     clients = {}
     seen = [name for name in {*last, *result.scores} if name in built.names]
     for name in sorted(seen, key=built.names.place):
@@ -36,20 +38,22 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
             "loss": record.get("loss_mean"),
             "weight": record.get("weight"),
             "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
+            **({"shared": True} if name in shared and name in result.scores else {}),
         }
     metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})
     means = {}
     for metric in metrics:
-        macro, micro, count = averages(built.task, result.scores, metric)
+        macro, micro, count = averages(built.task, result.scores, metric, split)
         means[metric] = {"macro": macro, "micro": micro, "count": count}
     return {
         "rounds": result.rounds,
         "best_round": result.best_round,
-        "split": built.config.eval.final_split,
+        "split": split,
+        **({"shared": True} if are_shared_by_all(result.scores, shared) else {}),
         "clients": clients,
         "averages": means,
         "traffic": dict(memory.traffic),
-        "summary": built.task.summary(result.scores),
+        "summary": summary(built.task, result.scores, split),
         "digest": result.digest,
         "lost": result.lost,
         "task": built.task.record(),

@@ -19,6 +19,7 @@ from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import write_status
 from fedtorch.rounds.scoring import chooses_by
 from fedtorch.setup.build import BuiltRun
+from fedtorch.setup.run_config import FACTS, STARTED_IN, keep_task
 from fedtorch.tracking.run_folder import RESULTS
 from fedtorch.tracking.tracker import Tracker
 
@@ -37,7 +38,9 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
         if start is None:
             set_aside(config, aside)
         replace_file(config.folder / "config.yaml", to_yaml(config))
-        replace_file(config.folder / "env.json", json.dumps(_facts(built) | {"ranks": num_ranks}, indent=1) + "\n")
+        facts = _facts(built) | {"ranks": num_ranks, STARTED_IN: os.getcwd()}
+        replace_file(config.folder / FACTS, json.dumps(facts, indent=1) + "\n")
+        keep_task(config, built.task)
     except OSError as error:
         raise CheckpointError(
             f"the run folder {config.folder} cannot be written ({error}); free some space, or set `run.dir`"

@@ -1,7 +1,8 @@
 """The lock of a run's folder: two runs in one folder would mix one's config with the other's results.
 
 flock(2): it belongs to an open file, so it goes with the process that holds it, however that ends. What is written in
-the file says who holds it, for messages alone.
+the file says who holds it, for messages alone. A launcher has a lock of its own (`launchers.pool`): it holds that one
+between two attempts too, when there is no server, and a server that torchrun or SLURM starts cannot inherit it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.silo_status import SiloRounds, silo
-from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts
+from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts, telling_refusal
 from fedtorch.lifecycle.status import write_status
 from fedtorch.lifecycle.unheard import Unheard, remember, remembered
 from fedtorch.rounds.membership import Returned
@@ -128,7 +128,8 @@ class Session:
                 check_task(config)
                 comm = joined.enter_context(self._join(config, tuple(config.system.pinned), again))
                 config = exchange_sizes(config, comm, None if again is None else again.config)
-            runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
+            with telling_refusal(comm):
+                runs = build_all(config, num_ranks=self.num_ranks, rank=self.rank)
             if comm is None:
                 comm = joined.enter_context(self._join(config, _names(runs), again))
             try:
@@ -200,10 +201,11 @@ class Session:
         config = built.config
         checkpoints, start = begin(built, comm, resume)
         left_out = agree_on_left_out(built, comm, start)
-        mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
         tracker = None
-        if comm.is_server:
-            tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
+        with telling_refusal(comm):
+            mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
+            if comm.is_server:
+                tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
         components = built.components(
             comm,
             checkpoints,

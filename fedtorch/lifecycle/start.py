@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fedtorch.checkpoint.form import folders
@@ -10,11 +13,13 @@ from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Message
-from fedtorch.config.load import digest, record_difference, to_dict
+from fedtorch.config.load import run_digest, to_dict
+from fedtorch.core.errors import FedtorchError
 from fedtorch.core.weights import digest_of
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.losing import agree_to_lose
 from fedtorch.lifecycle.losses import forget_losses
+from fedtorch.lifecycle.more_rounds import changes_but_more_rounds
 from fedtorch.lifecycle.run_files import set_aside
 from fedtorch.lifecycle.states import agree_on_states
 from fedtorch.setup.build import UNTRAINED, BuiltRun
@@ -39,19 +44,38 @@ def begin(built: BuiltRun, comm: Communicator, resume: str) -> tuple[Checkpoints
     return checkpoints, start
 
 
+@contextmanager
+def telling_refusal(comm: Communicator | None) -> Iterator[None]:
+    """What a rank does alone before a run begins: where the server refuses, the others end at once, with its code.
+
+    They would wait for it to come back. Which of its files it is, and what is in them, they are not told. Nothing that
+    ranks do together may be in it. comm: None: they have not met.
+
+    Raises:
+        FedtorchError: what the rank has refused with.
+    """
+    try:
+        yield
+    except FedtorchError as error:
+        if comm is not None and comm.is_server:
+            why = f": {error.told}" if error.told else "; its own log says why"
+            comm.refuse(f"the server refused to begin{why}", error.exit_code)
+        raise
+
+
 def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, resume: str) -> int | None:
     """The round to resume from, decided by the server and told to all; None to begin anew.
 
     Raises:
-        CheckpointError: on the server, if there are checkpoints but none that can be used; on all ranks, if a client's
-            state is not where the client lives, see `agree_on_states`, or a disk holds what would be lost, see
-            `agree_to_lose`.
+        CheckpointError: on all ranks, if there are checkpoints but none that can be used, a client's state is not where
+            the client lives, see `agree_on_states`, or a disk holds what would be lost, see `agree_to_lose`.
     """
     messages, found = [], None
     is_apart = checkpoints.apart is not None
     leads = checkpoints.apart is not None and checkpoints.apart.leads
     if comm.is_server:
-        found = _fitting(built, checkpoints, resume)
+        with telling_refusal(comm):
+            found = _fitting(built, checkpoints, resume)
         comm.heartbeat(phase="start", round=0)
         known = -1 if resume == "never" else max(folders(checkpoints.folder), default=-1)  # damaged ones too
         messages = [Message(NO_CLIENT, "decision", numbers=_decision(found, is_apart) | {"known": known})]
@@ -64,15 +88,18 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
         if (comm.is_server or leads) and checkpoints.set_aside():
             forget_losses(built.config.folder)  # of the run that was there
         if leads:
-            write_note(checkpoints.folder, 0, digest(built.config))
+            write_note(checkpoints.folder, 0, run_digest(built.config))
         return None
     if found is not None:
         log.info("resuming after round %d from %s", found.round, found.folder)
     if start.numbers["apart"]:
-        source = None if resume in RESUME_MODES else Path(resume)
-        agree_on_states(built, comm, checkpoints, found=found, round=round, source=source)
+        source, newest = None if resume in RESUME_MODES else Path(resume), max(round, known)
+        gives_up = resume == "force"
+        agree_on_states(
+            built, comm, checkpoints, found=found, round=round, known=newest, source=source, gives_up=gives_up
+        )
     if leads:
-        write_note(checkpoints.folder, round, digest(built.config))
+        write_note(checkpoints.folder, round, run_digest(built.config))
     return round
 
 
@@ -101,5 +128,6 @@ def _fitting(built: BuiltRun, checkpoints: Checkpoints, resume: str) -> Manifest
         return None
     if resume != "force":
         present = to_dict(built.config, masked=True)
-        checkpoints.check_fits(found, present, record_difference, lasting_facts(built))
+        differs = partial(changes_but_more_rounds, config=built.config, done=found.round)
+        checkpoints.check_fits(found, present, differs, lasting_facts(built))
     return checkpoints.adopt(found) if is_path else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedtorch.checkpoint import apart
@@ -11,6 +11,7 @@ from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import Message
 from fedtorch.core.errors import CheckpointError
+from fedtorch.lifecycle.losing import older_copy
 from fedtorch.setup.build import BuiltRun
 
 log = logging.getLogger(__name__)
@@ -25,15 +26,18 @@ def agree_on_states(
     *,
     found: Manifest | None,
     round: int,
+    known: int,
     source: Path | None,
+    gives_up: bool,
 ) -> None:
     """Make `checkpoints.resumed` the checkpoint after `round` rounds, as every rank can read it; all call it alike.
 
-    found: on the server, the checkpoint. source: the folder of another run's, which this one goes on from.
+    found: on the server, the checkpoint. known: the newest round of which the server has one. source: the folder of
+    another run's, which this one goes on from. gives_up: was this rank started to lose what is newer than `known`?
 
     Raises:
         CheckpointError: on all ranks, if a state is missing and `checkpoint.missing_clients` is `refuse`, or if there
-            is a newer one in its place, which is nobody's to throw away.
+            is a newer one in its place, and the rank was not started to give it up.
     """
     messages = []
     if found is not None:
@@ -49,22 +53,36 @@ def agree_on_states(
     for name, fault in faults.items():
         log.error("the state of client %s after %d rounds: %s", name, round, fault)
     comm.barrier("states are checked", round=0)
-    found_there: dict[str, dict[str, int | float]] = {
-        name: {"newest": apart.newest(checkpoints.folder, name)} for name in faults
-    }
-    gathered = comm.gather(
-        [Message(comm.names.place(n), "numbers", status="failed", numbers=has) for n, has in found_there.items()],
-        round=0,
-    )
-    missing = {
-        comm.names[message.client]: int(message.numbers.get("newest", -1))
-        for message in comm.broadcast_messages(gathered, round=0)
-    }
+    missing, kept = _told_of(comm, checkpoints, faults, gives_up=gives_up)
+    if newer := {name: saved for name, saved in missing.items() if saved > known and name in kept}:
+        ranks = sorted({rank for name in newer if (rank := _home(built, name)) is not None})
+        raise older_copy(_listed(built, comm, here, newer), ranks, round=round, known=known)
     if missing:
         _refuse_or_say(built, comm, here, missing)
     checkpoints.resumed = apart.without(here, missing)
     if checkpoints.apart is not None and checkpoints.apart.leads:
         apart.set_aside_after(checkpoints.folder, round, checkpoints.aside)
+
+
+def _told_of(
+    comm: Communicator, checkpoints: Checkpoints, faults: Collection[str], *, gives_up: bool
+) -> tuple[dict[str, int], set[str]]:
+    """(Client without the right state -> the round of the newest one there, -1: none; those not given up), everywhere.
+
+    faults: this rank's.
+    """
+    mine = [
+        Message(
+            comm.names.place(name),
+            "numbers",
+            status="failed",
+            numbers={"newest": apart.newest(checkpoints.folder, name), "given_up": int(gives_up)},
+        )
+        for name in faults
+    ]
+    told = comm.broadcast_messages(comm.gather(mine, round=0), round=0)
+    newest = {comm.names[message.client]: int(message.numbers["newest"]) for message in told}
+    return newest, {comm.names[message.client] for message in told if not message.numbers["given_up"]}
 
 
 def _home(built: BuiltRun, name: str) -> int | None:
@@ -84,17 +102,7 @@ def _fault(here: Manifest, name: str, comm: Communicator) -> str:
 
 def _refuse_or_say(built: BuiltRun, comm: Communicator, here: Manifest, missing: Mapping[str, int]) -> None:
     """missing: client -> the round of the newest state that is there in place of the right one; -1: there is none."""
-    newer = {name: round for name, round in missing.items() if round > here.round}
-    listed = newer or missing
-    shown = "; ".join(_lost(built, comm, here, name, listed[name]) for name in list(listed)[:_SHOWN])
-    shown += f"; and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    if newer:
-        raise CheckpointError(
-            f"the server's checkpoint is older than the states of {len(newer)} clients: it is of round {here.round} "
-            f"({here.folder}), and these go on from a later one: {shown}; was the server's folder restored from a "
-            "backup? Put its newest checkpoint back, or bring the states of that round back to where these clients "
-            "live; nothing was deleted"
-        )
+    shown = _listed(built, comm, here, missing)
     what = f"after {here.round} rounds the states of {len(missing)} clients are not where the clients live: {shown}"
     if built.config.checkpoint.missing_clients == "refuse":
         raise CheckpointError(
@@ -103,6 +111,11 @@ def _refuse_or_say(built: BuiltRun, comm: Communicator, here: Manifest, missing:
         )
     if comm.is_server:
         log.warning("%s; these clients start anew (checkpoint.missing_clients)", what)
+
+
+def _listed(built: BuiltRun, comm: Communicator, here: Manifest, missing: Mapping[str, int]) -> str:
+    shown = "; ".join(_lost(built, comm, here, name, missing[name]) for name in list(missing)[:_SHOWN])
+    return shown + (f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
 
 
 def _lost(built: BuiltRun, comm: Communicator, here: Manifest, name: str, newest: int) -> str:

@@ -1,4 +1,4 @@
-"""Greedy decoding for any encoder-decoder: batched, cached, length-sorted, with the energy of every token.
+"""Decoding: greedy for any encoder-decoder, with the energy of every token, or by transformers' own search.
 
 Shapes: B batch, T target tokens, S source tokens, V vocabulary.
 """
@@ -30,6 +30,26 @@ class Generated(NamedTuple):
     def is_empty(self) -> bool:
         """Did the end come at once?"""
         return sum(not math.isnan(energy) for energy in self.energies) <= 1
+
+
+def new_tokens(
+    model: Any, ids_BS: Tensor, mask_BS: Tensor, vocabulary: Any, *, max_new: int, before: int, **search: Any
+) -> list[list[int]]:
+    """Tokens that `model.generate` adds to each input, up to the end token, which is left out.
+
+    Without a padding token rows that ended are filled up with the end token. before: tokens of its output that are not
+    new (a decoder's input, an encoder-decoder's start). search: keywords of `generate`.
+    """
+    end, padding = vocabulary.eos_token_id, vocabulary.pad_token_id
+    out = model.generate(
+        input_ids=ids_BS,
+        attention_mask=mask_BS,
+        max_new_tokens=max_new,
+        pad_token_id=end if padding is None else padding,
+        eos_token_id=end,
+        **search,
+    )
+    return [row[: row.index(end)] if end in row else row for row in out[:, before:].tolist()]
 
 
 def token_energies(logits: Tensor, top_k: int | None, temperature: float) -> Tensor:

@@ -12,13 +12,13 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError, FedtorchError
-from fedtorch.core.model_folder import SIDES, has_sides
+from fedtorch.core.model_folder import SIDES, config_file, has_sides
 from fedtorch.models import networks
 from fedtorch.models.adapters.lora import add_adapter
-from fedtorch.models.adapters.saved import base_of, is_adapter
+from fedtorch.models.adapters.saved import base_folder, is_adapter
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.text.model_files import check_folder, load_from
-from fedtorch.text.pretrained import first_line, located
+from fedtorch.text.pretrained import first_line
 from fedtorch.text.words import FILE as WORDS
 from fedtorch.text.words import read_words
 
@@ -54,7 +54,7 @@ def load_saved(folder: Path) -> tuple[Any, Any]:
 def load_model(folder: Path) -> Any:
     """The model of the class that `save_pretrained` has noted, in fp32 and eval mode; also of an adapter's folder."""
     check_folder(folder)
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["a model without a class"]
+    names = json.loads(config_file(folder).read_text()).get("architectures") or ["a model without a class"]
     name = str(names[0])[:100] if isinstance(names, list) else "a model without a class"
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
@@ -63,8 +63,8 @@ def load_model(folder: Path) -> Any:
     hf_logging.disable_progress_bar()
     try:
         if is_adapter(folder):
-            options = {"config": load_from(AutoConfig, folder), "ignore_mismatched_sizes": True}
-            model = load_from(kind, located(base_of(folder)), dtype=torch.float32, **options)
+            options = {"config": load_from(AutoConfig, config_file(folder)), "ignore_mismatched_sizes": True}
+            model = load_from(kind, base_folder(folder), dtype=torch.float32, **options)
             add_adapter(model, Adapter(path=str(folder)), seed=0)
             return model.eval()
         return load_from(kind, folder, dtype=torch.float32).eval()

@@ -12,7 +12,7 @@ from fedtorch.checkpoint.form import folders
 from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import FileEntry
 from fedtorch.comm.wire import Message
-from fedtorch.config.load import digest as digest_of_config
+from fedtorch.config.load import run_digest
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError, NonFiniteError
 from fedtorch.core.norms import is_finite
@@ -106,7 +106,7 @@ class Saving:
                 tell_saved(context.round)
                 leads = checkpoints.apart is not None and checkpoints.apart.leads
                 if leads:
-                    write_note(checkpoints.folder, context.round, digest_of_config(context.config))
+                    write_note(checkpoints.folder, context.round, run_digest(context.config))
                     tidy(checkpoints.folder, int(answered.numbers.get(_OLDEST, 0)))
                 if leads or context.comm.is_server:
                     checkpoints.drop_aside()

@@ -135,7 +135,7 @@ class Evaluation:
         config, server = self.context.config.eval, self.context.server
         means = dict[str, float]()
         for metric in (self.metric, LOSS):
-            macro, micro, count = averages(self.context.components.task, scores, metric)
+            macro, micro, count = averages(self.context.components.task, scores, metric, config.split)
             if count:
                 means[metric] = micro if config.merge else macro
         is_best = self.metric in means and self._is_best(self.best, means)

@@ -129,6 +129,7 @@ class ModelWriter:
         if not partial.is_dir():
             return False
         if leads:
+            components.task.tell_place(partial, target)
             _rename(partial, target)
         return True
 

@@ -27,6 +27,7 @@ from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.report_checks import check_complete, of_cohort
 from fedtorch.rounds.result import Result
+from fedtorch.rounds.scoring import pooled_scores
 from fedtorch.rounds.server_training import ServerTraining
 from fedtorch.tasks.base import Scores
 
@@ -284,9 +285,17 @@ class Runner:
         if self.components.tracker is not None and scores:
             split = config.final_split if final else config.split
             label = "final" if final else "training"
-            pooled = self.components.task.pooled_scores(scores)
+            task = self.components.task
+            pooled = pooled_scores(task, scores, split)
             round = self.context.round - 1
             scored = self.evaluation.best.round if final else None
             self.components.tracker.evaluation(
-                round, split, scores, label=label, pooled=pooled, late=late, weights_of=scored
+                round,
+                split,
+                scores,
+                label=label,
+                pooled=pooled,
+                late=late,
+                weights_of=scored,
+                shared=task.sharing(split),
             )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedtorch.config.schema import EvalConfig
-from fedtorch.core.scores import LOSS, means
+from fedtorch.core.scores import LOSS, means_of, once
 from fedtorch.tasks.base import Scores, Task
 from fedtorch.train.engine import Engine
 from fedtorch.train.pinned_copy import to_device
@@ -70,7 +70,28 @@ def added(one: Scores, other: Scores) -> Scores:
     return {n: tuple(map(sum, zip(one.get(n, (0.0, 0)), other.get(n, (0.0, 0)), strict=True))) for n in names}  # type: ignore[misc]
 
 
-def averages(task: Task, scores: Mapping[str, Scores], metric: str) -> tuple[float, float, int]:
-    """(macro, micro, count) of a metric, see `means`; micro is the pooled figure of one that is no mean."""
-    macro, micro, count = means(client[metric] for client in scores.values() if metric in client)
-    return macro, task.pooled_scores(scores).get(metric, micro), count
+def averages(task: Task, scores: Mapping[str, Scores], metric: str, split: str) -> tuple[float, float, int]:
+    """(macro, micro, count) of a metric, see `means_of`; micro is the pooled figure of one that is no mean.
+
+    split: that was scored; rows of it that clients share count once.
+    """
+    macro, micro, count = means_of(scores, metric, task.sharing(split))
+    return macro, pooled_scores(task, scores, split).get(metric, micro), count
+
+
+def pooled_scores(task: Task, scores: Mapping[str, Scores], split: str) -> Mapping[str, float]:
+    """`Task.pooled_scores` with rows that clients share once."""
+    return task.pooled_scores(_once(task, scores, split))
+
+
+def summary(task: Task, scores: Mapping[str, Scores], split: str) -> dict[str, Any]:
+    """`Task.summary` in which rows that clients share count once in all figures but those of single clients."""
+    found, each = task.summary(_once(task, scores, split)), dict[str, Any]()
+    if task.sharing(split):
+        each = {key: value for key, value in task.summary(scores).items() if key == "clients"}
+    return {**found, **each}
+
+
+def _once(task: Task, scores: Mapping[str, Scores], split: str) -> Mapping[str, Any]:
+    shared = task.sharing(split)
+    return once(scores, shared) if shared else scores

@@ -29,7 +29,7 @@ from fedtorch.rounds.placement import Placement, place
 from fedtorch.setup.attacks import check_attack, check_attacks_vectors
 from fedtorch.setup.checks import check, something_is_trained
 from fedtorch.setup.engine import device, divide, make_engine
-from fedtorch.setup.idle_settings import about_evaluation, about_rates, check_idle
+from fedtorch.setup.idle_settings import about_evaluation, about_neutral, about_rates, check_idle
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.private import check_private, make_mechanism
 from fedtorch.setup.remarks import about_data, about_decay, about_metrics
@@ -161,7 +161,8 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     check_previous_scale(plan)
     check_attack(plan)
     placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
-    remarks = [*about_metrics(plan), *about_evaluation(plan), *about_rates(plan), *about_data(plan, placement, rank)]
+    idle = (*about_evaluation(plan), *about_rates(plan), *about_neutral(plan))
+    remarks = [*about_metrics(plan), *idle, *about_data(plan, placement, rank)]
     own = plan.topology.worker_of(rank)
     if engine is None:
         engine = make_engine(

@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
+from fedtorch.core.scores import sharers
 from fedtorch.setup.checks import check
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.own import OwnTask
@@ -86,7 +87,7 @@ def show(found: Overview, task: OwnTask) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     splits = list(dict.fromkeys(split for client in found.clients.values() for split in client.rows))
     has_labels = any(client.labels for client in found.clients.values())
-    _print(console, found, _sizes(splits, has_labels), f"{task.kind} in {task.folder}")
+    _print(console, found, _sizes(splits, has_labels, found.shared), f"{task.kind} in {task.folder}")
     _print(
         console, found, _lengths(task.max_length), f"tokens (task.max_length {task.max_length}), and rows that recur"
     )
@@ -94,16 +95,20 @@ def show(found: Overview, task: OwnTask) -> None:
         console.print(
             "JS: Jensen–Shannon divergence of the labels to those of all, in bits; 0 is alike", highlight=False
         )
-    for split in found.shared:
-        console.print(f"{split} is one file for all clients", highlight=False)
+    for split, owners in found.shared.items():
+        rows, whose = found.clients[next(iter(owners))].rows[split], sharers(found.clients, owners)
+        console.print(f"{split}: the same {rows} rows, shared by {whose}; they count once", highlight=False)
     for line in found.remarks():
         console.print(line, highlight=False, soft_wrap=True)
     for leak in found.leaks:
         console.print(f"  {leak}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _sizes(splits: Sequence[str], has_labels: bool) -> dict[str, Any]:
-    columns: dict[str, Any] = {split: lambda rows, split=split: str(rows.rows.get(split, 0)) for split in splits}
+def _sizes(splits: Sequence[str], has_labels: bool, shared: Collection[str] = ()) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        f"{split} (shared)" if split in shared else split: lambda rows, split=split: str(rows.rows.get(split, 0))
+        for split in splits
+    }
     if has_labels:
         columns["JS"] = lambda rows: "" if rows.divergence is None else f"{rows.divergence:.3f}"
         columns["labels of train"] = _labels

@@ -93,6 +93,20 @@ def about_rates(plan: Plan) -> Iterator[str]:
         yield f"server.lr is 0 and server.optimizer {server.optimizer}, so the server never takes a step"
 
 
+def about_neutral(plan: Plan) -> Iterator[str]:
+    """Keys that another key's value leaves without an effect, which a sweep over that one may come past."""
+    clients = plan.config.clients
+    if not plan.config.rounds:
+        return
+    if any(hp.accumulation_rule == "spill" for hp in plan.settings) and not any(hp.spills for hp in plan.settings):
+        yield (
+            "client.accumulation_rule is spill and client.accumulation 1, so no group of micro-batches is incomplete "
+            "and nothing spills"
+        )
+    if clients.sampling == "numpy_round_seed" and clients.per_round == "all":
+        yield "clients.sampling is numpy_round_seed and clients.per_round all, so nobody is drawn"
+
+
 def splits_of(task: Task) -> list[str]:
     """Every split that an entry of the task's manifest names, in the order in which they first occur."""
     return list(dict.fromkeys(split for sizes in task.manifest().values() for split in sizes))

@@ -20,25 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.probe import SOCKETS, fork_ranks
-from fedtorch.config.schema import (
-    CheckpointConfig,
-    ClientConfig,
-    ClientsConfig,
-    Config,
-    EvalConfig,
-    RunConfig,
-    SystemConfig,
-)
+from fedtorch.config.schema import Config, SystemConfig
 from fedtorch.rounds.cost_model import Constants, Site, seconds
 from fedtorch.rounds.round_work import RoundWork
 from fedtorch.rounds.runner import Runner
+from fedtorch.setup.bare_rounds import BareTask, bare_config
 from fedtorch.setup.build import build
 from fedtorch.setup.step_time import training_seconds
-from fedtorch.tasks.base import Task
 
 MANY = 16
 """Light ranks, whose rounds show what each further rank adds."""
@@ -51,15 +42,8 @@ _ROUNDS, _NOT_TIMED = 12, 3  # the first ones connect, and touch memory for the 
 
 
 @dataclass(frozen=True)
-class LightTask(Task):
-    """Clients of one row each, a model whose step takes next to no time, and nothing to evaluate."""
-
-    clients: int = 1
-    """How many there are."""
-
-    def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        """`c0`, `c1`, ..."""
-        return {f"c{place}": {"train": 1} for place in range(self.clients)}
+class LightTask(BareTask):
+    """A model whose step takes next to no time."""
 
     def load(self, client: str, split: str) -> Sequence[Tensor]:
         """One row, shape (NUMBERS,)."""
@@ -134,17 +118,8 @@ class _Clock:
 
 def config(folder: Path, clients: int) -> Config:
     """Of rounds in which so many clients take a step each; rank 0 trains none of them."""
-    return Config(
-        run=RunConfig(name="light", dir=str(folder)),
-        rounds=_ROUNDS + _NOT_TIMED,
-        task=LightTask(clients),
-        algorithm=FedAvg(),
-        client=ClientConfig(optimizer="sgd", lr=1e-3, batch_size=1),
-        clients=ClientsConfig(per_round="all"),
-        eval=EvalConfig(every=0),
-        checkpoint=CheckpointConfig(every=1_000_000),
-        system=SystemConfig(device="cpu", server_works=False, shared_memory="never"),
-    )
+    system = SystemConfig(device="cpu", server_works=False, shared_memory="never")
+    return bare_config(LightTask(clients), folder, _ROUNDS + _NOT_TIMED, lr=1e-3, system=system)
 
 
 def one_rank(folder: Path, clients: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,6 +53,10 @@ class Task:
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""
         raise NotImplementedError
+
+    def sharing(self, split: str) -> Collection[str]:
+        """Clients that have the same rows in a split, such as a test file for all: they count once; by default none."""
+        return ()
 
     def server_examples(self) -> int:
         """Training examples that the server holds itself, loaded with `load("server", "train")`; 0: none."""
@@ -244,6 +248,12 @@ class Task:
     def usage_merged(self) -> Mapping[str, str]:
         """`usage` of what `save_merged` writes."""
         return self.usage()
+
+    def tell_place(self, folder: Path, target: Path) -> None:
+        """Change what files of a model say of their own place; `folder` is renamed to `target` next."""
+        from fedtorch.models.adapters.saved import tell_place  # brings transformers
+
+        tell_place(folder, target)
 
     def usage(self) -> Mapping[str, str]:
         """What a model card says of the saved model; by default nothing, and then no card is written.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtorch.tasks.messages import listed, texts_of, tools_of
-from fedtorch.tasks.templates import check_strings, filled
 from fedtorch.text.chat import ASSISTANT
+from fedtorch.text.templates import check_strings, filled
 
 
 @dataclass(frozen=True)

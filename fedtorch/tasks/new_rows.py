@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.rows import Form, check_required, columns_of
 from fedtorch.data.own.source import files_of, open_tables, rows_of
 from fedtorch.data.own.text_form import TextForm, is_decoded
-from fedtorch.tasks.templates import check_strings, filled
+from fedtorch.text.templates import check_strings, filled
 
 BLOCK = 1000
 """Rows that are in memory together."""
@@ -62,24 +63,33 @@ class NewPrompts:
         return [row["source"]]
 
 
-def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, Any]]]:
-    """The rows of a source in its order, in blocks; columns are called as in training. `where` of each is its place.
+@dataclass(frozen=True)
+class NewRow:
+    """A row of a source that is to be answered, or why it cannot be."""
+
+    number: int
+    """its place in the source, from 1"""
+    values: dict[str, Any] | None
+    """as the task's form has it, with its file and line under `where`; None: it is unusable"""
+    problem: str = ""
+    """what is wrong with it, with file and line; empty where nothing is"""
+
+
+def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[NewRow]]:
+    """All rows of a source in its order, in blocks; columns are called as in training.
 
     Raises:
-        ConfigError: the source or a column is not there. DataError: a row is unusable; names file and line.
+        ConfigError: the source is not there, or no row has a column that is needed. DataError: a file cannot be read.
     """
     check_there(source)
     roles = {*form.required, *form.optional}
     alone = data.alone(source, {role: column for role, column in data.columns.items() if role in roles})
     form_of_files = text_form_of(source, data)
     with TemporaryDirectory(prefix="fedtorch-") as scratch, open_tables(source, Path(scratch), form_of_files) as tables:
-        columns, block = columns_of(tables, alone, form), list[dict[str, Any]]()
+        columns, block, numbers = columns_of(tables, alone, form), list[NewRow](), count(1)
         for table in tables:
             for index, values in rows_of(table, columns):
-                try:
-                    block.append({**_converted(values, columns, form), "where": table.where(index)})
-                except ValueError as error:
-                    raise DataError(f"{table.where(index)}: {error}; correct the row") from None
+                block.append(_row(next(numbers), table.where(index), values, columns, form))
                 if len(block) == BLOCK:
                     yield block
                     block = []
@@ -87,11 +97,29 @@ def new_rows(source: str, data: OwnData, form: Form) -> Iterator[list[dict[str, 
             yield block
 
 
+def all_usable(rows: Sequence[NewRow]) -> list[dict[str, Any]]:
+    """Values of rows, all of which have to be usable.
+
+    Raises:
+        DataError: one of them is unusable.
+    """
+    if problem := next((row.problem for row in rows if row.values is None), ""):
+        raise DataError(problem)
+    return [row.values for row in rows if row.values is not None]
+
+
 def text_form_of(source: str, data: OwnData) -> TextForm:
     """How new files are read: separators are found anew, and what is no UTF-8 has the encoding of training."""
     form = replace(data.text_form, separator=None)
     is_utf8 = form.is_utf8 or all(is_decoded(file, TextForm()) for file in files_of(source))
     return replace(form, encoding="utf-8") if is_utf8 else form
+
+
+def _row(number: int, where: str, values: Any, columns: Mapping[str, str], form: Form) -> NewRow:
+    try:
+        return NewRow(number, {**_converted(values, columns, form), "where": where})
+    except ValueError as error:
+        return NewRow(number, None, f"{where}: {error}; correct the row")
 
 
 def _converted(values: Any, columns: Mapping[str, str], form: Form) -> dict[str, Any]:

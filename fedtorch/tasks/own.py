@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.model_folder import config_file
 from fedtorch.core.ranges import Count
 from fedtorch.core.update import SIZE
 from fedtorch.data.folder import read_rows
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.prepare import prepare
 from fedtorch.data.own.prepared_folder import folder_for
-from fedtorch.data.own.rows import Form
+from fedtorch.data.own.rows import Form, is_file
 from fedtorch.models.adapters.lora import has_adapter
 from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_adapted, saved_keys
 from fedtorch.models.auto import AnyModel, Head, longest_input
@@ -32,6 +33,8 @@ from fedtorch.tasks.scored import Scored
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
 
+ALL = ""
+"""In place of a client's name where a draw is one for all."""
 LABELLED_CLIENTS = 400
 """With more clients than this their labels are not recorded."""
 
@@ -166,11 +169,11 @@ class OwnTask(Scored):
             ConfigError: there is no model.
         """
         try:
-            named = json.loads((folder / "config.json").read_bytes()).get("id2label") or {}
+            named = json.loads(config_file(folder).read_bytes()).get("id2label") or {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} has no model that can be read ({type(error).__name__})") from None
         labels = self.labels_named(tuple(named[number] for number in sorted(named, key=int)))
-        model = {**saved_keys(folder), "allow_code": self.source_model.allow_code}
+        model = {**saved_keys(folder, self.source_model.path), "allow_code": self.source_model.allow_code}
         tokenizer = str(folder) if "adapter" in model else None
         return replace(self, model=model, tokenizer=tokenizer, data=replace(self.data, labels=labels))
 
@@ -229,6 +232,30 @@ class OwnTask(Scored):
                 f"{', '.join(list(clients)[:10])}"
             )
         return clients
+
+    def sharing(self, split: str) -> frozenset[str]:
+        """All clients that are not held out, where the split is a file that was not dealt to them; else none."""
+        return self._sharing.get(split, frozenset())
+
+    @cached_property
+    def _sharing(self) -> dict[str, frozenset[str]]:
+        found = {}
+        for split, value in (("dev", self.data.splits.dev), ("test", self.data.splits.test)):
+            if not isinstance(value, str) or not is_file(value):
+                continue
+            entries = {
+                client: entry["splits"].get(split, {})
+                for client, entry in self.prepared["clients"].items()
+                if client not in self.data.splits.held_out
+            }
+            files = {entry.get("sha256") for entry in entries.values()}
+            if len(entries) > 1 and len(files) == 1 and files != {None}:
+                found[split] = frozenset(entries)
+        return found
+
+    def picked(self, client: str, split: str, available: int) -> list[int]:
+        """The rows that are used; of those that clients share the same for all of them."""
+        return super().picked(ALL if client in self.sharing(split) else client, split, available)
 
     def pinned_problem(self) -> str:
         """See `Prepared.pinned_problem`."""

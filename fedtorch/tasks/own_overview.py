@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.processes import on_all_cores
+from fedtorch.data.own.keys import SPLITS
 from fedtorch.data.own.overview import NAMED, ClientRows, Overview, set_divergences, split_digests
 from fedtorch.data.own.partition_files import write_partition
 from fedtorch.data.own.picture import draw
@@ -45,12 +46,12 @@ def overview(task: OwnTask, say: Callable[[int, int], None] = lambda done, of: N
     Raises:
         ConfigError, DataError: the rows cannot be prepared at all.
     """
-    entries, shared = task.prepared["clients"], _shared(task)
+    entries, shared = task.prepared["clients"], {split: owners for split in SPLITS if (owners := task.sharing(split))}
     found = Overview(task.kind, {}, shared, task.prepared.get("record", {}).get("left_out", 0))
     digests: dict[tuple[str, str], list[bytes]] = {}
     task.vocabulary  # noqa: B018  # read once, for all processes
     rows = sum(split["examples"] for entry in entries.values() for split in entry["splits"].values())
-    each = on_all_cores(partial(_look, task, shared), list(entries), is_worth_it=rows >= ROWS_ON_ALL_CORES)
+    each = on_all_cores(partial(_look, task), list(entries), is_worth_it=rows >= ROWS_ON_ALL_CORES)
     for client, looked in zip(entries, each, strict=True):
         found.clients[client] = looked.facts
         digests |= {(client, split): rows for split, rows in looked.digests.items()}
@@ -97,14 +98,14 @@ def row_ids_of(task: OwnTask, scratch: Path | None = None) -> dict[str, list[str
     return {client: [ids[row] for row in rows.tolist()] for client, rows in parts.items()}
 
 
-def _look(task: OwnTask, shared: Collection[str], client: str) -> Looked:
+def _look(task: OwnTask, client: str) -> Looked:
     entries, form = task.prepared["clients"], task.form()
     looked = Looked(ClientRows(), {}, [])
-    is_first = client == next(iter(entries))
     for split in entries[client]["splits"]:
         rows, where = task.rows(client, split), f"{split} of client {client}"
         looked.facts.rows[split] = len(rows)
-        if split in shared and not is_first:
+        owners = task.sharing(split)
+        if client in owners and client != next(name for name in entries if name in owners):
             continue
         looked.digests[split] = [content_digest(form.texts(row)) for row in rows]
         _add(looked, task, split, rows, where)
@@ -150,14 +151,3 @@ def _lengths_of_texts(task: OwnTask, rows: Sequence[Mapping[str, Any]]) -> list[
         ids = iter(task.vocabulary(together, verbose=False).input_ids if together else ())
         found += [sum(len(next(ids)) for _ in own) for own in texts]
     return found
-
-
-def _shared(task: OwnTask) -> tuple[str, ...]:
-    """Splits that have the same rows with every client because they were files of their own."""
-    given = {"dev": task.data.splits.dev, "test": task.data.splits.test}
-    entries = [entry["splits"] for entry in task.prepared["clients"].values()]
-    return tuple(
-        split
-        for split, value in given.items()
-        if isinstance(value, str) and len({entry.get(split, {}).get("sha256") for entry in entries}) == 1
-    )

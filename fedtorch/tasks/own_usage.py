@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedtorch.models.adapters.lora import kept_path
-from fedtorch.models.auto import AnyModel, Head
+from fedtorch.core.model_folder import ADAPTED
+from fedtorch.models.auto import NEW_HEADS, AnyModel, Head
 
 _PIPELINES = {
     "SequenceClassification": "text-classification",
@@ -23,11 +23,11 @@ from transformers import AutoModelFor{0}, AutoTokenizer
 model = AutoModelFor{0}.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 _ADAPTER_CODE = """\
-from peft import PeftModel
 from transformers import AutoConfig, AutoModelFor{0}, AutoTokenizer
 
-base = AutoModelFor{0}.from_pretrained("{1}", config=AutoConfig.from_pretrained("FOLDER"))
-model = PeftModel.from_pretrained(base, "FOLDER")
+config = AutoConfig.from_pretrained("FOLDER/{1}")  # has the labels
+# finds base and adapter, by peft; the base may have a head of other labels
+model = AutoModelFor{0}.from_pretrained("FOLDER", config=config, ignore_mismatched_sizes=True)
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 
 
@@ -35,8 +35,9 @@ def usage(head: Head, source: AnyModel) -> dict[str, str]:
     """See `Task.usage`: the pipeline of classes, or model and tokenizer; of an adapter its base too."""
     start = "random weights" if source.random else f"`{Path(source.path or '').name}`"
     if source.adapter is not None:
-        base = kept_path(source.path) if source.path else "FOLDER/base"
-        return {"pipeline": "", "code": _ADAPTER_CODE.format(head, base), "start": f"{start}, with an adapter"}
+        code = _CODE.format(head).replace('("FOLDER")', '("FOLDER")  # finds base and adapter, by peft', 1)
+        code = _ADAPTER_CODE.format(head, ADAPTED) if head in NEW_HEADS else code
+        return {"pipeline": "", "code": code, "start": f"{start}, with an adapter"}
     name = _PIPELINES.get(head, "")
     code = _PIPELINE_CODE.format(name) if "classif" in name else _CODE.format(head)
     return {"pipeline": name, "code": code, "start": start}

@@ -13,7 +13,7 @@ from fedtorch.data.own.rows import Form
 from fedtorch.models.adapters.lora import lora_layers
 from fedtorch.models.adapters.settings import KEY
 from fedtorch.models.adapters.square import fit_square, weight_gradients
-from fedtorch.tasks.new_rows import new_rows
+from fedtorch.tasks.new_rows import all_usable, new_rows
 
 SIZE = 8
 """Rows that are computed together."""
@@ -53,7 +53,7 @@ def fit_to_public_rows(task: HasRows, model: nn.Module, source: str) -> None:
     model.eval()
     with weight_gradients(layers) as gradients:
         for rows in new_rows(source, task.data, task.form()):
-            examples: list[Any] = task.examples(rows, f"{KEY}.public_rows")
+            examples: list[Any] = task.examples(all_usable(rows), f"{KEY}.public_rows")
             count += len(examples)
             for start in range(0, len(examples), SIZE):
                 loss, _ = task.loss(model, task.collate(examples[start : start + SIZE], False))

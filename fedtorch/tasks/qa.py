@@ -55,7 +55,8 @@ class QA(Prepared):
     no_positive: Literal["zero", "skip"] = "zero"
     """a question of an evaluation without a relevant answer: counts as zero (trec_eval), or not at all"""
     train_share: dict[str, Share] = field(default_factory=dict)
-    """client name -> share of its training questions that is used, the same ones in every run"""
+    """client name -> share of its training questions that is used, the same ones in every run; with `max_train` it is a
+    share of the questions which that leaves"""
     cover_queries: Whole = 0
     """CoverQuery: cover triples that are added to every training triple, with questions from the public pool"""
     cover_clusters: Annotated[int, Field(ge=2)] = 20
@@ -206,9 +207,10 @@ class QA(Prepared):
         return {"data": self.prepared.get("record", {}), **self.model.record(self.vocabulary)}
 
     def limit(self, client: str, split: str, available: int) -> int:
-        """At least one question of a share."""
+        """The share is taken of what the cap leaves, at least one question: a smaller share is always less data."""
         share = self.train_share.get(client, 1.0) if split == "train" else 1.0
-        return min(super().limit(client, split, available), max(1, round(share * available)))
+        most = super().limit(client, split, available)
+        return min(most, max(1, round(share * most)))
 
     def _size(self, client: str, split: str) -> int:
         facts = self.prepared["clients"][client]["splits"][split]

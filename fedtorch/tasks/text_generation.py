@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -16,11 +15,12 @@ from fedtorch.core.extras import require
 from fedtorch.core.ranges import Count
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.text import MEANS, POOLED, from_numbered, numbered, of_statistics, row_scores, statistics
+from fedtorch.models.generation import new_tokens
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.chosen_metrics import selectable
 from fedtorch.tasks.own import OwnTask
-from fedtorch.tasks.templates import check_strings, filled
+from fedtorch.text.templates import check_strings, filled, template_columns
 
 Metric = Literal["exact_match", "rouge_1", "rouge_2", "rouge_l", "bleu", "chrf"]
 IGNORED = -100
@@ -76,14 +76,14 @@ class TextTask(OwnTask):
             ConfigError: it is no template.
         """
         try:
-            found = [name for _, name, _, _ in string.Formatter().parse(self.template or "") if name is not None]
+            found = template_columns(self.template)
         except ValueError as error:
             raise ConfigError(
                 f"task.template is no template ({error}); write {{column}}, and {{{{ for a brace"
             ) from None
         if bad := [name for name in found if not name.isidentifier()]:
             raise ConfigError(f"task.template names {bad[0]!r}; write the name of a column in braces, such as {{text}}")
-        return list(dict.fromkeys(found))
+        return found
 
     def settings(self) -> dict[str, Any]:
         """Also the template, which is applied when rows are prepared."""
@@ -140,19 +140,11 @@ class TextTask(OwnTask):
         for picked in by_length([len(source) for source in sources], batch_size, longest_first=True):
             ids = pad([sources[i] for i in picked], pad_id, left=left).to(device)
             mask = pad([[1] * len(sources[i]) for i in picked], 0, left=left).to(device)
-            out = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=self.generate.max_new_tokens,
-                num_beams=self.generate.num_beams,
-                do_sample=False,
-                pad_token_id=pad_id,
-                eos_token_id=self.vocabulary.eos_token_id,
-            )
-            new = out[:, ids.shape[1] :] if left else out[:, 1:]
-            for i, row in zip(picked, new.tolist(), strict=True):
-                end = row.index(self.vocabulary.eos_token_id) if self.vocabulary.eos_token_id in row else len(row)
-                found[i] = row[:end]
+            before = ids.shape[1] if left else 1
+            limit, search = self.generate.max_new_tokens, {"num_beams": self.generate.num_beams, "do_sample": False}
+            new = new_tokens(model, ids, mask, self.vocabulary, max_new=limit, before=before, **search)
+            for i, row in zip(picked, new, strict=True):
+                found[i] = row
         return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.errors import DataError
@@ -118,10 +119,21 @@ def _render(
 def _apply(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, tools: Tools, *, prompt: bool, tokenize: bool
 ) -> Any:
-    return tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        tools=list(tools) if tools else None,
-        tokenize=tokenize,
-        add_generation_prompt=prompt,
-        return_dict=False,
-    )
+    """What the template makes of a conversation.
+
+    Raises:
+        DataError: it refuses it; the template's own words may quote the text, so they are not shown.
+    """
+    try:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=list(tools) if tools else None,
+            tokenize=tokenize,
+            add_generation_prompt=prompt,
+            return_dict=False,
+        )
+    except TemplateError as error:
+        raise DataError(
+            f"the tokenizer's chat template refuses a row's messages ({type(error).__name__}): most take turns of user "
+            "and assistant and no other roles; change the row, or give another template with task.chat_template"
+        ) from None

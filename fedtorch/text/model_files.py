@@ -9,10 +9,11 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.model_folder import ADAPTED, CONFIG
 from fedtorch.core.regular_file import check_regular, shown_path
 
 _NO_CODE = "fedtorch runs no code of a model's folder; save it with a class that transformers has"
-_CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_CONFIGS = (CONFIG, ADAPTED, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _INDEX = "*.safetensors.index.json"
 _READ = (".json", ".txt", ".model", ".safetensors", ".jinja", ".bin", ".tiktoken", ".vocab")  # what libraries open
 

@@ -1,7 +1,8 @@
 """metrics.jsonl: one JSON object a line, the only source of curves, tables and reports.
 
 kinds: `run` (clients, rounds), `resume`, `client` and `steps` (one per client and round), `round` (after its clients:
-a round without it is incomplete; its `total` is of all rounds so far), `eval` (one per client), `eval_total`,
+a round without it is incomplete; its `total` is of all rounds so far), `eval` (one per client; with `shared: true` its
+rows are those of all clients that have this, and count once in sums), `eval_total` (the same: of all clients),
 `examples` (scores of single examples, one per client), `result`. Rounds count from 1, an evaluation before the first
 round has 0. A number that is not finite is null.
 """
@@ -10,13 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
-from fedtorch.core.scores import means
+from fedtorch.core.scores import means_of
 
 NAME = "metrics.jsonl"
 RECEIVED = "received/"
@@ -75,15 +76,17 @@ def read(path: Path) -> Iterator[Record]:
 def kept(path: Path, last_round: int) -> list[Record]:
     """The records that a run keeps which goes on after `last_round`: none that is later, nor those of an end.
 
+    Of an end are also its last scores, which a run that goes on makes again: it may have more rounds now.
+
     Later is also what was found out about that round in the next one (`late`): it is no part of the checkpoint.
     """
     if not path.exists():
         return []
-    return [
-        r
-        for r in read(path)
-        if r["kind"] not in ("end", "result") and r.get("round", 0) + int(r.get("late", False)) <= last_round
-    ]
+    return [r for r in read(path) if not _is_of_end(r) and r.get("round", 0) + int(r.get("late", False)) <= last_round]
+
+
+def _is_of_end(record: Record) -> bool:
+    return record["kind"] in ("end", "result", "examples") or record.get("label") == "final"
 
 
 def rewrite(path: Path, kept: Iterable[Record]) -> None:
@@ -118,12 +121,12 @@ def about_gap(gap: Mapping[str, Any]) -> str:
     return text
 
 
-def totals(scores: Scores) -> dict[str, dict[str, float | int | None]]:
-    """metric -> macro, micro and count as `means` gives them; macro and micro are None if no client has examples."""
+def totals(scores: Scores, shared: Collection[str] = ()) -> dict[str, dict[str, float | int | None]]:
+    """metric -> macro, micro and count as `means_of` gives them; macro and micro are None if no client has examples."""
     names = list(dict.fromkeys(metric for metrics in scores.values() for metric in metrics))
     result: dict[str, dict[str, float | int | None]] = {}
     for name in names:
-        macro, micro, count = means(metrics[name] for metrics in scores.values() if name in metrics)
+        macro, micro, count = means_of(scores, name, shared)
         result[name] = {"macro": macro if count else None, "micro": micro if count else None, "count": count}
     return result
 

@@ -40,11 +40,15 @@ class Evaluation:
     weights_of: int | None = None
     """the round whose weights were evaluated, where one was chosen for all clients"""
 
+    shared: frozenset[str] = frozenset()
+    """clients that have the same rows, which count once in averages"""
+
     def average(self, metric: str) -> Mapping[str, Any]:
         """macro, micro and count over the clients; where they were not recorded, the means."""
         if metric in self.averages:
             return self.averages[metric]
-        return records.totals({client: {metric: pair} for client, pair in self.of(metric).items()})[metric]
+        scores = {client: {metric: pair} for client, pair in self.of(metric).items()}
+        return records.totals(scores, self.shared)[metric]
 
     def of(self, metric: str) -> dict[str, Pair]:
         """client -> (sum, examples), for the clients that were scored."""
@@ -100,14 +104,20 @@ class Run:
         """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
         chosen: dict[tuple[str, str, int], int | None] = {}
+        shared: dict[tuple[str, str, int], set[str]] = {}
         for record in self.of_kind("eval"):
             key = (record["label"], record["split"], record["round"])
             chosen[key] = record.get("weights_of")
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
+            if record.get("shared"):
+                shared.setdefault(key, set()).add(record["client"])
         means = {(r["label"], r["split"], r["round"]): r["metrics"] for r in self.of_kind("eval_total")}
-        return [Evaluation(*key, metrics, means.get(key, {}), chosen[key]) for key, metrics in found.items()]
+        return [
+            Evaluation(*key, metrics, means.get(key, {}), chosen[key], frozenset(shared.get(key, ())))
+            for key, metrics in found.items()
+        ]
 
     def last_evaluations(self) -> list[Evaluation]:
         """The last evaluation of every label and split, the one that counts first.
@@ -186,12 +196,17 @@ def _results_beside_a_gap(folder: Path) -> dict[str, Any]:
 def _rebuilt(results: Mapping[str, Any]) -> list[Record]:
     """The records of the end of a run, from what it came to."""
     base = {"round": results["rounds"], "split": results["split"], "label": "final"}
+    are_shared = {client: _shared(found) for client, found in results["clients"].items()}
     scores = {client: found["scores"] for client, found in results["clients"].items() if found["scores"]}
     return [
-        *({"kind": "eval", **base, "client": client, "metrics": metrics} for client, metrics in scores.items()),
-        {"kind": "eval_total", **base, "metrics": results["averages"]},
+        *({"kind": "eval", **base, **are_shared.get(c, {}), "client": c, "metrics": m} for c, m in scores.items()),
+        {"kind": "eval_total", **base, **_shared(results), "metrics": results["averages"]},
         {"kind": "result", **results},
     ]
+
+
+def _shared(found: Mapping[str, Any]) -> dict[str, bool]:
+    return {"shared": True} if found.get("shared") else {}
 
 
 def _last_of(results: Mapping[str, Any]) -> dict[str, Record]:

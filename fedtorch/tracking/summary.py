@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.scores import LOSS
+from fedtorch.core.scores import LOSS, sharers
 from fedtorch.tracking.promise import promise
 from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
 
@@ -60,11 +60,14 @@ def show_results(
     if len(columns) > 1:
         table.add_row("steps", "", "", "", *map(str, steps))
     console.print(table)
-    _after(run, console, has_commands=has_commands)
+    _after(run, _counting(run, metric), console, has_commands=has_commands)
 
 
-def _after(run: Run, console: Console, *, has_commands: bool) -> None:
+def _after(run: Run, counting: Evaluation | None, console: Console, *, has_commands: bool) -> None:
     """What stands below the table."""
+    if counting is not None and counting.shared:
+        whose = sharers(counting.metrics, counting.shared)
+        console.print(f"{counting.split}: the same rows, shared by {whose}; they count once in micro", highlight=False)
     if run.gap:
         console.print(f"records: {run.gap}", highlight=False)
     if run.privacy:

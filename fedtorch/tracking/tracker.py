@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
-from fedtorch.core.scores import COUNT, LOSS
+from fedtorch.core.scores import COUNT, LOSS, are_shared_by_all
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
@@ -173,6 +173,7 @@ class Tracker:
         pooled: Mapping[str, float] | None = None,
         late: bool = False,
         weights_of: int | None = None,
+        shared: Collection[str] = (),
     ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
@@ -181,7 +182,8 @@ class Tracker:
         examples together, which takes the place of their micro average. Called before `round` of the same round, the
         score is part of that round's line; otherwise it gets its own. late: the next round is under way, and a resume
         after round `round` will evaluate again (`eval.overlap`). weights_of: the round (from 1) whose weights were
-        evaluated, where they are not those after `round`; recorded, and shown in the line.
+        evaluated, where they are not those after `round`; recorded, and shown in the line. shared: clients that have
+        the same rows in this split, which count once; recorded.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
@@ -190,12 +192,14 @@ class Tracker:
             base["weights_of"] = weights_of
         for client, metrics in scores.items():
             pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
-            self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
-        result = {name: found for name, found in totals(scores).items() if not name.startswith(COUNT)}
+            is_shared = {"shared": True} if client in shared else {}
+            self._record({"kind": "eval", **base, **is_shared, "client": client, "metrics": pairs})
+        result = {name: found for name, found in totals(scores, shared).items() if not name.startswith(COUNT)}
         for metric, figure in (pooled or {}).items():
             if metric in result:
                 result[metric]["micro"] = figure
-        self._record({"kind": "eval_total", **base, "metrics": result})
+        are_shared = {"shared": True} if are_shared_by_all(scores, shared) else {}
+        self._record({"kind": "eval_total", **base, **are_shared, "metrics": result})
         self._flush()
         names = [name for name in _shown(self.metric, result) if result[name]["count"]]
         if names:

@@ -221,7 +221,7 @@ class ClientJob:
     def _terms(self, batches: Iterable[Any]) -> int | None:
         """Terms of a step's loss; None where each micro-batch has a mean of its own."""
         count = getattr(self.task, "terms", None)  # what an algorithm makes of a task has an objective of its own
-        if count is None or self.hp.accumulation_rule == "spill":  # whose divisor belongs to another step
+        if count is None or self.hp.spills:  # whose divisor belongs to another step
             return None
         counts = [count(batch) for batch in batches]
         return None if None in counts else sum(counts)

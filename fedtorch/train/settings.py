@@ -80,6 +80,11 @@ class ClientConfig:
     optimizer_state: Literal["reset", "keep"] = "reset"
     """The optimiser's state at the start of a round: fresh, or as the client left it."""
 
+    @property
+    def spills(self) -> bool:
+        """Can a group of micro-batches be incomplete, and is it then carried over an epoch's end?"""
+        return self.accumulation_rule == "spill" and self.accumulation > 1
+
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise ConfigError(
@@ -92,11 +97,6 @@ class ClientConfig:
             raise ConfigError(
                 f"client.warmup_steps is {self.warmup_steps} and client.warmup_ratio is {self.warmup_ratio} but only "
                 f"one of them can be set; set the other to 0"
-            )
-        if self.accumulation_rule == "spill" and self.accumulation == 1:
-            raise ConfigError(
-                "client.accumulation_rule is spill but client.accumulation is 1, where no group of micro-batches is "
-                "incomplete; remove client.accumulation_rule, or set client.accumulation higher"
             )
         if self.group_by_length and not self.shuffle:
             raise ConfigError(
@@ -121,8 +121,6 @@ class ClientConfig:
             raise ConfigError(
                 f"client.relative_step is true but client.schedule is {self.schedule}; set client.schedule to constant"
             )
-        if self.schedule == "polynomial" and not self.lr:
-            raise ConfigError("client.schedule is polynomial, which needs a client.lr above 0")
         used_with = {"schedule_cycles": "cosine_with_restarts", "schedule_power": "polynomial"}
         for key, schedule in used_with.items():
             if getattr(self, key) != 1 and self.schedule != schedule:

@@ -190,3 +190,20 @@ def test_python_is_told_what_is_wrong_with_its_arguments(folder: Path, monkeypat
     for arguments, said in wrong:
         with pytest.raises(fedtorch.ConfigError, match=said):
             fedtorch.audit_run(**arguments)
+
+
+@pytest.mark.processes
+def test_canaries_go_through_what_else_the_run_promises(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clip that moves, a secure sum on ranks of its own; too few canaries for the former are said in a sentence."""
+    pytest.importorskip("dp_accounting")
+    pytest.importorskip("cryptography")
+    promise = "{kind: client, clip: {adaptive: {start: 0.25}}, noise_multiplier: 2.0, delta: 1.0e-3, secure_sum: {}}"
+    (folder / "moving.yaml").write_text(
+        f"{CONFIG}\nprivacy: {promise}\nclients: {{sampling: poisson, rate: 1.0}}\n"
+        "algorithm: {name: fedavg, weights: equal}\n"
+    )
+    words = ("--config", "moving.yaml", "--attacks", "canaries", "--canaries")
+    found = audited(folder, monkeypatch, *words, "100")["canaries"]
+    assert "nothing that contradicts it" in found["said"] and found["figures"][2]["found"] > 0.8
+    few = audited(folder, monkeypatch, *words, "20")["canaries"]
+    assert "with 20 canaries there is too little noise" in json.dumps(few)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from fedtorch.privacy import client_level
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.noise import Noise
+from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
 
 DELTA = 1e-5
-TERMS: dict[str, Any] = {"rate": 0.2, "noise_multiplier": 1.0}
 
 
 def test_the_closed_form_is_the_published_one() -> None:
@@ -82,10 +83,15 @@ def test_the_spread_sees_a_factor_of_1_1_and_one_noise_on_two_rounds() -> None:
     assert spread(noise[[0, 1, 0]])[1] < 1e-3
 
 
-def audited(seed: int, canaries: int = 200, rounds: int = 4) -> Canaries:
-    presence, is_in = canary_rounds(canaries=canaries, rounds=rounds, clip=0.5, seed=seed, **TERMS)
-    claimed = Accountant(TERMS["rate"], TERMS["noise_multiplier"], DELTA).epsilon(rounds)
-    return judged(presence, is_in, TERMS["rate"], TERMS["noise_multiplier"], claimed, DELTA)
+PLAIN = PrivacyConfig("client", clip=0.5, noise_multiplier=1.0, delta=DELTA)
+RATE = 0.2
+
+
+def audited(seed: int, canaries: int = 200, rounds: int = 4, promise: PrivacyConfig = PLAIN) -> Canaries:
+    assert promise.noise_multiplier is not None
+    seen = canary_rounds(canaries=canaries, rounds=rounds, rate=RATE, promise=promise, seed=seed)
+    claimed = Accountant(RATE, promise.noise_multiplier, DELTA).epsilon(rounds)
+    return judged(seen.presence, seen.is_in, RATE, seen.noise, claimed, DELTA)
 
 
 def wrongly_accused(keys: Sequence[int]) -> list[int]:
@@ -156,3 +162,51 @@ def test_six_wrong_ones_are_accused(mutate: Any, monkeypatch: pytest.MonkeyPatch
     mutate(monkeypatch)
     found = audited(0)
     assert found.flags, found
+
+
+MOVING = MovingClip(AdaptiveClip(start=0.5))
+ALL_ON = replace(PLAIN, clip=MOVING, noise="discrete", secure_sum=SecureSum())
+
+
+@pytest.mark.parametrize("promise", [replace(PLAIN, clip=MOVING), replace(PLAIN, noise="discrete"), ALL_ON])
+def test_the_right_code_is_not_accused_with_what_else_a_run_may_promise(promise: PrivacyConfig) -> None:
+    """A clip that moves, discrete noise; both with a secure sum."""
+    pytest.importorskip("dp_accounting")
+    pytest.importorskip("cryptography")
+    found = audited(0, rounds=3, promise=promise)
+    assert not found.flags, found
+    assert 0.8 < found.spread < 1.2
+
+
+@pytest.mark.parametrize(
+    ("mutate", "noise"), [(halve_deviation, "discrete"), (clip_nothing, "discrete"), (one_noise, "normal")]
+)
+def test_wrong_ones_are_accused_with_a_secure_sum_and_a_clip_that_moves(
+    mutate: Any, noise: Literal["normal", "discrete"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Discrete noise of another deviation takes other turns, so one stream for all rounds is not one noise there."""
+    pytest.importorskip("dp_accounting")
+    pytest.importorskip("cryptography")
+    mutate(monkeypatch)
+    found = audited(0, canaries=600, promise=replace(ALL_ON, noise=noise))
+    assert found.flags, found
+
+
+def test_a_secure_sum_releases_what_the_plain_one_does() -> None:
+    pytest.importorskip("dp_accounting")
+    pytest.importorskip("cryptography")
+    whole = replace(PLAIN, clip=MOVING)
+    plain, secure = (
+        canary_rounds(canaries=120, rounds=2, rate=RATE, promise=promise)
+        for promise in (whole, replace(whole, secure_sum=SecureSum()))
+    )
+    assert plain.presence.equal(secure.presence)
+
+
+def test_a_clip_that_moves_is_taken_as_it_moves() -> None:
+    """Canaries that are long in each round lie at 1 along their direction, whatever the clip is by then."""
+    pytest.importorskip("dp_accounting")
+    fast = replace(PLAIN, clip=MovingClip(AdaptiveClip(quantile=0.2, rate=1.0, start=0.5)), noise_multiplier=0.1)
+    seen = canary_rounds(canaries=40, rounds=4, rate=1.0, promise=fast)
+    assert seen.presence[:, :40][:, seen.is_in].mean() == pytest.approx(1.0, abs=0.1)
+    assert seen.noise > 0.1

@@ -345,10 +345,12 @@ def test_a_run_that_cannot_be_talked_to_is_refused(run_dir: Path, tmp_path: Path
         open_run(tmp_path, "pizza")
     with pytest.raises(ConfigError, match="--client is sushi but the run's clients are repair, coffee, movie"):
         open_run(run_dir, "sushi")
-    with pytest.raises(ConfigError, match=r"is a run of task.name qa; name a run of dialog"):
+    with pytest.raises(
+        ConfigError, match=r"is a run of task.name qa, whose model does not talk; name a run of causal_lm"
+    ):
         open_run(copy_without(run_dir, tmp_path / "qa", name="qa"), "pizza")
-    with pytest.raises(ConfigError, match="one model for both sides"):
-        open_run(copy_without(run_dir, tmp_path / "one", sides="one"), "pizza")
+    with pytest.raises(ConfigError, match="--client is missing; name one of repair, coffee"):
+        open_run(run_dir, None)
     copied = copy_without(run_dir, tmp_path / "copied")
     (copied / "model" / "pizza" / "user" / "model.safetensors").write_bytes(b"none")
     with pytest.raises(ConfigError, match="holds no GPT-2"):

@@ -336,11 +336,11 @@ def test_another_config_is_refused_field_by_field(checkpoints: Checkpoints) -> N
     save(checkpoints, 1)
     found = checkpoints.at(1)
 
-    def difference(old: dict, new: dict) -> list[str]:
-        return [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]
+    def difference(old: dict, new: dict) -> list[tuple[str, str, str]]:
+        return [(key, str(old[key]), str(new[key])) for key in old if old[key] != new[key]]
 
     checkpoints.check_fits(found, CONFIG, difference, FACTS)  # tuples and lists are the same thing in a file
-    with pytest.raises(CheckpointError, match=r"(?s)rounds: 60 -> 61.*--resume never.*run\.dir.*--resume force"):
+    with pytest.raises(CheckpointError, match=r"(?s)rounds was 60 and is now 61.*never.*run\.dir.*--resume force"):
         checkpoints.check_fits(found, {**CONFIG, "rounds": 61}, difference)
     with pytest.raises(CheckpointError, match="code: 'abc' -> 'def'"):
         checkpoints.check_fits(found, CONFIG, difference, {"code": "def"})

@@ -11,6 +11,7 @@ from fedqa_files import TOPICS, put, write_collections, write_released
 from prepared_files import seal
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.data.client_facts import FACTS
 from fedtorch.data.fedqa import CLIENTS, Question
 from fedtorch.data.fedqa_rows import Sampling, split_questions
 from fedtorch.data.folder import read_manifest
@@ -138,6 +139,23 @@ def test_the_released_layout_keeps_splits_and_candidates(tmp_path: Path) -> None
     assert manifest["clients"]["law"]["splits"]["train"]["pairs"] == [1, 5, 5, 5]
     assert manifest["record"]["options"]["sources"].keys() >= {"law/test.rank", "money/train.json"}
     assert read_pool(tmp_path / "out") == []
+
+
+def test_table_1_is_of_the_authors_files_before_training_changes_them(tmp_path: Path) -> None:
+    """By hand: 5 + 4 + 4 questions, one of them without a relevant answer; 6 + 8 + 8 pairs, 12 of them relevant."""
+    write_released(tmp_path / "raw", "law")
+    assert run(tmp_path / "raw", tmp_path / "out") == 0
+    facts = read_manifest(tmp_path / "out")["record"][FACTS]["law"]
+    assert (facts["questions"], facts["relevant %"]) == (13, pytest.approx(100 * 12 / 22, abs=1e-4))
+    assert (facts["answers"], facts["words per question"]) == (14, round((13 * 3 + 8 - 1) / 13, 4))
+
+
+def test_table_1_counts_questions_that_training_leaves_out_and_all_given_negatives(out: Path) -> None:
+    """PrivacyQA, by hand: 12 questions, two of them without a relevant segment; 20 of 120 labelled pairs relevant."""
+    facts = read_manifest(out)["record"][FACTS]
+    assert facts["privacyqa"]["questions"] == 12
+    assert facts["privacyqa"]["relevant %"] == pytest.approx(100 * 20 / 120, abs=1e-4)
+    assert facts["pubmedqa"]["relevant %"] == pytest.approx(100 / 6, abs=1e-4)  # none are given: five by BM25
 
 
 def test_collections_and_clients_with_a_train_json_are_both_read(raw: Path, out: Path, tmp_path: Path) -> None:

@@ -172,3 +172,24 @@ def test_a_common_folder_that_is_not_mounted_on_the_server_is_not_emptied(networ
     assert run(hosts, words) == [8] * 4
     assert files(of(hosts, "b")) == kept
     assert "rank 2 (host `b`) holds the states of 3 clients after 2 saved rounds" in reason(hosts)
+
+
+def test_newer_states_without_a_note_are_passed_over_by_who_is_told_to_alone(network: Callable[..., Network]) -> None:
+    """The server came from a backup, and what goes with that is gone: the same refusal as with a note, and way on."""
+    hosts = network()
+    words = stopped(hosts, "checkpoint.keep=1")
+    backup = shutil.copytree(of(hosts, "a"), hosts.root / "backup")
+    assert run(hosts, words) == [0] * 4
+    shutil.rmtree(of(hosts, "a"))
+    backup.rename(of(hosts, "a"))
+    note = of(hosts, "b") / "checkpoints" / NOTE
+    note.unlink()
+    newest = files(of(hosts, "b"))
+    assert run(hosts, [*words, "checkpoint.missing_clients=restart"]) == [8] * 4
+    assert "the server's newest checkpoint is of round 2: its run folder is an older copy" in reason(hosts)
+    assert "has one of round 3" in reason(hosts)
+    assert files(of(hosts, "b")) == newest
+    force = dict.fromkeys((2, 3), ["--resume", "force"])
+    assert start_each(hosts, words, force) == [8] * 4
+    assert "are not where the clients live" in reason(hosts) and "has one of round 3" in reason(hosts)
+    assert start_each(hosts, [*words, "checkpoint.missing_clients=restart"], force) == [0] * 4

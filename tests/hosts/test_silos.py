@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hosts import Network
+from silos import gate
 
 from fedtorch.main import main
 from launchers import join, serve, silo
@@ -145,11 +146,22 @@ def of_one_process(folder: Path, data: Path, *settings: str) -> str:
     return digest(folder / "run")
 
 
-def wait_for(path: Path, limit_s: float = 120.0) -> None:
+def wait_for(path: Path, text: str = "", limit_s: float = 300.0) -> None:
+    """Until the file is there, and has the text in it."""
     give_up_at = time.monotonic() + limit_s
-    while not path.exists():
-        assert time.monotonic() < give_up_at, f"{path} did not come within {limit_s:g} s"
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < give_up_at, f"{path} did not come within {limit_s:g} s, or has no {text!r}"
         time.sleep(0.05)
+
+
+def wait_at(hosts: Network, gate: Path, **ranks: int) -> None:
+    """Until these ranks wait at the gate, so that all before it is done. ranks: host -> rank there."""
+    for name, rank in ranks.items():
+        wait_for(hosts.hosts[name].disk / "run" / f"log.rank{rank}.txt", f"file='{gate}'")
+
+
+PATIENT: dict[str, object] = {"timeout": 300.0, "start_timeout": 300.0}
+"""Of runs in which a rank is held at a gate: nobody takes it for lost, however long a host takes to boot."""
 
 
 @pytest.mark.slow
@@ -179,13 +191,14 @@ def test_the_others_wait_for_a_side_whose_machine_was_killed(
 ) -> None:
     """Nobody but that machine starts anything again; the bits are those of a run that nothing happened to."""
     hosts = network(names=tuple(SIDES))
-    config = prepare(hosts, tiny_data, timeout=20.0, start_timeout=90.0)
-    faults = "sleep:rank=2,round=1,phase=train,client=west,seconds=3"
+    config = prepare(hosts, tiny_data, **PATIENT)
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, "rounds=3", faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, opened, north=1, other=2)
     hosts.kill(name)
-    sides[name].wait(10)
+    sides[name].wait(60)
+    opened.touch()
     hosts.boot(name)
     sides[name] = start(hosts, name, config, "rounds=3")
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
@@ -200,17 +213,21 @@ def test_the_others_go_on_without_a_silo_which_comes_back_in_a_later_round(
     network: Callable[..., Network], tiny_data: Path
 ) -> None:
     hosts = network(names=tuple(SIDES))
-    config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
+    config = prepare(hosts, tiny_data, **PATIENT)
     settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=8"]
-    faults = "sleep:rank=2,phase=train,client=west,seconds=5"  # it takes seconds to be back
-    sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
+    (first, lost), (second, back) = gate(hosts, 1), gate(hosts, 3)
+    beside = "sleep:rank=2,phase=train,client=west"  # so that it knocks again, should the server have missed it
+    sides = {side: start(hosts, side, config, *settings, faults=f"{first};{second};{beside}") for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, lost, north=1, other=2)
     hosts.kill("north")
-    sides["north"].wait(10)
+    sides["north"].wait(60)
+    lost.touch()
     wait_for(run / "checkpoints" / "round_000003" / "manifest.json")
     hosts.boot("north")
     sides["north"] = start(hosts, "north", config, *settings)
+    wait_for(hosts.hosts["north"].disk / "run" / "log.rank1.txt", "it waits to be let in")
+    back.touch()
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
     log = hosts.log("hub", 0)
     assert "going on without rank 1: " in log and "rank 1 (north, host `north`)" in log
@@ -225,18 +242,22 @@ def test_of_two_silos_that_are_lost_one_comes_back(network: Callable[..., Networ
     """What the one that is away has told before is not asked for again."""
     hosts = network(names=("hub", "north", "south", "west"))
     pinned = {"north": 1, "south": 2, "west": 3}
-    config = prepare(hosts, tiny_data, timeout=30.0, start_timeout=90.0, pinned=pinned)
-    settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=10"]
-    faults = "sleep:rank=1,phase=train,seconds=2"
+    config = prepare(hosts, tiny_data, **PATIENT, end_timeout=3.0, pinned=pinned)
+    settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=8"]
+    (first, lost), (second, back) = gate(hosts, 1), gate(hosts, 3)
+    faults = f"{first};{second};sleep:rank=1,phase=train"
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in hosts.hosts}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, lost, north=1, south=2, west=3)
     for name in ("south", "west"):
         hosts.kill(name)
-        sides.pop(name).wait(10)
+        sides.pop(name).wait(60)
+    lost.touch()
     wait_for(run / "checkpoints" / "round_000003" / "manifest.json")
     hosts.boot("south")
     sides["south"] = start(hosts, "south", config, *settings)
+    wait_for(hosts.hosts["south"].disk / "run" / "log.rank2.txt", "it waits to be let in")
+    back.touch()
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
     assert "rank 2 is back; all go on together" in hosts.log("hub", 0)
     manifests = sorted((run / "checkpoints").glob("round_*/manifest.json"))
@@ -254,8 +275,7 @@ def test_an_institution_is_added_and_another_one_removed(network: Callable[..., 
     prepare(hosts, tiny_data)
 
     def all_sides(pinned: dict[str, int], *settings: str, options: tuple[str, ...] = ()) -> list[int]:
-        about = {"timeout": 60.0, "start_timeout": 60.0, "pinned": pinned}
-        config = write_config(hosts.root, hosts.disk / "run", hosts.disk / "data", **about)
+        config = write_config(hosts.root, hosts.disk / "run", hosts.disk / "data", **PATIENT, pinned=pinned)
         sides = [start(hosts, name, config, *settings, options=options) for name in ("hub", *pinned)]
         return [side.wait(300) for side in sides]
 
@@ -284,23 +304,24 @@ def test_a_silo_with_another_secret_ends_alone_and_the_others_wait_for_the_right
 ) -> None:
     """At the start, and once more when its machine was switched off and comes back with the old secret."""
     hosts = network(names=tuple(SIDES))
-    config = prepare(hosts, tiny_data, timeout=20.0, start_timeout=120.0)
-    faults = "sleep:rank=2,round=1,phase=train,client=west,seconds=3"
+    config = prepare(hosts, tiny_data, **PATIENT)
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, "rounds=3", faults=faults) for side in ("hub", "other")}
     log, run = hosts.hosts["hub"].disk / "run" / "log.rank0.txt", hosts.hosts["hub"].disk / "run"
     for times in (1, 2):
         wrong = start(hosts, "north", config, "rounds=3", secret=WRONG, stderr=subprocess.PIPE)
-        assert wrong.wait(60) == 4
+        assert wrong.wait(300) == 4
         assert wrong.stderr is not None and "is not that of the server at 10.83.0.1:29500" in wrong.stderr.read()
         own = json.loads((hosts.hosts["north"].disk / "run" / "status.json").read_text())
         assert (own["code"], own["silo"], own["state"]) == (4, "north", "failed")
         assert log.read_text().count("rank 1 (north, on host `north`, by its own words) came with another") == times
         assert all(side.poll() is None for side in sides.values()), "the others wait"
         if not (run / "checkpoints").exists():
-            sides["north"] = start(hosts, "north", config, "rounds=3")
-            wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+            sides["north"] = start(hosts, "north", config, "rounds=3", faults=faults)
+            wait_at(hosts, opened, north=1, other=2)
             hosts.kill("north")
-            sides.pop("north").wait(10)
+            sides.pop("north").wait(60)
+            opened.touch()
             hosts.boot("north")
     sides["north"] = start(hosts, "north", config, "rounds=3")
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
@@ -347,19 +368,16 @@ def test_a_silo_shows_its_rounds_in_plain_words_and_listens_at_known_ports(
 def test_with_one_silo_left_the_run_waits_for_the_others(network: Callable[..., Network], tiny_data: Path) -> None:
     """Of one alone the sum is its update."""
     hosts = network(names=tuple(SIDES))
-    config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
+    config = prepare(hosts, tiny_data, **PATIENT)
     settings = ["clients.on_loss=continue", "rounds=6"]
-    faults = "sleep:rank=2,phase=train,client=west,seconds=2"
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, opened, north=1, other=2)
     hosts.kill("north")
-    sides["north"].wait(10)
-    log = run / "log.rank0.txt"
-    give_up_at = time.monotonic() + 60
-    while "1 silos are left after a loss, but clients.min_silos is 2" not in log.read_text():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.2)
+    sides["north"].wait(60)
+    opened.touch()
+    wait_for(run / "log.rank0.txt", "1 silos are left after a loss, but clients.min_silos is 2")
     hosts.boot("north")
     sides["north"] = start(hosts, "north", config, *settings)
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
@@ -409,23 +427,24 @@ def test_a_silo_that_comes_back_after_the_end_hears_of_it_though_the_server_was_
     network: Callable[..., Network], tiny_data: Path
 ) -> None:
     hosts = network(names=tuple(SIDES))
-    config = prepare(hosts, tiny_data, timeout=8.0, start_timeout=90.0)
+    config = prepare(hosts, tiny_data, **PATIENT, end_timeout=800.0)
     settings = ["clients.on_loss=continue", "clients.min=1", "clients.min_silos=1", "rounds=3"]
-    faults = "sleep:rank=2,phase=train,client=west,seconds=2"
+    faults, opened = gate(hosts, 1)
     sides = {side: start(hosts, side, config, *settings, faults=faults) for side in SIDES}
     run, own = hosts.hosts["hub"].disk / "run", hosts.hosts["north"].disk / "run" / "model"
-    wait_for(run / "checkpoints" / "round_000001" / "manifest.json")
+    wait_at(hosts, opened, north=1, other=2)
     hosts.kill("north")
-    sides.pop("north").wait(10)
+    sides.pop("north").wait(60)
+    opened.touch()
     wait_for(run / "unheard.json")
     assert sides.pop("other").wait(60) == 0 and sides["hub"].poll() is None and not own.exists()
     result = (run / "results.json").read_bytes()
     hosts.kill("hub")
-    sides.pop("hub").wait(10)
+    sides.pop("hub").wait(60)
     hosts.boot("north")
     hosts.boot("hub")
     sides = {side: start(hosts, side, config, *settings) for side in ("north", "hub")}
-    assert [side.wait(200) for side in sides.values()] == [0, 0]
+    assert [side.wait(500) for side in sides.values()] == [0, 0]
     assert {path.name for path in own.iterdir()} == {"north"}
     assert json.loads((run / "status.json").read_text())["reason"] == "done without 1 lost clients: north"
     assert (run / "results.json").read_bytes() == result and not (run / "unheard.json").exists()
@@ -438,12 +457,15 @@ def test_losses_with_good_rounds_between_them_end_no_side(
 ) -> None:
     """North dies in three rounds; every side has two restarts, and gets them back with every saved round."""
     hosts = network(names=tuple(SIDES))
-    config = prepare(hosts, tiny_data, timeout=20.0, start_timeout=90.0)
-    sides = {side: start(hosts, side, config, "rounds=4", "--max-restarts=2") for side in SIDES}
+    config = prepare(hosts, tiny_data, **PATIENT)
+    gates = [gate(hosts, round) for round in (1, 2, 3)]
+    faults = ";".join(fault for fault, _ in gates)
+    sides = {side: start(hosts, side, config, "rounds=4", "--max-restarts=2", faults=faults) for side in SIDES}
     run = hosts.hosts["hub"].disk / "run"
-    for round in (1, 2, 3):
-        wait_for(run / "checkpoints" / f"round_{round:06d}" / "manifest.json")
+    for _, opened in gates:
+        wait_at(hosts, opened, north=1, other=2)
         hosts.command("north", "kill -9 $(pgrep -P $(pgrep -o -f fedtorch.cli))")
+        opened.touch()
     assert [side.wait(500) for side in sides.values()] == [0, 0, 0]
     assert digest(run) == of_one_process(tmp_path, tiny_data, "rounds=4")
 

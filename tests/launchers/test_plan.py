@@ -101,9 +101,11 @@ def test_a_folder_with_other_settings_is_refused_and_what_changes_no_result_is_n
     leave_run(point, "done")
     (tracked,) = make_points([configs / "a.yaml"], tmp_path / "out", grid={}, overrides=["track.tensorboard=false"])
     assert is_done(tracked)
-    (other,) = make_points([configs / "a.yaml"], tmp_path / "out", grid={}, overrides=["rounds=77"])
-    with pytest.raises(ConfigError, match=r"other settings: rounds was \d+ and is now 77; take another --dir"):
+    (other,) = make_points([configs / "a.yaml"], tmp_path / "out", grid={}, overrides=["rounds=1"])
+    with pytest.raises(ConfigError, match=r"other settings: rounds was \d+ and is now 1; take another --dir"):
         is_done(other)
+    (more,) = make_points([configs / "a.yaml"], tmp_path / "out", grid={}, overrides=["rounds=77"])
+    assert not is_done(more)
 
 
 def test_plans_of_one_folder_add_up(configs: Path, tmp_path: Path) -> None:

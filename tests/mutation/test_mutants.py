@@ -235,7 +235,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "scored",
         "seq2seq",
         "tagged_words",
-        "templates",
         "text2sql",
         "text_classification",
         "text_generation",
@@ -246,6 +245,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     ),
     "setup": (
         "attacks",
+        "bare_rounds",
         "bench",
         "build",
         "checks",
@@ -266,6 +266,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "privacy_cost",
         "private",
         "remarks",
+        "run_config",
         "scale",
         "secure",
         "step_time",

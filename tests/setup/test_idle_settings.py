@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.setup.build import build
-from fedtorch.setup.idle_settings import about_evaluation, about_rates
+from fedtorch.setup.idle_settings import about_evaluation, about_neutral, about_rates
 from fedtorch.setup.plan import Plan
+from tests.test_main import TINY
 
 
 def plan(folder: Path, *sets: str) -> Plan:
@@ -22,8 +24,6 @@ def plan(folder: Path, *sets: str) -> Plan:
 REFUSED = {
     "eval.split=validation": "eval.split is validation but the task `toy:Quadratic` has the splits train, dev, test",
     "eval.final_split=Test": "eval.final_split is Test but the task `toy:Quadratic` has the splits train, dev, test",
-    "clients={sampling: numpy_round_seed, per_round: all}": "but clients.per_round is all, so nobody is drawn",
-    "client.accumulation_rule=spill": "client.accumulation_rule is spill but client.accumulation is 1",
     "system.pinned_to=node": "system.pinned_to is node but system.placement is balanced",
     "compare=[{}]": "compare.0 changes nothing",
     "compare={}": "compare changes nothing",
@@ -108,6 +108,41 @@ def test_rates_of_nothing_are_said_and_allowed(tmp_path: Path) -> None:
     ]
     assert list(about_rates(plan(tmp_path, "client.lr=0", "per_client.a.lr=0.1"))) == []
     assert list(about_rates(plan(tmp_path, "client.lr=0", "rounds=0"))) == []
+
+
+SPILL, DRAWN = "client.accumulation_rule=spill", "clients={sampling: numpy_round_seed, per_round: all}"
+
+
+def test_a_key_that_another_ones_value_makes_idle_is_said_and_allowed(tmp_path: Path) -> None:
+    """A sweep over `client.accumulation`, or over `clients.per_round`, comes past that value."""
+    assert list(about_neutral(plan(tmp_path, SPILL, DRAWN))) == [
+        "client.accumulation_rule is spill and client.accumulation 1, so no group of micro-batches is incomplete and "
+        "nothing spills",
+        "clients.sampling is numpy_round_seed and clients.per_round all, so nobody is drawn",
+    ]
+    assert list(about_neutral(plan(tmp_path, SPILL, "client.accumulation=2"))) == []
+    assert list(about_neutral(plan(tmp_path, SPILL, "per_client.a.accumulation=2"))) == [], "one does spill"
+    assert list(about_neutral(plan(tmp_path, SPILL, DRAWN, "rounds=0"))) == []
+    assert main(["--config", str(toy_config(tmp_path)), "--set", SPILL, DRAWN, "rounds=1"]) == 0
+    assert "nothing spills" in (tmp_path / "run" / "log.rank0.txt").read_text()
+
+
+def test_where_nothing_spills_the_bits_are_those_of_the_exact_rule(tmp_path: Path, tiny_data: Path) -> None:
+    """Of a task that counts the terms of its loss, too."""
+    found = set()
+    for rule in ("exact", "spill"):
+        folder = tmp_path / rule
+        folder.mkdir()
+        (folder / "x.yaml").write_text(TINY.replace("DIR", str(folder / "run")).replace("DATA", str(tiny_data)))
+        words = ["--config", str(folder / "x.yaml"), "--set", "rounds=1", f"client.accumulation_rule={rule}"]
+        assert main(words) == 0
+        found.add(json.loads((folder / "run" / "results.json").read_text())["digest"])
+    assert len(found) == 1
+
+
+def test_a_rate_of_0_goes_with_every_schedule(tmp_path: Path) -> None:
+    (line,) = about_rates(plan(tmp_path, "client.lr=0", "client.schedule=polynomial"))
+    assert line == "client.lr is 0 for all clients, so their training changes nothing"
 
 
 def test_a_private_run_says_that_nobody_is_evaluated(tmp_path: Path) -> None:

@@ -117,3 +117,12 @@ def test_placement_and_pins_go_together() -> None:
         SystemConfig(placement="pinned")
     with pytest.raises(ConfigError, match="system.placement is balanced but system.pinned has 1 clients"):
         SystemConfig(pinned={"a": 1})
+
+
+def test_what_the_server_alone_cannot_read_ends_all_ranks_with_its_code(disks: Path) -> None:
+    """The others are built already, and would take it for lost."""
+    (disks / "server" / "data" / "tokenizer" / "tokenizer.json").write_text("{")
+    config = write_config(disks, "torn")
+    assert [o.result for o in expect_exit(as_rank, 3, str(disks), str(config), NODES)] == [2, 2, 2]
+    for rank in (1, 2):
+        assert "the server refused to begin; its own log says why" in (disks / f"torn/log.rank{rank}.txt").read_text()

@@ -98,16 +98,55 @@ def test_clients_with_models_of_their_own_are_asked_by_name(folder: Path, capsys
     assert "--client is wst, of whom run has no model; did you mean `west`?" in capsys.readouterr().err
 
 
+BAD = {
+    '{"note": ""}': "`note` is missing or empty; correct the row",
+    '{"other": "a"}': "`note` is missing or empty; correct the row",
+    '{"note": 3}': "the text is a int, expected a string; correct the row",
+    '{"note": "a"': "not JSON (Expecting ',' delimiter, column 13); expected one JSON object a line; correct the row",
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_rows_that_cannot_be_answered_are_listed_and_the_others_are_answered_as_without_them(
+    strict: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(folder, "single_label", lambda i: "xyz"[i % 3])
+    good = [json.dumps({"note": note(i)}) for i in range(9)]
+    (folder / "good.jsonl").write_text("\n".join(good) + "\n")
+    assert main(["predict", "run", "good.jsonl"]) == 0
+    plain = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    mixed = [good[0], *BAD, *good[1:], '{"note": null}']
+    (folder / "new.jsonl").write_text("\n".join(mixed) + "\n")
+    options = ["--strict"] if strict else []
+    assert main(["predict", "run", "new.jsonl", "--out", "answers.jsonl", *options]) == 3 * strict
+    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    assert [answer["row"] for answer in answers] == list(range(1, 15))
+    wrong = {2 + i: f"new.jsonl:{2 + i}: {why}" for i, why in enumerate(BAD.values())}
+    wrong[14] = "new.jsonl:14: `note` is missing or empty; correct the row"
+    assert {answer["row"]: answer["error"] for answer in answers if "error" in answer} == wrong
+    answered = [answer for answer in answers if "error" not in answer]
+    assert [answer | {"row": i} for i, answer in enumerate(answered, start=1)] == plain
+    said = capsys.readouterr().err
+    assert "5 of 14 rows have no answer:" in said and all(f"\n  {why}" in said for why in wrong.values())
+
+
+def test_where_no_row_can_be_answered_the_code_is_3(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(folder, "single_label", lambda i: "xyz"[i % 3])
+    (folder / "new.jsonl").write_text('{"note": ""}\n' * 30)
+    assert main(["predict", "run", "new.jsonl"]) == 3
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 30 and "30 of 30 rows have no answer" in err
+    assert "and 10 more, which are in the output under `error`" in err
+
+
 @pytest.mark.parametrize(
     ("rows", "code", "said"),
     [
-        ('{"note": "a"}\n{"note": ""}\n', 3, "new.jsonl:2: `note` is missing or empty; correct the row"),
-        ('{"note": "a"}\n\n{"note": 3}\n', 3, "new.jsonl:3: "),
         ('{"text": "a"}\n', 2, "new.jsonl has no column `note`; "),
         (None, 2, "'new.jsonl' is no file"),
     ],
 )
-def test_rows_that_cannot_be_answered_are_named_and_nothing_is_left(
+def test_a_source_that_cannot_be_read_is_refused_and_nothing_is_left(
     rows: str | None, code: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(folder, "single_label", lambda i: "xyz"[i % 3])

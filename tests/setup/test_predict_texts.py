@@ -145,6 +145,18 @@ def test_plain_texts_have_a_perplexity() -> None:
             "new.jsonl:2: `tokens` is a str, expected a list of strings",
         ),
         (
+            CHATS,
+            {
+                "name": "causal_lm",
+                "model": GPT2,
+                "rows_are": "messages",
+                "chat_template": "chat.jinja",
+                "generate": {"max_new_tokens": 4},
+            },
+            '{"messages": [{"role": "narrator", "content": "a"}]}',
+            "new.jsonl:2: the tokenizer's chat template refuses a row's messages (TemplateError)",
+        ),
+        (
             PAIRS,
             {"name": "seq2seq", "model": T5, "truncate": "refuse"},
             json.dumps({"source": "red " * 99}),
@@ -155,6 +167,8 @@ def test_plain_texts_have_a_perplexity() -> None:
 def test_a_row_that_cannot_be_answered_is_named(
     rows: list[dict[str, Any]], task: dict[str, Any], line: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    refusing = "{% if m.role == 'narrator' %}{{ raise_exception(m.content) }}{% endif %}"
+    Path("chat.jinja").write_text(TEMPLATE.replace("<{{ m.role }}>", refusing + "<{{ m.role }}>"))
     write_rows(Path("rows.jsonl"), rows)
     data = {"source": "rows.jsonl", "clients": {"iid": 2}, "tokenizer_size": 300}
     Path("run").mkdir()
@@ -162,8 +176,12 @@ def test_a_row_that_cannot_be_answered_is_named(
     found = load("run/config.yaml").task
     found.save_model(found.build_model(0), Path("run/model"))
     first = {role: value for role, value in rows[0].items() if role in found.new_form().required}
-    Path("new.jsonl").write_text(f"{json.dumps(first)}\n{line}\n")
-    assert main(["predict", "run", "new.jsonl", "--out", "answers.jsonl"]) == 3
-    assert said in capsys.readouterr().err and not list(Path().glob("answers*"))
+    Path("new.jsonl").write_text(f"{json.dumps(first)}\n{line}\n{json.dumps(first)}\n")
+    assert main(["predict", "run", "new.jsonl", "--out", "answers.jsonl", "--strict"]) == 3
+    assert said in capsys.readouterr().err
+    before, wrong, after = (json.loads(line) for line in Path("answers.jsonl").read_text().splitlines())
+    assert wrong["error"].startswith(said) and "error" not in before and before | {"row": 3} == after
+    if task["name"] == "causal_lm":
+        return
     assert main(["predict", "run", "new.jsonl", "--perplexity"]) == 2
     assert f"the run's task.name is {task['name']}; it is for causal_lm" in capsys.readouterr().err

@@ -34,6 +34,15 @@ def write_config(hosts: Network, *settings: str) -> list[str]:
     return ["--config", str(path), "--set", "system.timeout=8", *settings]
 
 
+def gate(hosts: Network, round: int) -> tuple[str, Path]:
+    """A fault by which every rank waits in a round's training, and the file that lets them go on.
+
+    round: done before it. A rank is silent meanwhile, so `system.timeout` must be longer than the wait.
+    """
+    path = hosts.root / f"gate-{round}"
+    return f"wait:round={round},phase=train,file={path}", path
+
+
 def digest(run: Path) -> str:
     found: str = json.loads((run / "results.json").read_text())["digest"]
     return found

@@ -133,7 +133,7 @@ def test_the_saved_adapter_gives_the_logits_of_the_evaluation(kind: str, tmp_pat
     model = runner.components.engine.module.eval()
     ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
-    config = AutoConfig.from_pretrained(tmp_path / "model")
+    config = AutoConfig.from_pretrained(tmp_path / "model" / "model_config.json")
     base = type(model).from_pretrained(tmp_path / "model" / "base", config=config)
     with torch.no_grad():
         evaluated = model(**inputs).logits
@@ -151,7 +151,7 @@ def test_what_joined_the_base_is_in_the_saved_adapter(kind: str, rule: Any, tmp_
     runner.export(tmp_path / "model")
     model = runner.components.engine.module.eval()
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])}
-    config = AutoConfig.from_pretrained(tmp_path / "model")
+    config = AutoConfig.from_pretrained(tmp_path / "model" / "model_config.json")
     base = type(model).from_pretrained(tmp_path / "model" / "base", config=config)
     start = task.build_model(runner.components.config.run.seed).eval()
     with torch.no_grad():
@@ -172,8 +172,8 @@ def test_an_adapter_on_a_base_from_a_folder_is_saved_alone_with_what_the_base_la
     runner = trained(tmp_path / "run", classifier("four.jsonl", model=model))
     runner.export(tmp_path / "model")
     names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "config.json"} <= names
-    assert not {"base", "model.safetensors"} & names
+    assert {"adapter_config.json", "adapter_model.safetensors", "model_config.json"} <= names
+    assert not {"config.json", "base", "model.safetensors"} & names
     told = json.loads((tmp_path / "model" / "adapter_config.json").read_text())
     assert told["base_model_name_or_path"] == str(Path("base").resolve())
     evaluated = runner.components.engine.module.eval()
@@ -214,7 +214,8 @@ eval: {{every: 0}}
     Path("one.yaml").write_text(config)
     assert main(["--config", "one.yaml"]) == 0
     run = tmp_path / "run"
-    assert "PeftModel.from_pretrained" in (run / "model" / "README.md").read_text()
+    card = (run / "model" / "README.md").read_text()
+    assert 'AutoModelForCausalLM.from_pretrained("FOLDER")  # finds base and adapter' in card.replace(str(run), "")
     assert report(["adapters", str(run)]) == 0
     row = capsys.readouterr().out.splitlines()[-1].split(" | ")
     # rows of train and rounds; bytes of r (d_in + d_out) of one layer and some text; the error is there, and small

@@ -60,9 +60,9 @@ def test_they_are_the_best_of_their_rank_for_the_gradient(layer: str) -> None:
 
 
 def assert_fits(task: Any, model: nn.Module, layers: Any, source: str) -> None:
-    from fedtorch.tasks.new_rows import new_rows
+    from fedtorch.tasks.new_rows import all_usable, new_rows
 
-    (rows,) = new_rows(source, task.data, task.form())
+    rows = [row for block in new_rows(source, task.data, task.form()) for row in all_usable(block)]
     assert SIZE < len(rows) == 11  # so that there is more than one batch
     for one in layers.values():
         one.base_layer.weight.requires_grad_()
@@ -83,9 +83,11 @@ def assert_fits(task: Any, model: nn.Module, layers: Any, source: str) -> None:
         ({"r": 17}, ConfigError, "less than task.model.adapter.r"),
         ({"public_rows": "nowhere.jsonl"}, ConfigError, "nowhere.jsonl"),
         ({"public_rows": "said.jsonl"}, (ConfigError, DataError), "text"),
+        ({"public_rows": "holes.jsonl"}, DataError, "holes.jsonl:2: `text` is missing or empty"),
     ],
 )
 def test_what_is_of_no_use_is_refused(change: dict[str, Any], error: Any, shown: str) -> None:
+    Path("holes.jsonl").write_text('{"text": "a", "label": "bad"}\n{"text": "", "label": "bad"}\n')
     with pytest.raises(error, match=shown):
         CASES["linear"]({"public_rows": "public.jsonl"}, change).build_model(0)
 

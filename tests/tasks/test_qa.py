@@ -79,6 +79,19 @@ def test_the_manifest_says_how_many_examples_there_will_be(
     assert len(Merged(task).load("all", "train")) == sizes["red"]["train"] + sizes["blue"]["train"]
 
 
+def test_a_share_is_of_the_questions_that_the_cap_leaves(tmp_path: Path) -> None:
+    """FedMatch's figure 8 under a cap: five shares are five sizes, each among the larger one's questions."""
+    rows = [row(f"what is {i}", (f"a {i}", 1), (f"the {i + 1}", 0)) for i in range(40)]
+    write_qa(tmp_path, "qa", {"red": {"train": rows}}, pool=[], vocab_size=120, record={}, min_frequency=1)
+    picked = []
+    for share in (0.2, 0.4, 0.6, 0.8, 1.0):
+        task = make(tmp_path, max_train=10, train_share={"red": share})
+        picked.append(set(task.picked("red", "train", 40)))
+        assert task.manifest()["red"]["train"] == len(picked[-1]) == len(task.load("red", "train"))
+    assert [len(places) for places in picked] == [2, 4, 6, 8, 10]
+    assert all(less < more for less, more in zip(picked, picked[1:], strict=False))
+
+
 def test_a_triple_is_scored_as_two_pairs_and_its_hinge_is_the_loss(folder: Path) -> None:
     task = make(folder)
     model = task.build_model(0).eval()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,8 +50,8 @@ class Overview:
     """`task.name`"""
     clients: dict[str, ClientRows]
     """client -> its rows, in the manifest's order"""
-    shared: tuple[str, ...] = ()
-    """splits that all clients have alike, because they are files of their own"""
+    shared: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """split -> clients that have the same rows in it, because it is a file for all"""
     left_out: int = 0
     """rows that could not be used"""
     leaks: list[str] = field(default_factory=list)
@@ -62,9 +62,12 @@ class Overview:
     def total(self) -> ClientRows:
         """All clients together; splits that are shared count once."""
         found = ClientRows()
-        for client in self.clients.values():
+        counted = set[str]()
+        for name, client in self.clients.items():
             for split, count in client.rows.items():
-                found.rows[split] = count if split in self.shared else found.rows.get(split, 0) + count
+                is_shared = name in self.shared.get(split, ())
+                found.rows[split] = found.rows.get(split, 0) + (0 if is_shared and split in counted else count)
+                counted |= {split} if is_shared else set()
             found.labels.update(client.labels)
             found.tokens += client.tokens
             for key in ("cut", "unsupervised", "inside", "across", "leaks"):
@@ -107,7 +110,7 @@ def split_digests(digests: Mapping[tuple[str, str], Sequence[bytes]], overview: 
     seen: dict[str, set[bytes]] = {}
     for (client, split), found in digests.items():
         facts = overview.clients[client]
-        if split not in overview.shared:
+        if client not in overview.shared.get(split, ()):
             own = seen.setdefault(client, set())
             facts.inside += len(found) - len(set(found)) + len(own.intersection(found))
             own.update(found)

@@ -126,13 +126,13 @@ def deal_rows(data: OwnData, form: Form, scratch: Path, label_of: LabelOf | None
             names = split_names(
                 store.splits.of(indices), store.labels.of(indices), [ids[i] for i in indices], data, there
             )
-        result.clients[client] = {
-            split: store.rows(indices[[name == split for name in names]]) for split in SPLITS
-        } | shared  # fmt: skip
+        result.clients[client] = {split: store.rows(indices[[name == split for name in names]]) for split in SPLITS}
+        if client not in data.splits.held_out:
+            result.clients[client] |= shared
     for split, rows in elsewhere.items():
         if not isinstance(rows, StoredRows):
             _deal_out(result, split, rows, store, data.splits)
-    _notice(result, set(shared))
+    _notice(result, shared)
     if data.splits.stratify:
         _tell_few(result, data.splits)
     return result
@@ -167,10 +167,10 @@ def _dealt(
     return store, problems, ids, parts
 
 
-def _notice(dealt: Dealt, shared: set[str]) -> None:
+def _notice(dealt: Dealt, shared: Mapping[str, StoredRows]) -> None:
     """Count rows that a client has twice, and rows to be evaluated that somebody trains on."""
     for client, splits in dealt.clients.items():
-        own = np.concatenate([rows.digests for split, rows in splits.items() if split not in shared])
+        own = np.concatenate([rows.digests for split, rows in splits.items() if rows is not shared.get(split)])
         if twice := len(own) - len(np.unique(own)):
             dealt.duplicates[client] = twice
     if dealt.duplicates:
@@ -181,8 +181,9 @@ def _notice(dealt: Dealt, shared: set[str]) -> None:
     leaks, seen = Counter[tuple[str, str]](), set[str]()
     for client, splits in dealt.clients.items():
         for split, rows in splits.items():
-            if split != "train" and split not in seen and len(trained):
-                seen |= {split} & shared  # the same rows at every client
+            is_shared = rows is shared.get(split)
+            if split != "train" and not (is_shared and split in seen) and len(trained):
+                seen |= {split} if is_shared else set()  # the same rows at every client
                 places = np.searchsorted(trained, rows.digests)
                 leaks[client, split] = int((trained[np.minimum(places, len(trained) - 1)] == rows.digests).sum())
     dealt.leaks = leaks.total()

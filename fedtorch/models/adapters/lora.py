@@ -20,9 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig
+from transformers.models.auto import modeling_auto
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
+from fedtorch.core.model_folder import ADAPTER
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
@@ -31,10 +33,19 @@ from fedtorch.models.adapters.precision import pass_gradients_quickly, score_in_
 from fedtorch.models.adapters.settings import KEY, Adapter
 from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.model_files import check_folder, load_from
-from fedtorch.text.pretrained import located
+from fedtorch.text.pretrained import HUB, PACKAGE, located
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of every name in an adapter's file
+
+_TASKS: dict[str, Mapping[str, Any]] = {
+    "SEQ_CLS": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "TOKEN_CLS": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    "QUESTION_ANS": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    "SEQ_2_SEQ_LM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "CAUSAL_LM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+}
+"""Task type of peft -> kind of model -> its class with the head for that."""
 
 log = logging.getLogger(__name__)
 
@@ -87,19 +98,23 @@ def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | N
         if adapter.public_rows is not None:
             raise ConfigError(f"{KEY}.public_rows is set, which only tasks over data of your own take; remove it")
         base = None if source is None else kept_path(source)
-        if base is not None and model.config.vocab_size != load_from(AutoConfig, located(base)).vocab_size:
+        if source is not None and model.config.vocab_size != load_from(AutoConfig, located(source)).vocab_size:
             raise ConfigError(f"{KEY} is set but {source} has fewer embeddings than the tokenizer has tokens, and new "
                               "ones would be no part of the adapter; enlarge the base and save it first")  # fmt: skip
-        if base is not None:
-            map_base(model, Path(located(base)))
+        if source is not None:
+            map_base(model, Path(located(source)))
         add_adapter(model, adapter, seed, base=base)
         score_in_fp32(model)
     return model
 
 
 def kept_path(path: str) -> str:
-    """A folder as it is found from anywhere, a name as it is."""
-    return str(Path(path).resolve()) if Path(path).is_dir() else path
+    """A base as peft and transformers find it from anywhere: a folder by its whole path, a name in the hub as it is."""
+    if path.startswith(HUB):
+        return path.removeprefix(HUB)
+    if path.startswith(PACKAGE) or Path(path).expanduser().is_dir():
+        return str(Path(located(path)).resolve())
+    return path
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -125,23 +140,43 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write the adapter alone: `adapter_config.json` and safetensors, for `PeftModel.from_pretrained(base, folder)`.
+def save_adapter(model: Any, folder: Path, *, base: str | None = None) -> None:
+    """Write the adapter alone: `adapter_config.json` and safetensors, by which peft and transformers find the rest.
 
     Only the factors, behind them what was added to the base, and the modules that are trained whole; peft would add
-    the embeddings of a model whose vocabulary differs from its folder's.
+    the embeddings of a model whose vocabulary differs from its folder's. The task's type and the model's class are
+    written for those that choose a class by them.
+
+    base: where the adapter's base is, if the model's own adapter does not say it.
     """
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)
     config = model.peft_config[NAME]
     tensors = dict(get_peft_model_state_dict(model, save_embedding_layers=False))
-    written = {**config.to_dict(), "inference_mode": True}
+    written = {**config.to_dict(), "inference_mode": True, **_kind(model)}
+    written["base_model_name_or_path"] = config.base_model_name_or_path or base
     made_plain(lora_layers(model), tensors)
     put_together(lora_layers(model), tensors, written)
     save_file(unshared({_PREFIX + name: tensor for name, tensor in tensors.items()}), folder / WEIGHTS)
-    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in written.items()}
-    (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
+    (folder / CONFIG).write_text(config_text(written))
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """What stands in `adapter_config.json`; alpha as a whole number where it is one, as libraries have it."""
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    alpha: Any = plain.get("lora_alpha", 0.5)
+    if float(alpha).is_integer():
+        plain["lora_alpha"] = int(alpha)
+    return json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n"
+
+
+def _kind(model: Any) -> dict[str, Any]:
+    """`task_type` and `auto_mapping` of an adapter's configuration."""
+    kind, name = type(model), type(model).__name__
+    types = [task for task, classes in _TASKS.items() if name == classes.get(model.config.model_type)]
+    mapping = {"base_model_class": name, "parent_library": kind.__module__}
+    return {"task_type": types[0] if types else None, "auto_mapping": mapping}
 
 
 @contextmanager

@@ -10,24 +10,39 @@ from typing import Any
 from torch import nn
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.files import hash_file
+from fedtorch.core.files import hash_file, replace_file
+from fedtorch.core.model_folder import ADAPTED, config_file
 from fedtorch.core.regular_file import check_regular
-from fedtorch.models.adapters.lora import CONFIG, NAME, removed, save_adapter
+from fedtorch.models.adapters.lora import CONFIG, NAME, config_text, removed, save_adapter
 from fedtorch.models.pretrained import save_model
-from fedtorch.text.pretrained import located
+from fedtorch.text.pretrained import HUB, located
 
 BASE = "base"
 """Folder of the base, below that of an adapter, where it came from no folder."""
 
 
 def save_adapted(model: Any, folder: Path) -> None:
-    """Write the adapter and the model's config into `folder`; a base of random weights below it."""
-    save_adapter(model, folder)
+    """Write the adapter into `folder`, and the configuration of the model with it; a base of random weights below it.
+
+    Such a base is named by where it is now: see `tell_place`.
+    """
+    is_alone = model.peft_config[NAME].base_model_name_or_path is not None
+    save_adapter(model, folder, base=None if is_alone else str((folder / BASE).absolute()))
     model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    if model.peft_config[NAME].base_model_name_or_path is None:
+    model.config.to_json_file(folder / ADAPTED)
+    if not is_alone:
         with removed(model):
             save_model(model, folder / BASE)
+
+
+def tell_place(folder: Path, target: Path) -> None:
+    """Tell the adapters in `folder`, which will be renamed to `target`, where their bases of random weights will be."""
+    for base in folder.rglob(BASE):
+        file = base.with_name(CONFIG)
+        if base.is_dir() and file.is_file():
+            told = json.loads(file.read_bytes())
+            place = str(target.absolute() / base.relative_to(folder))
+            replace_file(file, config_text({**told, "base_model_name_or_path": place}))
 
 
 def bases_elsewhere(model: nn.Module) -> list[str]:
@@ -48,7 +63,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """Where the base of the adapter in `folder` is.
+    """The folder or name of the base of the adapter in `folder`; one that was `hub:NAME` is NAME: nothing is fetched.
 
     Raises:
         ConfigError: nobody knows.
@@ -61,14 +76,37 @@ def base_of(folder: Path) -> str:
         raise ConfigError(f"{folder} holds no adapter that can be read ({type(error).__name__})") from error
     if not isinstance(base, str):
         raise ConfigError(f"{folder / CONFIG} does not say of which base it is; set base_model_name_or_path there")
-    return base
+    return base.removeprefix(HUB)  # as earlier versions wrote it
 
 
-def saved_keys(folder: Path) -> dict[str, Any]:
-    """`task.model` of what a run has written into `folder`."""
+def base_folder(folder: Path) -> str:
+    """The folder of the base of the adapter in `folder`, on this machine.
+
+    Raises:
+        ConfigError: it is not here; it is not fetched from anywhere.
+    """
+    base = base_of(folder)
+    try:
+        return located(base)
+    except ConfigError:
+        raise ConfigError(
+            f"{folder / CONFIG} names the base {base!r}, which is no folder and not in the local hub cache; bring it "
+            "there, or set base_model_name_or_path in that file to the folder where it is"
+        ) from None
+
+
+def saved_keys(folder: Path, source: str | None = None) -> dict[str, Any]:
+    """`task.model` of what a run has written into `folder`.
+
+    source: `task.model.path` of the run's config. If that is `hub:NAME` and NAME is the base, the hub may be asked.
+
+    Raises:
+        ConfigError: an adapter's base is not here.
+    """
     if is_adapter(folder):
-        narrow = json.loads((folder / "config.json").read_bytes()).get("dtype") in ("bfloat16", "float16")
-        return {"path": base_of(folder), "adapter": {"path": str(folder), "base": "saved" if narrow else "fp32"}}
+        narrow = json.loads(config_file(folder).read_bytes()).get("dtype") in ("bfloat16", "float16")
+        base = source if source and source == f"{HUB}{base_of(folder)}" else base_folder(folder)
+        return {"path": base, "adapter": {"path": str(folder), "base": "saved" if narrow else "fp32"}}
     return {"path": str(folder)}
 
 

@@ -47,7 +47,7 @@ def test_rows_that_stand_once_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_a_shared_test_counts_once_in_all() -> None:
-    found = Overview("toy", {}, shared=("test",))
+    found = Overview("toy", {}, shared={"test": ("a", "b")})
     found.clients = {"a": ClientRows({"train": 3, "test": 5}), "b": ClientRows({"train": 4, "test": 5})}
     assert found.total().rows == {"train": 7, "test": 5}
 
