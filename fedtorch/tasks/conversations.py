@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedtorch.data.own.text_form import list_in_text
 from fedtorch.tasks.messages import listed, texts_of, tools_of
 from fedtorch.text.chat import ASSISTANT
 from fedtorch.text.templates import check_strings, filled
@@ -28,7 +29,7 @@ class Conversations:
         if "messages" in self.required:
             return {"messages": _messages(values["messages"]), **_tools(values)}
         if "choices" in self.required:
-            choices = _choices(values["choices"])
+            choices = _choices(list_in_text(values["choices"]))
             right = _right(choices, values[self.required[-1]])
             found = replace(self, required=tuple(name for name in self.required if name != "choices"))
             return {**found.convert({**values, self.required[-1]: right}), "choices": choices}
@@ -84,7 +85,7 @@ class Unchosen:
 
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """prompt and choices."""
-        choices = _choices(values["choices"])
+        choices = _choices(list_in_text(values["choices"]))
         texts = {name: value for name, value in values.items() if name != "choices"}
         check_strings(texts)
         return {"prompt": filled(self.template, texts, "prompt"), "choices": choices}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedtorch.data.own.text_form import number_text
+from fedtorch.data.own.text_form import list_in_text, number_text
 
 Problem = Literal["single_label", "multi_label", "regression"]
 
@@ -33,7 +33,7 @@ class LabelledTexts:
         row: dict[str, Any] = {"text": _text(values["text"], "text")}
         if values.get("text_pair") is not None:
             row["text_pair"] = _text(values["text_pair"], "text_pair")
-        label = values["label"]
+        label = list_in_text(values["label"]) if self.problem == "multi_label" else values["label"]
         if self.problem == "regression":
             row["label"] = self._number(label)
         elif self.problem == "multi_label":
@@ -51,6 +51,8 @@ class LabelledTexts:
         return [row["text"], *([row["text_pair"]] if "text_pair" in row else [])]
 
     def _label(self, value: Any) -> str:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # as tables have whole numbers in columns where some are missing
         if not isinstance(value, str | int):
             raise ValueError(f"the label is a {type(value).__name__}, expected a string or a whole number")
         label = str(value).lower() if isinstance(value, bool) else str(value)
@@ -66,6 +68,8 @@ class LabelledTexts:
             number = math.nan
             if isinstance(value, str) and self.decimal == "." and re.fullmatch(r"[+-]?\d+,\d+", value.strip()):
                 advice = 'a number with a comma; set task.data.decimal to ",", or write a point'
+            elif self.decimal == ",":
+                advice += " with a comma before its decimals, as task.data.decimal says"
         if not math.isfinite(number):
             raise ValueError(f"the label is a {type(value).__name__}, {advice}")
         return number

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedtorch.data.own.text_form import list_in_text
 from fedtorch.metrics.spans import OUTSIDE
 
 Annotation = Literal["words", "spans"]
@@ -44,7 +44,7 @@ class TaggedWords:
         """text; starts and ends, the characters of each word in it; tags, an IOB2 tag for each."""
         if self.annotation == "spans":
             return self._of_spans(values["text"], values["spans"])
-        words, tags = values["tokens"], values["tags"]
+        words, tags = list_in_text(values["tokens"]), list_in_text(values["tags"])
         for name, value in (("tokens", words), ("tags", tags)):
             if not isinstance(value, list):
                 raise ValueError(f"`{name}` is a {type(value).__name__}, expected a list of strings")
@@ -118,8 +118,7 @@ class TaggedWords:
 
     def _spans(self, spans: Any, length: int) -> Iterator[tuple[int, int, int, str]]:
         """(number, start, end, kind) in the order of the text."""
-        if isinstance(spans, str):
-            spans = _parsed(spans)
+        spans = list_in_text(spans)
         if isinstance(spans, dict):  # as `datasets` gives a list of objects that it has as columns
             spans = [dict(zip(spans, each, strict=True)) for each in zip(*spans.values(), strict=True)]
         if not isinstance(spans, list):
@@ -155,7 +154,7 @@ class UntaggedWords:
     def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """As of words none of which is in a span."""
         (role,) = self.required
-        words = values[role]
+        words = list_in_text(values[role]) if self.annotation == "words" else values[role]
         nothing = [OUTSIDE] * len(words) if self.annotation == "words" and isinstance(words, list) else []
         return TaggedWords(self.annotation, ()).convert({role: words, "tags": nothing, "spans": []})
 
@@ -184,13 +183,6 @@ def as_iob2(tags: Sequence[Any], scheme: Scheme) -> list[Any]:
         found.append(tag)
         before = tag if isinstance(tag, str) else OUTSIDE
     return found
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("`spans` is a text that is no JSON, expected a list of {start, end, label}") from None
 
 
 def _parts(span: Any, number: int) -> tuple[Any, Any, Any]:

@@ -215,8 +215,8 @@ FOURTEEN: dict[str, Case] = {
         {"text": "Bewertung", "label": "Note"},
         {"by": "Filiale"},
         {"problem": "regression", "data.separator": ";", "data.encoding": "cp1252", "data.decimal": ","},
-        ("separator", "as you said"),
-        ("--encoding", "cp1252", "--client", "Filiale"),
+        ("separator", "2 clients"),
+        ("--encoding", "cp1252"),
     ),
     "nested Parquet": Case(
         parquet(
@@ -577,6 +577,56 @@ MORE: dict[str, Case] = {
         {"prompt": "ask", "completion": "reply"},
         DEALT,
         options=("--label", "reply"),
+    ),
+    "German words": Case(
+        table(rows(Befund=text, Kategorie=kind, Klinik=site, Wert=lambda i: f"1.00{i % 10},5"), separator=";"),
+        "text_classification",
+        {"text": "Befund", "label": "Kategorie"},
+        {"by": "Klinik"},
+        {"data.decimal": None},
+        ("label? `Wert`, 10 values",),
+    ),
+    "several labels in a CSV": Case(
+        table(rows(text=text, labels=lambda i: json.dumps(["heart", "lung", "liver"][: i % 4]))),
+        "text_classification",
+        {"text": "text", "label": "labels"},
+        DEALT,
+        {"problem": "multi_label"},
+    ),
+    "tags in a CSV": Case(
+        table([{name: json.dumps(value) for name, value in tagged(i).items()} for i in range(48)]),
+        "token_classification",
+        {"tokens": "tokens", "tags": "tags"},
+        DEALT,
+    ),
+    "choices in a CSV": Case(
+        table(
+            rows(question=text, choices=lambda i: json.dumps(["one", "two"]), answer=lambda i: ("one", "two")[i % 2])
+        ),
+        "causal_lm",
+        {"prompt": "question", "choices": "choices", "completion": "answer"},
+        DEALT,
+    ),
+    "labels as texts and numbers": Case(
+        jsonl(rows(text=text, label=lambda i: (1, "1", "a")[i % 3])),
+        "text_classification",
+        {"text": "text", "label": "label"},
+        DEALT,
+        {"data.skip_bad_rows": None},
+    ),
+    "whole numbers as pandas has them": Case(
+        parquet(rows(text=text, label=lambda i: float(i % 3))),
+        "text_classification",
+        {"text": "text", "label": "label"},
+        DEALT,
+        {"problem": None, "data.skip_bad_rows": None},
+    ),
+    "flags beside a label": Case(
+        table(rows(text=text, toxic=lambda i: i % 2, rude=lambda i: i % 3 // 2, lang=lambda i: "de")),
+        "text_classification",
+        {"text": "text", "label": "toxic"},
+        DEALT,
+        said=("label? `rude`, 2 values; `lang`, one value",),
     ),
     "own GPT-2 for labels": Case(
         jsonl(NOTES),

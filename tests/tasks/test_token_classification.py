@@ -251,7 +251,7 @@ def test_spans_of_a_text_become_tags_of_its_words(text: str, spans: Any, words: 
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ("PER", "`spans` is a text that is no JSON, expected a list of {start, end, label}"),
+        ("PER", "`spans` is a str, expected a list of {start, end, label}"),
         ([[0, 4]], "span 1 is no object with start, end and label"),
         ([{"start": 0, "end": 4}], "span 1 is no object with"),
         ([span("0", 4)], "span 1: start and end should be whole numbers"),

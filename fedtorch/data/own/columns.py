@@ -11,12 +11,22 @@ from random import Random
 from typing import Any, Literal
 
 from fedtorch.data.own.source import Table, column_names, rows_of
+from fedtorch.data.own.text_form import is_comma_number, list_in_text
 
 LOOKED_AT = 5000
 """Rows, about, of a larger source: drawn from all of it, for files are often sorted by label or client, or have them in
 turn."""
 
-Kind = Literal["text", "whole", "number", "flag", "words", "numbers", "turns", "spans", "object", "other", "empty"]
+Kind = Literal[
+    "text", "whole", "number", "flag", "words", "numbers", "turns", "spans", "object", "objects", "other", "empty"
+]
+
+_LISTS: tuple[Kind, ...] = ("words", "numbers", "spans")
+_MIXED: dict[frozenset[str], Kind] = {
+    frozenset(("whole", "number")): "number",
+    frozenset(("whole", "text")): "text",  # such as the labels 1 and "a", which are read as texts
+}
+"""Two kinds in a column -> its kind."""
 
 
 @dataclass
@@ -27,7 +37,8 @@ class Column:
     """as in the file's head, or the key of its objects"""
     kind: Kind = "empty"
     """text; whole, number; flag: true or false; words, numbers: lists of them; turns: a list of {role, content};
-    spans: a list of {start, end, label}, or JSON of one; object: see `nested`; other: none of these, or several"""
+    spans: a list of {start, end, label}; object: see `nested`; objects: a list of others; other: none of these, or
+    several. A cell of a table that holds a list as JSON is that list"""
     missing: int = 0
     """rows without a value"""
     values: Counter[str] = field(default_factory=Counter)
@@ -69,7 +80,7 @@ class Column:
     def has_commas(self) -> bool:
         """Are all values numbers, some of them with a comma before their decimals?"""
         texts = self.values if self.kind == "text" else ()
-        return any("," in text for text in texts) and all(map(_COMMA_NUMBER.fullmatch, texts))
+        return any("," in text for text in texts) and all(map(is_comma_number, texts))
 
     @property
     def short(self) -> str:
@@ -88,9 +99,12 @@ class Column:
             self._add(value)
 
     def _add(self, value: Any) -> None:
+        if self.kind in ("empty", "words", "numbers", "spans") and _kind(listed := list_in_text(value)) in _LISTS:
+            value = listed
+        elif isinstance(value, float) and value.is_integer():
+            value = int(value)  # as tables have whole numbers in columns where some are missing
         kind = _kind(value)
-        mixed: set[Kind] = {kind, self.kind}
-        self.kind = kind if mixed <= {kind, "empty"} else "number" if mixed == {"whole", "number"} else "other"
+        self.kind = _MIXED.get(frozenset((kind, self.kind)), kind if self.kind in (kind, "empty") else "other")
         if kind == "text":
             self.sizes.append(len(value.split()))
             self.tokens.append(tokens_of(value))
@@ -101,10 +115,10 @@ class Column:
             self.sizes.append(len(value))
             self.tokens.append(sum(tokens_of(str(one)) for one in value))
             self.begins_inside |= kind == "words" and _begins_inside(value)
-        elif kind == "other":
+        elif kind in ("objects", "other"):
             self.sizes.append(_words(value))
             self.tokens.append(tokens_of(value))
-        if kind not in ("turns", "spans", "object", "other"):
+        if kind not in ("turns", "spans", "object", "objects", "other"):
             self.values.update(map(str, value) if isinstance(value, list) else [str(value)])
 
 
@@ -173,12 +187,6 @@ def _words(said: Any) -> int:
 
 
 def _kind(value: Any) -> Kind:
-    if isinstance(value, str) and value.startswith(("[{", "[[")):
-        try:
-            parsed = json.loads(value)
-        except (ValueError, RecursionError):
-            return "text"
-        return "spans" if _are_spans(parsed) else "text"
     if isinstance(value, dict):  # spans as columns, which some versions of `datasets` make of a list of objects
         as_columns = {"start", "end"} <= value.keys() and all(isinstance(one, list) for one in value.values())
         return "spans" if as_columns else "object"
@@ -189,6 +197,8 @@ def _kind(value: Any) -> Kind:
             return "turns"
         if all(isinstance(one, str) for one in value):
             return "words"
+        if all(isinstance(one, dict) for one in value):
+            return "objects"
         return "numbers" if all(_is_whole(one) for one in value) else "other"
     if isinstance(value, str):
         return "text"
@@ -208,9 +218,6 @@ def _are_spans(value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-_COMMA_NUMBER = re.compile(r"\s*[+-]?\d[\d.]*(,\d+)?\s*")
 
 
 def _is_number(text: str) -> bool:

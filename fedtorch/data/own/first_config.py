@@ -138,7 +138,12 @@ def quoted(text: str | None) -> str:
     """A text as YAML reads it back, in quotes only where it needs them."""
     text = text or ""
     is_plain = _PLAIN.fullmatch(text) and text.casefold() not in _TAKEN
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
+    return text if is_plain else escaped(json.dumps(text, ensure_ascii=False))
+
+
+def escaped(text: str) -> str:
+    """A text in one line: what cannot be printed, and would end a comment in YAML, as its number."""
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
 
 
 def _sources(source: str | Sequence[str]) -> str:
@@ -150,7 +155,8 @@ def _sources(source: str | Sequence[str]) -> str:
 def _labels(found: Guess) -> list[str]:
     if found.task not in ("text_classification", "token_classification") or not found.labels:
         return []
-    listed = ", ".join(map(json.dumps, found.labels[:20])) + (", ..." if len(found.labels) > 20 else "")
+    listed = ", ".join(escaped(json.dumps(label, ensure_ascii=False)) for label in found.labels[:20])
+    listed += ", ..." if len(found.labels) > 20 else ""
     return [f"    # labels: [{listed}] # seen; declared here, any other one is an error"]
 
 

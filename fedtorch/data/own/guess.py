@@ -161,10 +161,13 @@ def _passed_over(found: Guess, columns: Mapping[str, Column]) -> Iterable[str]:
         if name in used or (name == "tools" and "messages" in found.roles):
             continue
         few = 2 <= column.distinct and column.distinct * FEW_ROWS <= found.rows and column.words <= 3
+        is_number = column.is_numeric or column.has_commas
         if column.kind in ("text", "whole") and few:
-            asked = "client" if is_client_like(column) or "label" in found.roles else "label"
+            asked = "client" if is_client_like(column) or ("label" in found.roles and not is_number) else "label"
             yield f"{asked}? `{name}`, {column.distinct} values"
-        elif column.kind == "flag" or column.is_numeric:
+        elif column.kind in ("text", "whole") and column.distinct == 1 and found.rows > 1:
+            yield f"`{name}`, one value"
+        elif column.kind == "flag" or is_number:
             yield f"label? `{name}`, {'true or false' if column.kind == 'flag' else 'numbers'}"
         elif column.kind == "text" and is_client_like(column):
             yield f"client? `{name}`, {column.distinct} values, too few rows of each"

@@ -10,13 +10,15 @@ from fedtorch.data.own.columns import Column
 CLIENT_NAMES = (
     "client hospital clinic site center centre institution organisation organization org company bank school branch "
     "department ward device user author speaker account customer patient owner region country state city store shop "
-    "station team publisher domain tenant agency office practice"
+    "station team publisher domain tenant agency office practice "
+    "klient mandant klinik krankenhaus praxis standort ort filiale niederlassung abteilung schule firma land stadt"
 ).split()
 """Words in the name of a column that say whose a row is, the better ones first."""
 LABEL_NAMES = (
-    "label labels class category target diagnosis sentiment intent topic outcome verdict rating tag tags y"
+    "label labels class category target diagnosis sentiment intent topic outcome verdict rating tag tags y klasse "
+    "kategorie diagnose stimmung thema urteil bewertung"
 ).split()
-NUMBER_NAMES = "label score rating similarity target y".split()
+NUMBER_NAMES = "label score rating similarity target y bewertung note wert punkte".split()
 ID_NAMES = {"id", "uid", "uuid", "guid"}
 SPLIT_NAMES = {"split", "set", "fold", "partition", "subset"}
 SPLITS = {"train", "dev", "test", "validation", "valid", "val"}
@@ -90,6 +92,7 @@ SHOWN = {
     "words": "lists of texts",
     "numbers": "lists of numbers",
     "turns": "messages",
+    "objects": "lists of objects",
     "other": "values of no one kind",
 }
 """Kinds of columns in words."""

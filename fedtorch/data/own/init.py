@@ -12,14 +12,14 @@ from tempfile import TemporaryDirectory
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.own.conll import looks_like_conll
-from fedtorch.data.own.first_config import Settings, chat_template, config_text
+from fedtorch.data.own.first_config import Settings, chat_template, config_text, escaped
 from fedtorch.data.own.guess import guess
 from fedtorch.data.own.guessed import Guess, Wishes
 from fedtorch.data.own.model_kind import ModelKind
 from fedtorch.data.own.source import KINDS, Table, files_of, open_tables
 from fedtorch.data.own.split_files import files_beside, split_files
 from fedtorch.data.own.text_files import READERS, TextRows
-from fedtorch.data.own.text_form import TextForm, first_bad_byte, usual_separator
+from fedtorch.data.own.text_form import TextForm, first_bad_byte, no_text_file, usual_separator
 
 _CONLL_LINES = 2000
 
@@ -40,7 +40,7 @@ class Proposal:
     def text(self, skip_bad_rows: int = 0) -> str:
         """The YAML. skip_bad_rows: rows that it leaves out."""
         text = config_text(self.found, replace(self.settings, skip_bad_rows=skip_bad_rows))
-        return f"# From {self.source}: {self.found.rows} rows.\n{text}"
+        return f"# From {escaped(self.source)}: {self.found.rows} rows.\n{text}"
 
     @property
     def template(self) -> str:
@@ -113,6 +113,8 @@ def _text_form(files: Sequence[Path], form: TextForm) -> TextForm:
         is_told = any(file.suffix.lower() not in (".conll", ".bio", ".iob", ".iob2") for file in texts)
         form = replace(form, format="conll") if is_told else form
     for file in texts:
+        if kind := no_text_file(file):
+            raise DataError(f"{file} is {kind}")
         if file.suffix.lower() in READERS and (bad := first_bad_byte(file, form)):
             raise DataError(
                 f"{file}: {bad}; give the encoding with --encoding, such as cp1252 (Windows), latin-1 or utf-16, or "
@@ -137,12 +139,19 @@ def _are_shards(files: Sequence[Path]) -> bool:
 
 def _heading(source: str, found: Guess, tables: Sequence[Table]) -> str:
     files = f" in {len(tables)} files" if len(tables) > 1 else ""
-    return f"{source}: {found.rows} row{'s' if found.rows != 1 else ''}{files}"
+    return f"{escaped(source)}: {found.rows} row{'s' if found.rows != 1 else ''}{files}"
+
+
+def _of_header(found: Guess) -> list[tuple[str, str]]:
+    """A sign that the first line of a table is a row."""
+    name = found.roles.get("label", "")
+    why = f"the column of labels is called {name!r} as one of its values is; write the columns' names in a first line"
+    return [("no header?", why)] if name in found.labels else []
 
 
 def _told(found: Guess, settings: Settings, source: str) -> list[str]:
-    why = [*found.why, *settings.notes(found)]
+    why = [*found.why, *_of_header(found), *settings.notes(found)]
     if others := files_beside(source):
         why.append(("passed over", f"{', '.join(others)} beside it; give the folder to use files as splits"))
     width = max(len(what) for what, _ in why)
-    return [f"  {what:{width}}  {reason}" for what, reason in why]
+    return [f"  {what:{width}}  {escaped(reason)}" for what, reason in why]

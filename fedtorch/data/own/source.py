@@ -104,7 +104,10 @@ def _of_path(text: str, cache: str, form: TextForm) -> list[Table]:
             return [table for folder in inside for table in _saved(folder)]
     found = _files(text)
     if unknown := [file for file in found if file.suffix.lower() not in KINDS and form.format is None]:
-        raise ConfigError(f"task.data.source: {unknown[0]} has none of the endings {', '.join(KINDS)}")
+        raise ConfigError(
+            f"task.data.source: {unknown[0]} has none of the endings {', '.join(KINDS)}; rename it, or give a glob "
+            "such as notes/*.jsonl, which leaves out other files"
+        )
     root = path if path.is_dir() else path.parent if path.is_file() else _root(path)
     return [_read(file, root, cache, form) for file in found]
 

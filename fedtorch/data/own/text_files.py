@@ -20,7 +20,7 @@ from typing import Any
 from fedtorch.core.errors import DataError
 from fedtorch.data.own.conll import Sentences, counts
 from fedtorch.data.own.nested import MOST_PATHS, leaves
-from fedtorch.data.own.text_form import TextForm, bad_byte, not_decoded, separator_of
+from fedtorch.data.own.text_form import TextForm, bad_byte, no_text_file, not_decoded, separator_of
 
 Found = Iterator[tuple[int, Any]]
 """(line, the row as a dict, or a ValueError that says what is wrong with it)"""
@@ -39,6 +39,8 @@ class TextRows:
         self._read = _conll if form.format == "conll" and ending not in (".json", ".jsonl") else READERS[ending]
         self._lines = array("q")
         try:
+            if kind := no_text_file(file):
+                raise DataError(f"{file} is {kind}")
             if self._read is _cells:
                 form = replace(form, separator=separator_of(file, form))
             self.form = form
@@ -157,6 +159,8 @@ def _header(file: Path, form: TextForm) -> list[str]:
     names = next((cells for _, cells in _records(file, form, header=True)), [])
     if isinstance(names, ValueError):
         raise DataError(f"{file}:1: the header: {names}")
+    if names and names[0].lstrip().startswith(('{"', '[{"')):
+        raise DataError(f"{file}:1: JSON in place of a header; let the file's name end in .jsonl (.json: an array)")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{file}:1: the header has the column `{twice[0]}` twice; rename one")
     return names

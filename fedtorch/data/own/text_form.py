@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import csv
+import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,15 @@ from typing import Any, Literal
 SEPARATORS = (",", ";", "\t", "|")
 """What is tried where nothing is said."""
 _LOOKED_AT = 200  # records of a file
+_GROUPED = re.compile(r"\s*[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?\s*")
+_OTHER_KINDS = {
+    b"PK\x03\x04": "a ZIP archive, as Excel files are; save it as CSV, or unpack it",
+    b"\x1f\x8b": "compressed with gzip; unpack it",
+    b"PAR1": "a Parquet file; let its name end in .parquet",
+    b"ARROW1": "an Arrow file; let its name end in .arrow",
+    b"%PDF": "a PDF; give its text",
+    b"\xd0\xcf\x11\xe0": "an Office file; save it as CSV",
+}
 _NO_TEXT = {"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape"}
 
 
@@ -147,6 +158,37 @@ def not_decoded(place: int, value: int, form: TextForm) -> str:
     return f"byte {place} is not {form.named} (0x{value:02x}); {advice}"
 
 
+def no_text_file(file: Path) -> str:
+    """What a file is by its first bytes that is no text, and what to do; empty: none of the usual ones."""
+    with file.open("rb") as opened:
+        start = opened.read(8)
+    return next((kind for mark, kind in _OTHER_KINDS.items() if start.startswith(mark)), "")
+
+
 def number_text(value: Any, decimal: str) -> Any:
-    """A number in a text as Python reads it: `3,5` where the decimal mark is a comma, points between thousands."""
-    return value.replace(".", "").replace(",", ".") if decimal == "," and isinstance(value, str) else value
+    """A number in a text as Python reads it: `3,5` where the decimal mark is a comma, points between thousands.
+
+    Raises:
+        ValueError: points stand elsewhere in it, so that it could be read in two ways.
+    """
+    if decimal != "," or not isinstance(value, str):
+        return value
+    if not is_comma_number(value):
+        raise ValueError("no number with a comma")
+    return value.replace(".", "").replace(",", ".")
+
+
+def is_comma_number(text: str) -> bool:
+    """Is it a number with a comma before its decimals, if it has any, and points between thousands alone?"""
+    return _GROUPED.fullmatch(text) is not None
+
+
+def list_in_text(value: Any) -> Any:
+    """A list that a cell of a table holds as JSON; anything else stays as it is."""
+    if not (isinstance(value, str) and value.lstrip().startswith("[")):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return found if isinstance(found, list) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import transformers
 import yaml
-from init_cases import FOURTEEN, MORE, NOTES, Case, jsonl, proposal, text
+from init_cases import FOURTEEN, MORE, NOTES, Case, jsonl, kind, proposal, rows, text
 from own_rows import ARCHITECTURES, BERT
 
 from fedtorch.config import load as yaml_config
@@ -50,8 +51,8 @@ def model_folder(kind: str, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for kind in sorted({case.model for case in CASES.values() if case.model}):
-        model_folder(kind, folder / kind)
+    for name in sorted({case.model for case in CASES.values() if case.model}):
+        model_folder(name, folder / name)
     return folder
 
 
@@ -183,6 +184,58 @@ def test_rows_that_cannot_be_used_are_told_before_a_config_is_written(
     assert main([jsonl(rows)(Path())]) == 3
     assert said in capsys.readouterr().err
     assert not Path("data.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "data.csv",
+            b"PK\x03\x04\x14\0",
+            "data.csv is a ZIP archive, as Excel files are; save it as CSV, or unpack it",
+        ),
+        ("data.jsonl", b"\x1f\x8b\x08\0", "data.jsonl is compressed with gzip; unpack it"),
+        ("data.csv", b"PAR1\0\0", "data.csv is a Parquet file; let its name end in .parquet"),
+        ("data.csv", b'{"a": 1, "b": 2}\n{"a": 1, "b": 3}\n', "data.csv:1: JSON in place of a header"),
+        ("data.json", b'{"data": [{"text": "a"}, {"text": "b"}]}', "it has data (lists of objects)"),
+        ("data.xlsx", b"PK\x03\x04", "data.xlsx is a ZIP archive, as Excel files are; save it as CSV, or unpack it"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_told_by_its_kind(
+    name: str, content: bytes, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).write_bytes(content)
+    assert main([name]) == 3
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_without_a_header_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data.csv").write_text("".join(f"{text(i)},{'ab'[i % 2]}\n" for i in range(40)))
+    assert main(["data.csv"]) == 0
+    assert "no header?           the column of labels is called 'a' as one of its values is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mark", ["\n", "\u2028", "\x85", "\x07", "\ufeff", "\N{GRINNING FACE}", ": #", "\\"])
+def test_strange_characters_in_names_and_labels_end_no_line_of_the_config(
+    mark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {f"a{mark}b": text, f"label{mark}1": lambda i: f"{kind(i)}{mark}x", f"c{mark}d": lambda i: text(i, 3)}
+    source = jsonl(rows(**columns), f"a{mark}b.jsonl")(Path())
+    assert main([source, "--out", "data.yaml"]) == 0
+    data = yaml.safe_load(Path("data.yaml").read_text())["task"]["data"]
+    assert data["source"] == source and data["columns"] == {"text": f"a{mark}b", "label": f"label{mark}1"}
+    assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
+
+
+def test_a_name_that_is_no_unicode_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([jsonl(NOTES, "a\udcffb.jsonl")(Path()), "--out", "data.yaml"]) == 2
+    assert "task.data.source has half of a surrogate pair in it" in capsys.readouterr().err
+
+
+def test_pipes_are_no_files(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("data.jsonl")
+    assert main(["data.jsonl"]) == 2
+    assert "'data.jsonl' is no file, no folder with files" in capsys.readouterr().err
 
 
 def test_a_file_in_another_encoding_is_named_with_byte_and_line(capsys: pytest.CaptureFixture[str]) -> None:
