@@ -16,13 +16,13 @@ from fedtorch.data.own.guessed import (
     NONE,
     SHOWN,
     SPLIT_NAMES,
-    SPLITS,
     Guess,
     Wishes,
     by_name,
     is_client_like,
 )
 from fedtorch.data.own.model_kind import ModelKind
+from fedtorch.data.own.rows import SPLIT_NAMES as SPLIT_OF
 from fedtorch.data.own.source import Table
 from fedtorch.data.paths import check_client_names
 
@@ -52,6 +52,7 @@ def guess(
     decide(found, {name: column for name, column in columns.items() if name not in taken}, wishes, tables[0].name)
     (model or ModelKind()).fit(found, wishes.task)
     _measure(found, columns)
+    found.why += _odd_texts(found, columns)
     if passed := list(_passed_over(found, columns)):
         found.why.append(("passed over", "; ".join(passed)))
     return found
@@ -70,7 +71,7 @@ def _check_wishes(wishes: Wishes, columns: Mapping[str, Column], tables: Sequenc
 
 def _find_split(found: Guess, columns: Mapping[str, Column]) -> None:
     for name, column in columns.items():
-        if column.parts & SPLIT_NAMES and column.values.keys() <= SPLITS and "train" in column.values:
+        if column.parts & SPLIT_NAMES and column.values.keys() <= SPLIT_OF.keys() and "train" in column.values:
             found.split = name
             found.why.append(("splits", f"column `{name}` says {', '.join(sorted(column.values))}"))
             return
@@ -152,6 +153,16 @@ def _measure(found: Guess, columns: Mapping[str, Column]) -> None:
     found.tokens = sum(read.values())
     if len(read) == 1:
         found.lengths = columns[found.roles[next(iter(read))]].tokens
+
+
+def _odd_texts(found: Guess, columns: Mapping[str, Column]) -> Iterable[tuple[str, str]]:
+    """Columns whose texts all look like the objects or lists of a program."""
+    for name in found.roles.values():
+        texts = columns[name].values if columns[name].kind == "text" else ()
+        if texts and all(text.startswith('{"') for text in texts):
+            yield "JSON?", f"every value of `{name}` begins as an object does; let the file's name end in .jsonl"
+        elif texts and all(text.startswith("[") and text.endswith("]") for text in texts):
+            yield "lists?", f"every value of `{name}` is a list as a text that is no JSON; write JSON there"
 
 
 def _passed_over(found: Guess, columns: Mapping[str, Column]) -> Iterable[str]:

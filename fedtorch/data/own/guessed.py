@@ -21,7 +21,6 @@ LABEL_NAMES = (
 NUMBER_NAMES = "label score rating similarity target y bewertung note wert punkte".split()
 ID_NAMES = {"id", "uid", "uuid", "guid"}
 SPLIT_NAMES = {"split", "set", "fold", "partition", "subset"}
-SPLITS = {"train", "dev", "test", "validation", "valid", "val"}
 FEW_ROWS = 3
 """A column with fewer rows to a value than this is none of clients or labels."""
 FILE, NONE = "file", "none"

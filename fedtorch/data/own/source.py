@@ -159,10 +159,10 @@ def _read(file: Path, root: Path, cache: str, form: TextForm) -> Table:
         return Table(TextRows(file, form), str(file), owner, "")
     _require()
     from datasets import Dataset, disable_progress_bars
-    from datasets.utils.logging import set_verbosity_error
+    from datasets.utils.logging import CRITICAL, set_verbosity
 
     disable_progress_bars()
-    set_verbosity_error()  # its own account of an error, beside ours
+    set_verbosity(CRITICAL)  # its own account of an error, beside ours
     try:
         if file.suffix.lower() == ".arrow":
             rows = Dataset.from_file(str(file))

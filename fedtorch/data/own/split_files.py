@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtorch.data.own.guessed import SPLITS
+from fedtorch.data.own.rows import SPLIT_NAMES
 from fedtorch.data.own.source import files_of
 
-_NAMES = {"validation": "dev", "valid": "dev", "val": "dev"}
 _WORDS = re.compile(r"[^\W_]+")
 
 
@@ -48,7 +47,7 @@ def files_beside(source: str) -> list[str]:
 
 def _split_of(name: str) -> str | None:
     """The split that a name says; None: none, or several."""
-    found = {_NAMES.get(word, word) for word in _WORDS.findall(name.casefold()) if word in SPLITS}
+    found = {SPLIT_NAMES[word] for word in _WORDS.findall(name.casefold()) if word in SPLIT_NAMES}
     return found.pop() if len(found) == 1 else None
 
 

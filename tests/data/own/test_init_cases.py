@@ -227,6 +227,31 @@ def test_strange_characters_in_names_and_labels_end_no_line_of_the_config(
     assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "said"),
+    [
+        ("data.txt", [json.dumps(row) for row in NOTES], "every value of `text` begins as an object does"),
+        (
+            "data.csv",
+            ["tokens;tags", *(f"{text(i).split()};{['O'] * 8}" for i in range(30))],
+            "every value of `tokens` is a list as a text that is no JSON",
+        ),
+    ],
+)
+def test_texts_that_look_like_objects_and_lists_are_told(
+    name: str, lines: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).write_text("\n".join(lines))
+    assert main([name]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_a_damaged_parquet_file_is_told_in_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("data.parquet").write_bytes(b"no parquet")
+    assert main(["data.parquet"]) == 3
+    assert capfd.readouterr().err.startswith("fedtorch: data.parquet cannot be read: ")
+
+
 def test_a_name_that_is_no_unicode_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([jsonl(NOTES, "a\udcffb.jsonl")(Path()), "--out", "data.yaml"]) == 2
     assert "task.data.source has half of a surrogate pair in it" in capsys.readouterr().err

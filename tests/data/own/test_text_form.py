@@ -242,6 +242,22 @@ def test_a_comma_that_was_not_said_is_an_error_with_the_key() -> None:
         LabelledTexts("regression", ()).convert({"text": "t", "label": "3,5"})
 
 
+@pytest.mark.parametrize("value", ["3.5", "1.5,2", "1,2,3", "", "1234.567"])
+def test_points_that_are_none_of_thousands_are_refused_where_commas_stand_before_decimals(value: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"a finite number, .* with a comma before its decimals, as task\.data\.decimal"
+    ):
+        LabelledTexts("regression", (), decimal=",").convert({"text": "t", "label": value})
+
+
+def test_whole_numbers_as_floats_are_labels() -> None:
+    assert LabelledTexts("single_label", ("2",)).convert({"text": "t", "label": 2.0})["label"] == "2"
+    assert LabelledTexts("multi_label", ()).convert({"text": "t", "label": "[2.0, 1]"})["label"] == ["1", "2"]
+    for value in (2.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="the label is a float, expected a string or a whole number"):
+            LabelledTexts("single_label", ()).convert({"text": "t", "label": value})
+
+
 def test_new_keys_change_what_is_prepared_only_where_they_are_set() -> None:
     assert not {"separator", "encoding", "format", "decimal"} & OwnData("x").options().keys()
     assert OwnData("x", separator=";", decimal=",").options()["separator"] == ";"
