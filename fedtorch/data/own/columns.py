@@ -21,6 +21,8 @@ Kind = Literal[
     "text", "whole", "number", "flag", "words", "numbers", "turns", "spans", "object", "objects", "other", "empty"
 ]
 
+MOST_ROWS = 0.9
+"""Of a column whose values are of several kinds: the part that has to be of one kind, so that the others are strays."""
 _LISTS: tuple[Kind, ...] = ("words", "numbers", "spans")
 _MIXED: dict[frozenset[str], Kind] = {
     frozenset(("whole", "number")): "number",
@@ -39,6 +41,8 @@ class Column:
     """text; whole, number; flag: true or false; words, numbers: lists of them; turns: a list of {role, content};
     spans: a list of {start, end, label}; object: see `nested`; objects: a list of others; other: none of these, or
     several. A cell of a table that holds a list as JSON is that list"""
+    kinds: Counter[Kind] = field(default_factory=Counter)
+    """of its values -> how often"""
     missing: int = 0
     """rows without a value"""
     values: Counter[str] = field(default_factory=Counter)
@@ -98,12 +102,20 @@ class Column:
         elif value not in ([], "[]"):  # a row without labels or spans is one, whatever the others hold
             self._add(value)
 
+    def leave_out_strays(self) -> None:
+        """Take the kind of nine rows of ten, where the others are what a task will leave out."""
+        kind, count = self.kinds.most_common(1)[0] if self.kinds else (self.kind, 0)
+        if self.kind == "other" and count >= MOST_ROWS * self.kinds.total():
+            self.kind = kind
+
     def _add(self, value: Any) -> None:
-        if self.kind in ("empty", "words", "numbers", "spans") and _kind(listed := list_in_text(value)) in _LISTS:
+        may_be_list = not self.kinds or any(kind in self.kinds for kind in _LISTS)
+        if may_be_list and _kind(listed := list_in_text(value)) in _LISTS:
             value = listed
         elif isinstance(value, float) and value.is_integer():
             value = int(value)  # as tables have whole numbers in columns where some are missing
         kind = _kind(value)
+        self.kinds[kind] += 1
         self.kind = _MIXED.get(frozenset((kind, self.kind)), kind if self.kind in (kind, "empty") else "other")
         if kind == "text":
             self.sizes.append(len(value.split()))
@@ -157,6 +169,8 @@ def look(tables: Sequence[Table], whole: Container[str]) -> Looked:
                 found.seen += 1
                 for name, column in found.columns.items():
                     column.add(values[name])
+    for column in found.columns.values():
+        column.leave_out_strays()
     objects = {name for name, column in found.columns.items() if column.kind == "object"}
     found.columns = {name: column for name, column in found.columns.items() if name not in objects}
     return found

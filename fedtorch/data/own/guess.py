@@ -26,6 +26,9 @@ from fedtorch.data.own.rows import SPLIT_NAMES as SPLIT_OF
 from fedtorch.data.own.source import Table
 from fedtorch.data.paths import check_client_names
 
+MOST_TOLD = 10
+"""Columns that are named as passed over."""
+
 
 def guess(
     tables: Sequence[Table], wishes: Wishes | None = None, *, model: ModelKind | None = None, are_shards: bool = False
@@ -54,7 +57,8 @@ def guess(
     _measure(found, columns)
     found.why += _odd_texts(found, columns)
     if passed := list(_passed_over(found, columns)):
-        found.why.append(("passed over", "; ".join(passed)))
+        more = f"; and {len(passed) - MOST_TOLD} more" if len(passed) > MOST_TOLD else ""
+        found.why.append(("passed over", "; ".join(passed[:MOST_TOLD]) + more))
     return found
 
 

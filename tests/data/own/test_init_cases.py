@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import transformers
 import yaml
-from init_cases import FOURTEEN, MORE, NOTES, Case, jsonl, kind, proposal, rows, text
+from init_cases import FOURTEEN, MORE, NOTES, Case, jsonl, kind, proposal, rows, table, text
 from own_rows import ARCHITECTURES, BERT
 
 from fedtorch.config import load as yaml_config
@@ -244,6 +244,28 @@ def test_texts_that_look_like_objects_and_lists_are_told(
     Path(name).write_text("\n".join(lines))
     assert main([name]) == 0
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stray", [5, ["x"], {"y": 1}, "[1, 2]"])
+@pytest.mark.parametrize("place", [0, 20])
+def test_a_few_values_of_another_kind_change_no_guess(stray: Any, place: int) -> None:
+    found = [{"text": stray if i == place else text(i), "label": kind(i)} for i in range(48)]
+    assert main([jsonl(found)(Path())]) == 0
+    data = yaml.safe_load(Path("data.yaml").read_text())["task"]["data"]
+    assert data["columns"] == {"text": "text", "label": "label"}
+    assert data.get("skip_bad_rows", 0) == (not isinstance(stray, str))
+
+
+def test_a_stray_text_in_a_column_of_lists_is_left_out() -> None:
+    found = [{"text": text(i), "labels": "none" if i == 3 else json.dumps(["a", "b"][: 1 + i % 2])} for i in range(48)]
+    assert main([table(found)(Path())]) == 0
+    task = yaml.safe_load(Path("data.yaml").read_text())["task"]
+    assert (task["problem"], task["data"]["skip_bad_rows"]) == ("multi_label", 1)
+
+
+def test_of_many_columns_ten_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([jsonl(rows(text=text, label=kind, more=lambda i: {f"k{j}": 1 for j in range(50)}))(Path())]) == 0
+    assert "`more.k9`, one value; and 40 more\n" in capsys.readouterr().out
 
 
 def test_a_damaged_parquet_file_is_told_in_a_line(capfd: pytest.CaptureFixture[str]) -> None:
