@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.shown import plain
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.socket_link import Crossing, SocketLink
 
@@ -116,7 +117,7 @@ def talk(user: UserSide, lines: Iterable[str], out: TextIO) -> None:
                 continue
             print("(no position is left; a new dialog begins)", file=out, flush=True)
         answer = user.say(ids)
-        print(f"assistant: {user.vocabulary.decode(answer).strip()}", file=out, flush=True)
+        print(f"assistant: {plain(user.vocabulary.decode(answer).strip())}", file=out, flush=True)
 
 
 def _way(is_sent: bool) -> str:

@@ -18,6 +18,8 @@ from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, print_error
 from fedtorch.core.model_folder import model_folder
+from fedtorch.core.shown import plain
+from fedtorch.core.terminal import log_to_terminal
 from fedtorch.setup.data_check import own_task
 from fedtorch.setup.engine import device
 from fedtorch.tasks.new_rows import new_rows
@@ -27,7 +29,7 @@ from fedtorch.tasks.own import OwnTask
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.predict") -> int:
     """Write the answers; returns the exit code (0, 2 run or option is wrong, 3 the rows are, 8 no room)."""
     args = _parser(prog).parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    log_to_terminal(logging.WARNING)
     try:
         config = _config(args.run)
         task = own_task(config.task, config.task_name).trained(model_folder(args.run, args.client))
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         with _output(args.out) as file:
             answers = _answers(task, model, new_rows(args.file, task.data, form), config.eval.batch_size)
             for row, answer in enumerate(answers, start=1):
-                file.write(json.dumps({"row": row, **answer}, ensure_ascii=False) + "\n")
+                file.write(plain(json.dumps({"row": row, **answer}, ensure_ascii=False)) + "\n")
         return 0
     except BrokenPipeError:  # such as `| head`, which wants no more; without a stream Python would complain at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -66,6 +66,20 @@ def key(name: str, value: Any) -> Change:
     return lambda c: c.state.update({name: value})
 
 
+def unnumbered(name: str) -> Change:
+    return lambda c: c.state["numbers"].pop(name)
+
+
+def without_optimizer(purpose: str) -> Change:
+    def change(content: Content) -> None:
+        names = [name for name in content.tensors if name.startswith(f"{purpose}/optimizer/")]
+        assert names
+        for name in names:
+            del content.tensors[name]
+
+    return change
+
+
 ADAM = "train/optimizer/w/exp_avg"
 ODD: list[Any] = ["1", None, [], {}, -1, 0.5, float("nan"), float("inf"), 10**30]
 SERVER: dict[str, tuple[str, Change]] = {
@@ -87,6 +101,12 @@ SERVER: dict[str, tuple[str, Change]] = {
     "no momentum": ("fedavg", without("momentum")),
     "another momentum": ("feddyn", turned("momentum")),
     "another mean": ("feddyn", longer("mean_gradient")),
+    "no mean": ("feddyn", without("mean_gradient")),
+    "no momentum of a rule with a step of its own": ("feddyn", without("momentum")),
+    "no moments of a rule with a step of its own": ("scaffold", without("second_moment")),
+    "no count of steps": ("ditto", unnumbered("server_steps")),
+    "nothing that was not chosen": ("topk", without("residual")),
+    "no last step": ("returned", without("step")),
 }  # fmt: skip
 CLIENT: dict[str, tuple[str, Change]] = {
     **{f"{n} {d}": ("ditto", recast(n, d)) for n in ("private", "personal", ADAM)
@@ -104,6 +124,20 @@ CLIENT: dict[str, tuple[str, Change]] = {
     "another control": ("scaffold", turned("control")),
     "another dtype of control": ("scaffold", recast("control", torch.float64)),
     "another gradient": ("feddyn", longer("gradient")),
+    **{f"no {n}": ("ditto", without(n)) for n in ("private", "personal")},
+    "no control": ("scaffold", without("control")),
+    "no gradient": ("feddyn", without("gradient")),
+    "nothing at all": ("feddyn", lambda c: (c.tensors.clear(), c.state["numbers"].clear())),
+    "no optimiser": ("ditto", without_optimizer("train")),
+    "no cursor": ("ditto", unnumbered("train/cursor")),
+    "no steps": ("ditto", unnumbered("train/steps")),
+    "nothing left out": ("topk", without("residual")),
+    "no message": ("returned", without("sent")),
+    "no round of a message": ("returned", unnumbered("sent/round")),
+    "no model of its own": ("local", without("personal")),
+    "no best weights": ("local", without("best/weights")),
+    "no best private weights": ("local", without("best/private")),
+    "no trained weights": ("trained", without("trained")),
 }  # fmt: skip
 
 

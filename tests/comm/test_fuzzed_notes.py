@@ -47,7 +47,7 @@ def try_notes(draw: st.DrawFn) -> None:
     with only_named_errors():
         found = read_note(note, 1)
         if "facts" in found:
-            rendezvous._compare({0: FACTS["facts"], 1: found["facts"]})  # type: ignore[dict-item]
+            rendezvous._compare({0: FACTS["facts"], 1: found["facts"]}, {1: " (silo north)"})  # type: ignore[dict-item]
             choose("auto", {0: FACTS, 1: found})
         elif "network" in found:
             addresses.decide({0: ADDRESS, 1: found})
