@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 60
@@ -75,6 +76,11 @@ def for_csv(cell: object) -> object:
 def for_markdown(cell: object) -> str:
     """The cell of a table for people: one line in which nothing is markup."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(plain(str(cell)).split()).replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def markdown_row(cells: Iterable[object]) -> str:
+    """A row of a table for people."""
+    return f"| {' | '.join(map(for_markdown, cells))} |"
 
 
 def _middle_out(text: str, longest: int) -> str:

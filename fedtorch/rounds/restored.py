@@ -125,7 +125,7 @@ def _needed_by_client(context: RoundContext, name: str, state: ClientState) -> I
     if has_optimizer and hp.schedule_span == "run":
         yield keys.steps(_TRAIN)
     taken = any(numbers.get(key, 0) > 0 for key in (keys.cursor(_TRAIN), keys.steps(_TRAIN)))
-    if taken and not has_optimizer and hp.optimizer_state == "keep" and hp.optimizer != "sgd":
+    if taken and not has_optimizer and hp.optimizer_state == "keep" and hp.optimizer != "sgd" and not engine.owners:
         yield prefix
 
 
@@ -136,7 +136,8 @@ def _of_client(context: RoundContext, name: str, state: ClientState, round: int)
     flat |= {key: (private, (private.size,)) for key in (keys.PRIVATE, keys.BEST_PRIVATE)}
     flat |= {key: (shared, shape) for key, shape in algorithm.kept_tensors(shared).items()}
     if name != SERVER:
-        yield from _lacking(_needed_by_client(context, name, state), state)
+        needed = _needed_by_client(context, name, state)
+        yield from _lacking(filter(context.role.may_have, needed), state)
     yield from _misfits(flat, state.tensors)
     yield from _numbers(state.numbers, round)
     shapes = {n: shape for layout in (shared, private) for n, shape in zip(layout.names, layout.shapes, strict=True)}
