@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,10 @@ def key(name: str, value: Any) -> Change:
     return lambda c: c.state.update({name: value})
 
 
+def filled(name: str, value: float) -> Change:
+    return lambda c: c.tensors[name].fill_(value)
+
+
 def unnumbered(name: str) -> Change:
     return lambda c: c.state["numbers"].pop(name)
 
@@ -96,6 +101,9 @@ SERVER: dict[str, tuple[str, Change]] = {
     "clients of another kind": ("ditto", key("num_clients", "2")),
     "negative clients": ("ditto", key("num_clients", -1)),
     "not finite": ("ditto", lambda c: c.tensors["weights"].fill_(float("nan"))),
+    **{f"{n} not finite": ("ditto", filled(n, math.nan)) for n in ("best", "first_moment", "second_moment")},
+    "a momentum without end": ("fedavg", filled("momentum", math.inf)),
+    "a mean that is not finite": ("feddyn", filled("mean_gradient", math.nan)),
     "no control": ("scaffold", without("control")),
     "another control": ("scaffold", recast("control", torch.float16)),
     "no momentum": ("fedavg", without("momentum")),
