@@ -102,7 +102,7 @@ CORPUS: dict[str, tuple[str, bytes]] = {
     "a label of 100 kB was quoted whole": ("rows.jsonl", b'{"text": "a", "label": "%s", "home": "a"}' % (b"x" * 10**5)),
     "a header of 100 kB was quoted whole": ("rows.csv", b"%s,%s\n1,2\n" % (b"x" * 10**5, b"x" * 10**5)),
     "a header that is not UTF-8 was in a message that no log takes": ("rows.csv", b"te\x80t,label,home\na,good,a\n"),
-    "a header without its line end, a NUL in its place": ("rows.csv", b"text,label,home\0%s,good,a\n" % CANARY.encode()),
+    "a header whose line end is a NUL": ("rows.csv", b"text,label,home\0%s,good,a\n" % CANARY.encode()),
     "the first row of a file without a header was quoted": ("rows.csv", b"%s,good,a\n" % (CANARY.encode() * 3)),
     "a header of a row with a terminal's commands": ("rows.tsv", b"text\x1b[2J\tlabel\thome\na\tgood\ta\n"),
     "a last line that was cut": ("rows.jsonl", b'{"text": "a", "label": "good", "home": "a"}\n{"text": "b", "lab'),
