@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.folder import has_half_pairs
+from fedtorch.data.json_file import has_half_pairs
 
 _AGAIN = "prepare the data again"
 

@@ -72,9 +72,10 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
     yield from _lacking(_needed(context, saved, round), saved)
     yield from _misfits(flat, saved.tensors)
     for name, tensor in saved.tensors.items():
-        # squares may be too large for fp32: their steps are 0, and the run goes on
-        looked_at = not name.startswith(keys.SERVER_JOB) and name != keys.SECOND_MOMENT and tensor.is_floating_point()
-        if (looked_at and not is_finite(tensor)) or (name == keys.SECOND_MOMENT and bool(tensor.isnan().any())):
+        if name == keys.SECOND_MOMENT:  # squares may be too large for fp32: their steps are 0, and the run goes on
+            if not (tensor >= 0).all():
+                yield f"has numbers in `{name}` that are no squares"
+        elif tensor.is_floating_point() and not name.startswith(keys.SERVER_JOB) and not is_finite(tensor):
             yield f"has numbers in `{shortened(name)}` that are not finite"
     yield from _numbers(saved.numbers, round)
     yield from _of_client(context, SERVER, ClientState(_of_job(saved.tensors), _of_job(saved.numbers)), round)

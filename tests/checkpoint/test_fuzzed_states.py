@@ -59,7 +59,9 @@ def change(draw: st.DrawFn, content: Content) -> None:
         content.tensors[draw(st.sampled_from(["x", "server/x", "train/optimizer/w/x", "best"]))] = torch.ones(2)
     else:
         value = draw(st.sampled_from([float("nan"), float("inf"), -1.0, 0.0]))
-        content.tensors[name] = torch.full_like(tensor, value)
+        content.tensors[name] = torch.full_like(
+            tensor, value if tensor.is_floating_point() else draw(st.integers(0, 1))
+        )
 
 
 def try_states(draw: st.DrawFn, whole: dict[str, Path], folder: Path) -> None:
