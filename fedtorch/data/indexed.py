@@ -41,6 +41,8 @@ def load_integers(path: Path, *, mmap: bool = False) -> NDArray[Any]:
     Raises:
         OSError, ValueError: it is missing, or anything else.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no regular file")
     try:
         found = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except (EOFError, SyntaxError, OverflowError, MemoryError, TypeError, IndexError, KeyError) as error:
