@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,12 @@ from fedtorch.core.errors import CheckpointError, QuorumError
 from fedtorch.rounds.checkpointing import restore
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8]
+
+
+@pytest.fixture(autouse=True)
+def _no_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a case's time; nothing here is about what a crash of the machine leaves."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="module")
