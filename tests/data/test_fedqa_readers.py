@@ -82,7 +82,7 @@ BAD = {
         "privacyqa",
         "test.jsonl",
         '{"context": "c", "question": "q", "answer": "True"}\n{\n',
-        r"jsonl:2: not J",
+        r"jsonl:2 is not J",
     ),
     "no object": ("privacyqa", "test.jsonl", "3\n", r"test.jsonl:1: expected a JSON object with the strings quest"),
     "other label": (

@@ -174,7 +174,6 @@ CORPUS: dict[str, tuple[str, bytes | Callable[[Path], object]]] = {
     "a folder in place of a file": ("text2sql/geo.json", lambda path: (path.unlink(), path.mkdir())),
     "a FIFO": ("text2sql/geo-schema.csv", lambda path: (path.unlink(), os.mkfifo(path))),
     "a FIFO of questions": ("released/law/train.json", lambda path: (path.unlink(), os.mkfifo(path))),
-    "a cell of 200 kB": ("text2sql/geo-schema.csv", b"a,b\n" + b"x" * 200_000 + b",y\n"),
     "a header of 200 kB": ("fedqa/insuranceqa/test.csv", b"x" * 200_000 + b",y\n"),
     "a number of thousands of digits": ("fedqa/pubmedqa/ori_pqal.json", b'{"1": ' + b"9" * 5000 + b"}"),
     "brackets thousands deep": ("fedqa/pubmedqa/ori_pqal.json", b"[" * 100_000),
