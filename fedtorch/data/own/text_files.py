@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.shown import plain
 
 Found = Iterator[tuple[int, Any]]
 """(line, the row as a dict, or a ValueError that says what is wrong with it)"""
@@ -132,8 +133,10 @@ def _header(file: Path) -> list[str]:
         raise DataError(f"{file}:1: {names}")
     if any("\udc80" <= char <= "\udcff" for name in names for char in name):
         raise DataError(f"{file}:1: the header is not UTF-8; save the file as UTF-8")
+    if any(plain(name) != name for name in (cell.replace("\r\n", "\n") for cell in names)):
+        raise DataError(f"{file}:1: the header has a control character; is the file a table, and its first line whole?")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{file}:1: the header has the column `{twice[0]}` twice; rename one")
+        raise DataError(f"{file}:1: the header has the column `{twice[0][:40]}` twice; rename one")
     return names
 
 
