@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.terminal import PlainConsole
 from fedtorch.tracking import records
 from fedtorch.tracking.run_folder import read_run
 
@@ -110,8 +111,8 @@ def _queue() -> set[str] | None:
 
 def show(folder: Path, console: Console | None = None) -> None:
     """Print the sums, and the table, one line per run (into a file or pipe 160 letters wide)."""
-    rows, console = read_rows(folder), console or Console(width=None if sys.stdout.isatty() else 160)
-    console.print(f"{folder}: {summary(rows)}", soft_wrap=True, markup=False, highlight=False)
+    rows, console = read_rows(folder), console or PlainConsole(width=None if sys.stdout.isatty() else 160)
+    console.print(f"{folder}: {summary(rows)}", soft_wrap=True)
     table = Table(box=box.SIMPLE)
     for heading, justify in (("run", "left"), ("state", "left"), ("round", "right"), ("score", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -92,6 +92,9 @@ class Algorithm:
     """do clients train on the task's own loss?"""
     trains_server: ClassVar[bool] = False
     """does the server train on data of its own? True for every class that defines `server_train`"""
+    steps_with_optimizer: ClassVar[bool] = True
+    """does `server_update` take a step of `server.optimizer`, whose buffers a checkpoint must then have? False for
+    every class that defines `server_update` and does not say otherwise"""
     reads_initial: ClassVar[bool] = True
     """may clients ask for w^0 (`ClientJob.initial`)? Where not, no rank keeps it. True for every class that defines
     what clients do and does not say otherwise"""
@@ -105,6 +108,8 @@ class Algorithm:
         accept_old_names(cls, OLD_NAMES)
         if definer(cls, "server_train") is cls:
             cls.trains_server = True
+        if definer(cls, "server_update") is cls and definer(cls, "steps_with_optimizer") is not cls:
+            cls.steps_with_optimizer = False
         if definer(cls, "reads_initial") is not cls and any(definer(cls, name) is cls for name in OF_CLIENTS):
             cls.reads_initial = True
 
@@ -272,6 +277,13 @@ class Algorithm:
         A checkpoint that has another tensor under such a name is refused. What is not named here is not looked at.
         """
         return {}
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """Names of its own entries that a state always has: the server's after a step, a client's after a training.
+
+        A checkpoint that lacks one of them is refused, so that nothing begins at 0 again unnoticed.
+        """
+        return ()
 
     def stateful(self, private: Layout) -> bool:
         """Does a client keep anything that a later round needs? Then it trains at its home worker only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from fedtorch.algorithms.fedprox import proximal
 from fedtorch.core.client import ClientState
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 
 
@@ -33,6 +35,10 @@ class Ditto(FedAvg):
     """epochs of the personal pass; null: as many as the global pass"""
     personal_lr: float | None = None
     """learning rate of the personal pass; null: the client's"""
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """v_i."""
+        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """Personal pass, then FedAvg's (full) or nothing more (simplified)."""

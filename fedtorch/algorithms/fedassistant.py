@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -41,6 +41,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
     """
 
     reads_initial: ClassVar[bool] = False
+    steps_with_optimizer: ClassVar[bool] = True
     weights: Literal["equal"] = "equal"
     """every client counts the same"""
     payload: Literal["gradient", "delta"] = "gradient"
@@ -235,6 +236,15 @@ class FedAssistant(FedAvg, MessageAlgorithm):
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
         """Tensors that selections left out, and the last step."""
         return {LEFT_OUT: (layout.size,), "step": (layout.size,)}
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """Those of the kinds of feedback that are switched on, and the round of the last message."""
+        if self.compressor is None:
+            return
+        if self.keeps_left_out if of_server else self.error_feedback != "none":
+            yield LEFT_OUT
+        if self.server_residual == "returned":
+            yield from ("step",) if of_server else ("sent", "sent/round")
 
     def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
         """What a message stands for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -32,6 +32,7 @@ class FedDyn(FedAvg):
     """
 
     reads_initial: ClassVar[bool] = False
+    steps_with_optimizer: ClassVar[bool] = True
     weights: Literal["equal"] = "equal"
     """the paper's mean is unweighted, also over clients that were drawn more than once"""
     alpha: Positive = 0.01
@@ -40,6 +41,10 @@ class FedDyn(FedAvg):
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
         """g_i and h."""
         return {OWN: (layout.size,), MEAN: (layout.size,)}
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """Both, from the first round on."""
+        return (MEAN,) if of_server else (OWN,)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on the bent objective; the new g_i goes into the client's state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -140,6 +140,12 @@ class FedParsing(Algorithm):
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
         """The student's decoder, where it goes on from round to round."""
         return {f"student/{name}": shape for name, shape in zip(layout.names, layout.shapes, strict=True)}
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """The student's decoder."""
+        if of_server or self.student.init != "persistent" or self.group == "hydranet_mlm":
+            return ()
+        return [f"student/{name}" for name in matching(layout.names, self.decoder)]
 
     def stateful(self, private: Layout) -> bool:
         """Do clients keep their students?"""

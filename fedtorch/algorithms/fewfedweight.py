@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from fedtorch.core.client import ClientState
 from fedtorch.core.ranges import Count, Positive, Whole
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 
@@ -61,6 +62,10 @@ class FewFedWeight(FedAvg):
     def check_task(self, task: Any) -> None:
         """The task must be able to label."""
         pseudo.labelling_task(task)
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """F_i."""
+        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """Label, train the personal model on both kinds of rows, send its difference from the received one."""

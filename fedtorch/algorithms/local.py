@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.core.client import ClientState
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 
@@ -22,6 +23,10 @@ class Local(FedAvg):
 
     exchanged_vectors: ClassVar[tuple[str, ...]] = ()
     is_personal: ClassVar[bool] = True
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """The client's own model."""
+        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on from where this client was."""

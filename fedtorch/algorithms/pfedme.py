@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
+from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.loop import train as take_steps
@@ -43,6 +45,10 @@ class PFedMe(FedAvg):
             raise ConfigError(
                 "algorithm.name is `pfedme`, which cannot keep an optimiser; set client.optimizer_state: reset"
             )
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """theta_i."""
+        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """One local iteration per planned step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -31,6 +31,7 @@ class Scaffold(FedAvg):
     """
 
     reads_initial: ClassVar[bool] = False
+    steps_with_optimizer: ClassVar[bool] = True
     exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
     weights: Literal["equal"] = "equal"
     """the paper's means are unweighted"""
@@ -68,6 +69,10 @@ class Scaffold(FedAvg):
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
         """c_i, and c."""
         return {"control": (layout.size,)}
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """c_i; c is exchanged."""
+        return () if of_server else ("control",)
 
     def client_update(self, job: ClientJob) -> Report:
         """Corrected local training; the new c_i goes into the client's state."""

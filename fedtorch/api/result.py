@@ -163,11 +163,10 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """The table of the end of the run, in a notebook."""
-        from rich.console import Console
-
+        from fedtorch.core.terminal import WIDTH, PlainConsole
         from fedtorch.tracking.summary import show_results
 
-        console = Console(record=True, file=StringIO(), width=120, force_jupyter=False)
+        console = PlainConsole(record=True, file=StringIO(), width=WIDTH, force_jupyter=False)
         show_results(self.paths.folder, console=console, has_commands=False)
         return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
 

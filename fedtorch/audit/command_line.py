@@ -12,6 +12,7 @@ from pathlib import Path
 from fedtorch.audit.attacks import ATTACKS, attack_run
 from fedtorch.audit.subject import Options
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
+from fedtorch.core.terminal import log_to_terminal
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.audit") -> int:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.audit"
         )
     except ConfigError as error:
         parser.error(f"--{error}")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    log_to_terminal(logging.WARNING)
     note = partial(print, file=sys.stderr)
     try:
         found = attack_run(args.run, args.config or [], args.set, options, args.attacks, note=note)

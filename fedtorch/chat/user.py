@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.shown import plain
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.socket_link import Crossing, SocketLink
 
@@ -157,7 +158,7 @@ def talk(partner: Partner, lines: Iterable[str], out: TextIO) -> None:
                 print(f"(too long: {size} tokens, the model has {limit} positions)", file=out, flush=True)
                 continue
             print("(no position is left; a new dialog begins)", file=out, flush=True)
-        print(f"assistant: {partner.reply(text).strip()}", file=out, flush=True)
+        print(f"assistant: {plain(partner.reply(text).strip())}", file=out, flush=True)
 
 
 def _way(is_sent: bool) -> str:

@@ -108,6 +108,8 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: it is missing, damaged, or no manifest of this folder's checkpoint.
     """
     path = folder / MANIFEST
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no regular file, which a manifest is; nothing was read")
     try:
         sealed = json.loads(path.read_bytes())
         manifest = sealed["manifest"]

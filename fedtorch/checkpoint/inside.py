@@ -83,6 +83,6 @@ def checked_numbers(path: Path, numbers: Any) -> dict[str, int | float]:
     if not isinstance(numbers, dict):
         raise CheckpointError(f"{path} has no numbers by name")
     for name, value in numbers.items():
-        if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > _EXACT):
+        if type(value) not in (int, float) or (type(value) is int and abs(value) > _EXACT):
             raise CheckpointError(f"{path} has no number that a state can have as {shortened(name)}")
     return numbers

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count, Whole
+from fedtorch.core.shown import plain
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,11 @@ class RunConfig:
     written."""
 
     def __post_init__(self) -> None:
-        if self.name in ("", ".", "..") or any(c in self.name for c in "/\\\0") or len(self.name) > 200:
+        is_strange = any(c in self.name for c in "/\\\n\t") or plain(self.name) != self.name
+        if self.name in ("", ".", "..") or len(self.name) > 200 or is_strange:
             raise ConfigError(
-                f"run.name is {self.name[:40]!r} but it names a folder; use 1 to 200 characters other than / and \\"
+                f"run.name is {self.name[:40]!r} but it names a folder; use 1 to 200 characters other than / and \\, "
+                "none of which a terminal obeys"
             )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
 
@@ -82,3 +83,21 @@ class Names(Sequence[str]):
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self[:3])) + (", ..." if len(self) > 3 else "")
         return f"Names({shown}; {len(self)})"
+
+
+def folded(name: str) -> str:
+    """The name without what readers and some disks do not tell apart: case, width and forms of Unicode."""
+    if name.isascii():
+        return name.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def look_alikes(names: Iterable[str], folder_of: Callable[[str], str]) -> tuple[str, str] | None:
+    """The first two names that look alike, or whose files would lie in one folder; None if there are no such two."""
+    seen: dict[str, str] = {}
+    for name in names:
+        for key in {folded(name), folded(folder_of(name))}:
+            if key in seen:
+                return seen[key], name
+            seen[key] = name
+    return None

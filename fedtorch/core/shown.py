@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 60
@@ -10,6 +11,8 @@ LONGEST = 60
 _QUOTED, _LINE, _MESSAGE = 300, 1500, 12_000  # characters; 20 rows of a file each have a line
 _WORD = re.compile(r"\S{301,}")
 _BETWEEN = re.compile(r"([`'\"])([^`'\"\n]{301,})\1")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys or that turn a line's direction, and halves of surrogate pairs."""
 _MARKUP = re.compile(r"[\\|]|\[(?=[^\[\]]*\]\()")
 """What ends a cell of a Markdown table, and what begins a link or a picture."""
 
@@ -33,12 +36,21 @@ def shortened(value: Any, longest: int = LONGEST) -> str:
         return f"a {type(value).__name__}"
 
 
+def plain(text: str) -> str:
+    r"""The text with `\u001b` and the like in place of what a terminal would obey; line ends and tabs stay.
+
+    Every language's own letters stay too, with the joiners that some scripts need. JSON stays the same JSON.
+    """
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def bounded(message: str) -> str:
-    """A message in which nothing quoted, no word and no line is longer than a reader can use.
+    """A plain message in which nothing quoted, no word and no line is longer than a reader can use.
 
     Every error of the package passes through here, whatever its author quoted. Ends stay: they say what to do, and of
     a path they are the file.
     """
+    message = plain(message)
     if len(message) <= _QUOTED:
         return message
     message = _WORD.sub(lambda match: _middle_out(match[0], _QUOTED), message)
@@ -63,7 +75,12 @@ def for_csv(cell: object) -> object:
 
 def for_markdown(cell: object) -> str:
     """The cell of a table for people: one line in which nothing is markup."""
-    return _MARKUP.sub(r"\\\g<0>", " ".join(str(cell).split()).replace("&", "&amp;").replace("<", "&lt;"))
+    return _MARKUP.sub(r"\\\g<0>", " ".join(plain(str(cell)).split()).replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def markdown_row(cells: Iterable[object]) -> str:
+    """A row of a table for people."""
+    return f"| {' | '.join(map(for_markdown, cells))} |"
 
 
 def _middle_out(text: str, longest: int) -> str:

@@ -18,11 +18,12 @@ import torch
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
-from fedtorch.data.json_file import read_json
+from fedtorch.data.json_file import read_bytes, read_json
 from fedtorch.metrics.generation import METRICS
 
 SEEDS = (100, 13, 21, 42, 87)
 SPLITS = ("train", "dev", "test")
+_WHOLE = "every task needs a file for each seed and split"
 ONE_ANSWER = ("ACC", "Classification-F1", "Matthew-Correlation")  # metrics of tasks whose only output is a label
 
 
@@ -65,7 +66,7 @@ def known_tasks(file: Path | None) -> dict[str, GymTask]:
         if not isinstance(entry, dict) or not isinstance(entry.get("task"), str):
             raise DataError(f"{file}: entry {index + 1} of `tasks` has no `task`; expected an object with its name")
         name, metric = entry["task"], entry.get("metric")
-        if metric not in METRICS:
+        if not isinstance(metric, str) or metric not in METRICS:
             raise DataError(
                 f"{file}: task {name} has the metric {metric!r}; expected one of {', '.join(METRICS)}; correct the file"
             )
@@ -132,7 +133,7 @@ def read_tsv(path: Path, *, one_answer: bool = False) -> list[Row]:
             answer, or more than two columns where the answer is a label.
     """
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(read_bytes(path, _WHOLE).split(b"\n"), start=1):
         try:
             columns = line.decode("utf-8").rstrip("\r").split("\t")
         except UnicodeDecodeError as error:

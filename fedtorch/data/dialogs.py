@@ -6,7 +6,6 @@ by number, never text.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.json_file import read_json
 
 Turns = list[list[str]]
 
@@ -140,10 +140,7 @@ def _client_of_instruction(name: str) -> str | None:
 
 def _dialogs(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(number from 1, dialog) of a file; one dialog alone, as in Taskmaster's sample, is a list of one."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON ({type(error).__name__}); download it again") from None
+    content = read_json(path, "download it again")
     content = [content] if isinstance(content, dict) else content
     if not isinstance(content, list):
         raise DataError(f"{path} holds a {type(content).__name__}; expected a list of dialogs")

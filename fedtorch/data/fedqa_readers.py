@@ -6,7 +6,6 @@ Every error names file and line (or entry), never the text that stands there.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from xml.etree import ElementTree
 
 from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa import CLIENTS, Builder, Collection, clean
+from fedtorch.data.json_file import parse_json, read_bytes
 
 _LABELS = {"True": True, "False": False}
 
@@ -163,10 +163,7 @@ def read_json_lines(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, di
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise DataError(f"{path}:{number}: not JSON; expected one JSON object a line") from None
+        row = parse_json(line, f"{path}:{number}", "expected one JSON object a line")
         if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in fields):
             raise DataError(f"{path}:{number}: expected a JSON object with the strings {', '.join(fields)}")
         yield number, row
@@ -179,11 +176,11 @@ def read_table(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> I
         DataError: missing, not UTF-8, a column is missing, or a row has more or fewer cells than the header.
     """
     reader = csv.reader(read_text(path).split("\n"), delimiter=delimiter)
-    header = next(reader, [])
-    missing = [name for name in columns if name not in header]
-    if missing:
-        raise DataError(f"{path}:1: the header lacks {', '.join(missing)}; expected {', '.join(columns)}")
     try:
+        header = next(reader, [])
+        missing = [name for name in columns if name not in header]
+        if missing:
+            raise DataError(f"{path}:1: the header lacks {', '.join(missing)}; expected {', '.join(columns)}")
         for row in reader:
             if not row:
                 continue
@@ -200,10 +197,7 @@ def read_text(path: Path) -> str:
     Raises:
         DataError: missing or not UTF-8 (the line is named).
     """
-    try:
-        data = path.read_bytes()
-    except OSError:
-        raise DataError(f"{path} is missing; --raw must be a folder with the client's published files") from None
+    data = read_bytes(path, "--raw must be a folder with the client's published files")
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -212,10 +206,7 @@ def read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not JSON; download the file again") from None
+    value = parse_json(read_text(path), str(path), "download the file again")
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}; expected a JSON object")
     return value
@@ -235,10 +226,13 @@ def _fiqa_answers(path: Path, builder: Builder) -> dict[str, str]:
 
 
 def _parse_xml(path: Path) -> ElementTree.Element:
+    data = read_bytes(path, "download the file again")
     try:
-        return ElementTree.parse(path).getroot()
+        return ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
         raise DataError(f"{path}:{error.position[0]}: not XML; download the file again") from None
+    except (ValueError, LookupError) as error:  # an encoding that is unknown or of several bytes
+        raise DataError(f"{path}:1: not readable as XML ({type(error).__name__}); download the file again") from None
 
 
 def _filled(collection: Collection, path: Path) -> Collection:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.json_file import has_half_pairs
 from fedtorch.data.manifest import FORMAT, PREPARE, check_split, read_manifest
 from fedtorch.data.paths import SAFE_NAME, atomic_folder, check_client_name, check_client_names, folder_name, inside
 
@@ -197,17 +198,6 @@ def _parse(line: bytes, expected: Mapping[str, type]) -> tuple[dict[str, Any] | 
     if has_half_pairs(line, row):
         return None, "half of a surrogate pair in it"
     return row, ""
-
-
-def has_half_pairs(line: bytes, row: Mapping[str, Any]) -> bool:
-    """Is half of a surrogate pair in what was read of `line`, in whatever list of it? No tokenizer takes such text."""
-    if b"\\ud" not in line.lower():
-        return False
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
-        return True
-    return False
 
 
 def _read(path: Path) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.folder import has_half_pairs
+from fedtorch.data.json_file import has_half_pairs
 
 _AGAIN = "prepare the data again"
 
@@ -41,6 +41,8 @@ def load_integers(path: Path, *, mmap: bool = False) -> NDArray[Any]:
     Raises:
         OSError, ValueError: it is missing, or anything else.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no regular file")
     try:
         found = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except (EOFError, SyntaxError, OverflowError, MemoryError, TypeError, IndexError, KeyError) as error:

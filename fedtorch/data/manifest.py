@@ -18,6 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.files import hash_file
+from fedtorch.core.regular_file import check_regular, shown_path
 from fedtorch.data.paths import SAFE_NAME, check_client_names
 
 FORMAT = 1
@@ -63,10 +64,11 @@ def read_manifest(root: Path) -> dict[str, Any]:
         DataError: missing, not JSON, of another format, or with clients that `check_client_names` refuses.
     """
     path = Path(root) / "manifest.json"
+    if not path.exists():
+        raise DataError(f"{shown_path(path)} is missing, so {shown_path(root)} is not a prepared folder; {PREPARE}")
+    check_regular(path, "the manifest")
     try:
         manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing, so {root} is not a prepared folder; {PREPARE}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{ascii(str(path))[1:-1]} cannot be read ({error}); {PREPARE} again") from None
     found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.names import folded, look_alikes
 
 RESERVED = frozenset({"manifest.json", "tokenizer", "public"})  # used beside the clients' folders
 LONGEST_NAME = 100
@@ -46,18 +47,17 @@ def check_client_name(name: str) -> str:
 
 
 def check_client_names(names: Iterable[str]) -> list[str]:
-    """Checks each name, and that no two look alike: equal after NFKC and case folding (`atis`, `ATIS`, full width).
+    """Checks each name, and that no two look alike or would have one folder.
+
+    Names look alike if they are equal after NFKC and case folding (`atis`, `ATIS`, full width).
 
     Raises:
-        DataError: a name is refused, or two are duplicates or look-alikes.
+        DataError: a name is refused, or two are duplicates or look-alikes, or would have one folder.
     """
-    seen: dict[str, str] = {}
-    for name in names:
-        folded = _fold(check_client_name(name))
-        if folded in seen:
-            raise DataError(f"client names {ascii(seen[folded])} and {ascii(name)} look alike; rename one of them")
-        seen[folded] = name
-    return list(seen.values())
+    checked = [check_client_name(name) for name in names]
+    if pair := look_alikes(checked, folder_name):
+        raise DataError(f"client names {ascii(pair[0])} and {ascii(pair[1])} look alike; rename one of them")
+    return checked
 
 
 def folder_name(client: str) -> str:
@@ -65,7 +65,7 @@ def folder_name(client: str) -> str:
     check_client_name(client)
     if SAFE_NAME.fullmatch(client) and client not in RESERVED:
         return client
-    slug = re.sub(r"[^a-z0-9]+", "-", _fold(client)).strip("-")[:40]
+    slug = re.sub(r"[^a-z0-9]+", "-", folded(client)).strip("-")[:40]
     return f"{slug or 'client'}-{hashlib.sha256(client.encode()).hexdigest()[:8]}"
 
 
@@ -111,7 +111,3 @@ def atomic_folder(out: Path) -> Iterator[Path]:
             _log.debug("%s was prepared by another process meanwhile; keeping that one", out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _fold(name: str) -> str:
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

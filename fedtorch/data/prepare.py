@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fedtorch.core.errors import FedtorchError, print_error
+from fedtorch.core.terminal import PlainConsole, log_to_terminal
 from fedtorch.data import client_facts, left_out, prepare_crossfit, prepare_dialog, prepare_fedqa, prepare_text2sql
 from fedtorch.data.recipe import Recipe
 
@@ -48,7 +48,7 @@ RECIPES = {
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m fedtorch.data") -> int:
     """The command line; returns the exit code. Errors of `fedtorch.core.errors` become one line on stderr."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    log_to_terminal(logging.INFO)
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Prepare data sets for fedtorch.",
@@ -98,14 +98,14 @@ def show(manifest: Mapping[str, Any], out: Path) -> None:
         table.add_row(f"... and {len(clients) - _ROWS_SHOWN} more")
     table.add_section()
     table.add_row("total", *sizes(list(clients)), *checks(list(clients)))
-    console = Console()
+    console = PlainConsole()
     console.print(table)
     if (facts := client_facts.table(manifest, most=_ROWS_SHOWN)) is not None:
         console.print(facts)
     for line in left_out.lines(manifest):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if trips:
-        console.print(f"lost: {_lost(trips)}", highlight=False)
+        console.print(f"lost: {_lost(trips)}")
 
 
 def _lost(trips: Mapping[str, Mapping[str, Any]]) -> str:

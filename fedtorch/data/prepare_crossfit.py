@@ -16,6 +16,7 @@ from fedtorch.core.seeds import generator_for
 from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, TaskRows, files_of, find_tasks, known_tasks, read_task
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
 from fedtorch.data.folder import write_client, write_manifest
+from fedtorch.data.json_file import read_bytes
 from fedtorch.data.left_out import OMITTED, LeftOut
 from fedtorch.data.recipe import Recipe, prepare_once
 
@@ -193,7 +194,7 @@ def _digest(raw: Path, tasks: Mapping[str, GymTask], seeds: Sequence[int]) -> st
     hasher = hashlib.sha256()
     for name in tasks:
         for path in files_of(raw, name, seeds)[1].values():
-            hasher.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+            hasher.update(path.name.encode() + b"\0" + hashlib.sha256(read_bytes(path, "fetch it again")).digest())
     return hasher.hexdigest()[:16]
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from fedtorch.core.errors import DataError
 from fedtorch.data.fedqa import clean
-from fedtorch.data.folder import read_rows, write_client, write_manifest
+from fedtorch.data.folder import client_file, read_rows, write_client, write_manifest
+from fedtorch.data.json_file import read_bytes
 from fedtorch.data.manifest import PREPARE, split_facts
 from fedtorch.data.paths import inside
 from fedtorch.text.wordpiece_training import train_wordpiece
@@ -115,9 +116,10 @@ def read_qa_rows(root: Path, client: str, split: str, **options: Any) -> list[QA
             a docid twice, or in training no positive or no negative; the manifest counts other candidates.
     """
     rows = []
+    path = client_file(root, client, f"{split}.jsonl")
     for number, raw in enumerate(read_rows(root, client, split, fields=FIELDS, **options), start=1):
         row = QARow(*(raw[name] for name in FIELDS))
-        _check_row(row, f"client {client}, {split} question {number}", training=split == "train")
+        _check_row(row, f"{path}: client {client}, {split} question {number}", training=split == "train")
         rows.append(row)
     facts = split_facts(root, client, split)
     found = {"rows": [len(row.labels) for row in rows], "positives": [row.positives for row in rows]}
@@ -161,8 +163,8 @@ def read_pool(root: Path) -> list[str]:
 def _read(root: Path, *parts: str) -> str:
     path = inside(root, *parts)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path, "prepare the data again").decode()
+    except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read ({type(error).__name__}); prepare the data again") from None
 
 

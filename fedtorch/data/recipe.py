@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedtorch.core.errors import DataError
 from fedtorch.data.folder import atomic_folder, read_manifest
+from fedtorch.data.json_file import read_bytes
 
 
 class Recipe(NamedTuple):
@@ -63,7 +64,7 @@ def digests(files: Sequence[Path], expected: str, *, root: Path | None = None) -
         if not path.is_file():
             raise DataError(f"{path} is missing; --raw must be {expected}")
         name = path.name if root is None else path.relative_to(root).as_posix()
-        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        found[name] = hashlib.sha256(read_bytes(path, f"--raw must be {expected}")).hexdigest()[:16]
     return found
 
 

@@ -7,14 +7,15 @@ A set is `<stem>.json` (a list of entries: equivalent queries and the questions 
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.json_file import read_json
+from fedtorch.data.json_file import read_bytes, read_json
 
 # client -> stem of its files, in the order of the paper's tables
 CLIENTS = {
@@ -67,7 +68,10 @@ def read_set(path: Path) -> QuestionSet:
             examples = {variable["name"]: variable["example"] for variable in entry["variables"]}
             sentences = [(item["text"], item["question-split"], item["variables"]) for item in entry["sentences"]]
         except (KeyError, IndexError, TypeError) as error:
-            raise DataError(f"{where}: not an entry of text2sql-data ({type(error).__name__}: {error})") from None
+            what = f"no `{error.args[0]}`" if isinstance(error, KeyError) else "a list or an object is missing"
+            raise DataError(f"{where}: not an entry of text2sql-data ({what})") from None
+        if problem := _wrong_types(sql, examples, sentences):
+            raise DataError(f"{where}: not an entry of text2sql-data ({problem}); download the file again")
         for text, mark, own in sentences:
             if mark == "exclude":
                 excluded += 1
@@ -82,6 +86,19 @@ def read_set(path: Path) -> QuestionSet:
             splits[_SPLIT_OF[mark]].append(row)
             queries[sql] = queries.get(sql, 0) + 1
     return QuestionSet(splits, excluded, unfilled, queries)
+
+
+def _wrong_types(sql: Any, examples: Mapping[Any, Any], sentences: Sequence[tuple[Any, Any, Any]]) -> str:
+    """What in an entry is of another type than published, as a clause; empty if nothing is."""
+    texts = [sql, *(part for text, mark, _ in sentences for part in (text, mark))]
+    values = [examples, *(own for *_, own in sentences)]
+    if not all(isinstance(text, str) for text in texts):
+        return "`sql`, `text` and `question-split` are texts"
+    if not all(isinstance(own, dict) for own in values):
+        return "`variables` of a sentence is an object"
+    if not all(isinstance(part, str) for own in values for pair in own.items() for part in pair):
+        return "names and values of variables are texts"
+    return "a variable has an empty name" if any("" in own for own in values) else ""
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
@@ -106,12 +123,13 @@ def read_schema(path: Path) -> dict[str, list[str]]:
         DataError: missing, not UTF-8, a row without a field, or no table at all.
     """
     tables: dict[str, list[str]] = {}
+    data = read_bytes(path, "expected the schema beside the JSON file of the same set")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.reader(file, skipinitialspace=True))
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing; expected the schema beside the JSON file of the same set") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), skipinitialspace=True))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line} is not UTF-8; save the file as UTF-8") from None
+    except csv.Error as error:
         raise DataError(f"{path} is not a CSV file in UTF-8: {error}") from None
     for number, row in enumerate(rows[1:], start=2):
         cells = [cell.strip() for cell in row]

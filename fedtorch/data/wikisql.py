@@ -7,13 +7,14 @@ value], ...]}}`, the table file `{"id", "header", "types", ...}`; rows of tables
 from __future__ import annotations
 
 import gzip
-import json
 import unicodedata
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.json_file import parse_json, read_bytes
 
 AGGREGATIONS = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
 OPERATORS = ("=", ">", "<", "OP")
@@ -116,18 +117,16 @@ def _lines(folder: Path, name: str) -> Iterator[tuple[Path, int, Row]]:
         path = folder / f"{name}.gz"
     if not path.is_file():
         raise DataError(f"{folder / name} is missing (and so is {name}.gz); --raw must be a folder of WikiSQL's files")
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read ({error}); fetch it again") from None
+    data = read_bytes(path, "fetch it again")
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            kind = type(error).__name__
-            raise DataError(f"{path}:{number} is not JSON ({kind}); correct or delete the line") from None
+        found = parse_json(line, f"{path}:{number}", "correct or delete the line")
         if not isinstance(found, dict):
             raise DataError(f"{path}:{number} is a JSON {type(found).__name__}; expected an object")
         yield path, number, found

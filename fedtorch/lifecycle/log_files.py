@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.terminal import PlainFormatter
 from fedtorch.lifecycle.kept_texts import LogFile
 from fedtorch.tracking.console import TerminalHandler
 
@@ -28,12 +29,10 @@ def start_logging(folder: Path, rank: int, *, has_times: bool = True) -> IO[str]
         file = LogFile(folder / f"log.rank{rank}.txt")
     except OSError as error:
         raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
-    file.setFormatter(
-        logging.Formatter(f"{'%(asctime)s' if has_times else NO_TIME} %(levelname)s %(name)s: %(message)s")
-    )
+    file.setFormatter(PlainFormatter(f"{'%(asctime)s' if has_times else NO_TIME} %(levelname)s %(name)s: %(message)s"))
     terminal = TerminalHandler()  # knows about the progress bar
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
-    terminal.setFormatter(logging.Formatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    terminal.setFormatter(PlainFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     root = logging.getLogger("fedtorch")
     root.setLevel(logging.DEBUG)
     root.propagate = False

@@ -24,13 +24,15 @@ def read_own(path: Path, what: str, advice: str) -> bytes:
     """The content of a file that only its owner may read; what, advice: for messages.
 
     Raises:
-        CheckpointError: it is missing, or others may read it.
+        CheckpointError: it is missing, no regular file, or others may read it.
     """
     try:
         status = path.stat()
-        content = path.read_bytes()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None  # a FIFO would wait for a writer
     except OSError as error:
         raise CheckpointError(f"{path}, {what}, cannot be read ({error.strerror}); {advice}") from error
+    if content is None:
+        raise CheckpointError(f"{path}, {what}, is no regular file; {advice}")
     if stat.S_IMODE(status.st_mode) & 0o077:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         raise CheckpointError(

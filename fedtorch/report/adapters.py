@@ -8,6 +8,7 @@ from typing import Any
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import AGGREGATION_ERROR
+from fedtorch.core.shown import markdown_row
 from fedtorch.report.compared import figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import Group, make_groups
@@ -57,7 +58,7 @@ def adapters_markdown(runs: Sequence[NamedRun]) -> str:
             figure([one[-1] for one in errors if one], 4),
             _score(group),
         ]  # fmt: skip
-        lines.append("| " + " | ".join(columns) + " |")
+        lines.append(markdown_row(columns))
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +73,7 @@ def _rule(run: Run) -> str:
     parts = [f"{kind} {', '.join(patterns)}" for kind in ("private", "frozen")
              if (patterns := run.setting(f"partition.{kind}"))]  # fmt: skip
     parts += [f"kind {added}"] if added != "lora" else []
-    return "; ".join([str(run.setting("algorithm.name") or "fedavg"), *parts]).replace("|", "\\|")
+    return "; ".join([str(run.setting("algorithm.name") or "fedavg"), *parts])
 
 
 def _score(group: Group) -> str:

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.metrics.apir import Comparison, compare
 from fedtorch.report.apir_plots import plot_energies, plot_tasks, plot_weights
 from fedtorch.report.compared import figure, same_settings, say_written, show_page
@@ -114,7 +115,7 @@ def tables(rows: Sequence[Row]) -> str:
     texts = [f"{title}\n\n{head}" + "".join(lines) for title, lines in sorted(blocks.items())]
     notes = []
     for row in rows:
-        notes += [f"- {run.name}: not finished\n" for run in row.runs if not run.is_finished]
+        notes += [f"- {for_markdown(run.name)}: not finished\n" for run in row.runs if not run.is_finished]
     return "\n".join(texts) + ("\n" + "".join(notes) if notes else "")
 
 
@@ -137,7 +138,7 @@ def costs(base: Run, rows: Sequence[Row]) -> str:
         trained = fmean(record.get("rows") or record["examples"] * epochs for record in done)
         cells = [f"{mean('generate_s', ''):.2f}", f"{mean('train_s', 'seconds'):.2f}", f"{trained:.0f}"]
         cells += [_megabytes(run, done, way) for way in ("sent_bytes", "received_bytes")]
-        lines.append(f"| {name} | {' | '.join(cells)} | {paper} |\n")
+        lines.append(markdown_row([name, *cells, paper]) + "\n")
     return "".join(lines)
 
 
@@ -148,13 +149,13 @@ def differences(base: Run, rows: Sequence[Row]) -> list[str]:
     for row, (config, published) in matches:
         of_paper = published.win + published.lose + published.tie
         if (pairs := row.comparisons[0].pairs) != of_paper:
-            notes.append(f"- {row.name}: {pairs} pairs of task and client (paper: {of_paper})\n")
+            notes.append(f"- {for_markdown(row.name)}: {pairs} pairs of task and client (paper: {of_paper})\n")
         if settings := changed(row.runs[0], f"fewfedweight/{config}"):
-            notes.append(f"- {row.name}: {settings}\n")
+            notes.append(f"- {for_markdown(row.name)}: {settings}\n")
     bases = {f"silo_{c.rpartition('_')[2]}" if published.table == CLIENTS else BASE for _, (c, published) in matches}
     for config in sorted(bases):
         if settings := changed(base, f"fewfedweight/{config}"):
-            notes.append(f"- base {base.name}: {settings}\n")
+            notes.append(f"- base {for_markdown(base.name)}: {settings}\n")
     return ["".join(notes)] if notes else []
 
 
@@ -181,7 +182,7 @@ def _line(row: Row, published: Published | None) -> str:
     rates = [over_seeds(lambda c: 100 * c.apir, 1), over_seeds(lambda c: 100 * c.pooled, 1)]
     shown = f"{row.name} (n={len(row.runs)})" if len(row.runs) > 1 else row.name
     paper = f"{published.apir} ({published.win}/{published.lose}/{published.tie})" if published else "-"
-    return f"| {' | '.join([shown, *rates, *counts, str(row.comparisons[0].pairs), paper])} |\n"
+    return markdown_row([shown, *rates, *counts, row.comparisons[0].pairs, paper]) + "\n"
 
 
 _COUNTS = ("win", "lose", "tie", "undefined")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fedtorch.core.errors import FedtorchError, print_error
 from fedtorch.core.files import replace_file
+from fedtorch.core.shown import plain
 from fedtorch.report import apir as apir_report
 from fedtorch.report import privacy
 from fedtorch.report import significance as paired
@@ -70,7 +71,7 @@ def make_table(args: argparse.Namespace) -> None:
     runs = found.runs
     table = build(runs, args.metric)
     texts = {"markdown": markdown(table), "csv": as_csv(table)}
-    sys.stdout.write(texts[args.format])
+    sys.stdout.write(plain(texts[args.format]))
     out: Path = args.out or args.runs[0] / "report"
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(texts["markdown"])

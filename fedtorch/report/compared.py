@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from fedtorch.core.shown import plain
 from fedtorch.report.find_runs import NamedRun, find_runs
 from fedtorch.tracking.run_folder import Run
 
@@ -28,7 +29,7 @@ def read_all(folders: Sequence[Path]) -> list[NamedRun]:
 def say_left_out(lines: Sequence[str]) -> None:
     """Name what is no run, on stderr."""
     for line in lines:
-        print(f"left out: {line}", file=sys.stderr)
+        print(plain(f"left out: {line}"), file=sys.stderr)
 
 
 def same_settings(run: Run) -> str:
@@ -56,7 +57,7 @@ def figure(values: Sequence[float], digits: int) -> str:
 
 def show_page(text: str, path: Path) -> Path:
     """Print a page and write it to `path`, which is returned."""
-    sys.stdout.write(text)
+    sys.stdout.write(plain(text))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path

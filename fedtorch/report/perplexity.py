@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
@@ -35,7 +36,7 @@ def perplexity_markdown(runs: Sequence[NamedRun]) -> str:
 def _scores(groups: Sequence[Sequence[NamedRun]]) -> str:
     domains = list(dict.fromkeys(name for group in groups for _, run in group for name in _columns(run)))
     heads = [DOMAINS.get(name, name) for name in domains] + list(_AVERAGES)
-    lines = ["| run | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    lines = [markdown_row(["run", *heads]), "|---|" + "---:|" * len(heads)]
     notes: list[str] = []
     for group in groups:
         name, run = group_name([name for name, _ in group]), group[0][1]
@@ -43,11 +44,11 @@ def _scores(groups: Sequence[Sequence[NamedRun]]) -> str:
         found = [summary for _, each in group if (summary := _summary(each))]
         if found and (idle := [client for client in run.clients if not run.last.get(client, {}).get("steps")]):
             notes.append(
-                f"- {name}: All and the averages count {len(idle)} of {len(run.clients)} clients that never trained: "
-                + ", ".join(idle[:10])
+                f"- {for_markdown(name)}: All and the averages count {len(idle)} of {len(run.clients)} clients that "
+                "never trained: " + for_markdown(", ".join(idle[:10]))
             )
         if not found:
-            notes.append(f"- {name}: not finished: {run.last_round} of {run.rounds} rounds")
+            notes.append(f"- {for_markdown(name)}: not finished: {run.last_round} of {run.rounds} rounds")
         published = row_of(run.name) if set(_columns(run)) & set(DOMAINS) else None
         for key, suffix in _ROWS.items():
             ours = [summary[key] for summary in found if key in summary]
@@ -78,7 +79,7 @@ def _traffic(groups: Sequence[Sequence[NamedRun]]) -> str:
         )
         each = sum(record.get(key) or 0 for record in rounds for key in _BYTES) / len(rounds) if rounds else 0.0
         cells = [f"{amount / 1e6:.3f}" for amount in (*sums, sum(sums), each, *moved)]
-        lines.append(f"| {name} | {len(rounds)} | " + " | ".join(cells) + " |")
+        lines.append(markdown_row([name, len(rounds), *cells]))
     return "\n".join(lines) + "\n"
 
 
@@ -102,7 +103,7 @@ def _source(run: Run) -> str:
 
 def _line(label: str, columns: Sequence[Sequence[float | None]]) -> str:
     cells = [figure([value for value in column if value is not None], 2) for column in columns]
-    return f"| {label} | " + " | ".join(cells) + " |"
+    return markdown_row([label, *cells])
 
 
 def _published_line(row: str, suffix: str, domains: Sequence[str]) -> list[str]:
@@ -120,5 +121,7 @@ def _notes(run: Run, row: str, earlier: Sequence[str]) -> list[str]:
     notes += [f"- {REMARKS[row]}"] if row in REMARKS else []
     notes = [note for note in notes if note not in earlier]
     if (source := _source(run)) != "taskmaster1":
-        notes.append(f"- {run.name}: data of {source} (paper: taskmaster1)")
-    return notes + [f"- {run.name}: {settings}" for settings in [changed(run, f"fedassistant/{row}")] if settings]
+        notes.append(f"- {for_markdown(run.name)}: data of {source} (paper: taskmaster1)")
+    return notes + [
+        f"- {for_markdown(run.name)}: {settings}" for settings in [changed(run, f"fedassistant/{row}")] if settings
+    ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
+from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.privacy.accounting import Accountant, parts_of, shared, total_epsilon
 from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, read_releases
@@ -107,7 +108,9 @@ def _uncounted(found: Mapping[str, Sequence[_Run]], known: Mapping[str, DataLedg
     lines = []
     for run in [run for data, rows in found.items() if data not in known for run in rows]:
         lost = f"the ledger of its data, {run.data_ledger}, is gone" if run.data_ledger else "its data have no ledger"
-        lines.append(f"{run.name}: {lost}, so what other runs released of them is not counted here.")
+        lines.append(
+            f"{for_markdown(run.name)}: {for_markdown(lost)}, so what other runs released of them is not counted here."
+        )
     return ["", *lines] if lines else []
 
 
@@ -169,7 +172,7 @@ def _releases(spent: Mapping[int, int]) -> int:
 def _row(*cells: Any) -> str:
     *start, epsilon = cells
     shown = [f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in start]
-    return f"| {' | '.join(shown)} | {epsilon:.4f} |"
+    return markdown_row([*shown, f"{epsilon:.4f}"])
 
 
 def _data(folder: Path) -> str:

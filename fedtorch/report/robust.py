@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.shown import markdown_row
 from fedtorch.report.find_runs import NamedRun
 
 _HEADS = ("run", "rule", "client", "examples", "rounds", "left out", "shrunk", "kept", "attack")
@@ -46,7 +47,7 @@ def robust_markdown(runs: Sequence[NamedRun]) -> str:
                 f"{fmean(found):.3f}",
                 attacks.get(client, ""),
             ]
-            lines.append("| " + " | ".join(column.replace("|", "\\|") for column in columns) + " |")
+            lines.append(markdown_row(columns))
     return "\n".join(lines) + "\n"
 
 

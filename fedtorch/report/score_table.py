@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.shown import for_csv, for_markdown
+from fedtorch.core.shown import for_csv, for_markdown, markdown_row
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
@@ -92,7 +92,7 @@ def markdown(table: Table) -> str:
     heads = [f"{heading}{sizes[client]}" for client, heading in table.columns.items()]
     header = ["run", "split", *heads, "Macro", "Micro", "correct" if table.is_percent else "sum"]
     lines = [f"{table.metric}{', percent' if table.is_percent else ''} (examples in brackets)", ""]
-    lines += ["| " + " | ".join(map(for_markdown, header)) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
+    lines += [markdown_row(header), "|---|---|" + "---:|" * (len(header) - 2)]
     for row in table.rows:
         cells = []
         for client in table.columns:
@@ -101,7 +101,7 @@ def markdown(table: Table) -> str:
             cells.append(_scaled(row.values.get(client, []), scale) + suffix)
         cells += [_scaled(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
         cells.append(f"{fmean(row.correct):.6g} of {sum(row.counts.values())}" if row.correct else "-")
-        lines.append("| " + " | ".join(map(for_markdown, [row.label, row.split or "-", *cells])) + " |")
+        lines.append(markdown_row([row.label, row.split or "-", *cells]))
     notes = [f"- {for_markdown(row.label)}: {for_markdown(note)}" for row in table.rows for note in row.notes]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 

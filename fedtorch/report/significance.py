@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
+from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.metrics.significance import TTest, paired_t_test
 from fedtorch.tracking.run_folder import Run, read_run
 
@@ -33,16 +34,16 @@ def make(args: argparse.Namespace) -> None:
     base = read_run(args.base)
     metric = args.metric or base.metric() or ""
     theirs = single_scores(base, metric)
-    sys.stdout.write(f"{metric}: difference to {base.name}, two-tailed paired t-test over examples\n\n")
+    sys.stdout.write(
+        f"{for_markdown(metric)}: difference to {for_markdown(base.name)}, two-tailed paired t-test over examples\n\n"
+    )
     sys.stdout.write("| run | client | examples | difference | t | p |\n|---|---|---:|---:|---:|---:|\n")
     for folder in args.new:
         run = read_run(folder)
         for client, test in compare(run, single_scores(run, metric), base, theirs).items():
             stars = " *" if test.p < 0.05 else ""
-            sys.stdout.write(
-                f"| {run.name} | {client} | {test.count} | {test.mean_difference:+.4f} | {test.t:.2f} "
-                f"| {test.p:.4f}{stars} |\n"
-            )
+            figures = f"{test.mean_difference:+.4f}", f"{test.t:.2f}"
+            sys.stdout.write(markdown_row([run.name, client, test.count, *figures, f"{test.p:.4f}{stars}"]) + "\n")
     sys.stdout.write("\n* p < 0.05. Over all examples, every question counts alike, whichever client it is from.\n")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedtorch.core.shown import for_csv, for_markdown
+from fedtorch.core.shown import for_csv, markdown_row
 from fedtorch.report.compared import figure, read_all, say_written, show_page
 from fedtorch.report.groups import make_groups
 from fedtorch.report.plots import MAX_NAMED, plain_text
@@ -53,12 +53,12 @@ def sweep_markdown(sweep: Sweep) -> str:
     clients = [f"{client} ({n})" for client, n in sweep.clients.items()]
     header = [sweep.key, *(["runs"] if several else []), *clients, "Macro", "Micro"]
     lines = [f"{sweep.metric}{', percent' if sweep.is_percent else ''} (examples in brackets)", ""]
-    lines += [_row(header), "|---|" + ("---|" if several else "") + "---:|" * (len(clients) + 2)]
+    lines += [markdown_row(header), "|---|" + ("---|" if several else "") + "---:|" * (len(clients) + 2)]
     for line in sweep.lines:
         for point in line.points:
             values = [point.figures.get(name, []) for name in (*sweep.clients, *AVERAGES)]
             cells = [figure([scale * value for value in row], 2) for row in values]
-            lines.append(_row([str(point.value), *([line.name or "-"] if several else []), *cells]))
+            lines.append(markdown_row([str(point.value), *([line.name or "-"] if several else []), *cells]))
     return "\n".join(lines) + "\n"
 
 
@@ -155,7 +155,3 @@ def _lay_out_axis(axes: Any, sweep: Sweep) -> None:
         axes.set_xticks(
             range(len(ticks)), [plain_text(tick) for tick in ticks], rotation=30, ha="right", fontsize="small"
         )
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(for_markdown, cells))} |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
@@ -44,7 +45,7 @@ def _row(name: str, split: str, found: Sequence[Evaluation]) -> str:
     for measure in _COLUMNS:
         values = [100 * (mean[measure]["micro"] or 0.0) for mean in means if measure in mean]
         cells.append(figure(values, 1))
-    return f"| {name} | {split} | {'/'.join(map(str, counts)) or '-'} | " + " | ".join(cells) + " |"
+    return markdown_row([name, split, "/".join(map(str, counts)) or "-", *cells])
 
 
 def _published(run: Run, notes: list[str]) -> list[str]:
@@ -55,12 +56,12 @@ def _published(run: Run, notes: list[str]) -> list[str]:
     note = f"- published: {TITLE}" + (f"; S = {size}: {REMARKS[size]}" if size in REMARKS else "")
     notes += [note] if note not in notes else []
     if settings := changed(run, f"fedparsing/{group}_{size}"):
-        notes.append(f"- {run.name}: {settings}")
+        notes.append(f"- {for_markdown(run.name)}: {settings}")
     for split, questions in QUESTIONS.items():
         counts = [e.of(MEASURES[0]) for e in (_evaluation(run, split),) if e is not None]
         count = sum(number for scores in counts for _, number in scores.values())
         if count not in (0, questions):
-            notes.append(f"- {run.name}: {count} {split} questions (paper: {questions})")
+            notes.append(f"- {for_markdown(run.name)}: {count} {split} questions (paper: {questions})")
     return [
         f"| published: {NAMES[group]}, S = {size} | {split} | - | "
         + " | ".join([*(f"{figure:.1f}" for figure in figures), "-", "-"])

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fedtorch.algorithms.base import Algorithm
 from fedtorch.core import state_keys as keys
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.norms import is_finite
-from fedtorch.core.overrides import overrides
 from fedtorch.core.server import ServerState
 from fedtorch.core.shown import shortened
 from fedtorch.core.weights import Layout
@@ -30,6 +28,12 @@ Flat = dict[str, tuple[Layout, tuple[int, ...]]]
 _COUNTS = {keys.WITHOUT_GAIN, keys.VOID_ROUNDS, keys.SERVER_STEPS, keys.FAILED_SAVES}
 _ROUNDS = {keys.BEST_ROUND, keys.EVALUATED, keys.SERVER_TRAINED, keys.VOID_ROUNDS, keys.TRAINED_ROUND}
 _MARKS = {keys.STOPPED, keys.BEST_IS_RECEIVED, keys.NOT_EVALUATED}
+_OF_BEST = {
+    keys.BEST_WEIGHTS, keys.BEST_PRIVATE, keys.BEST_IS_RECEIVED, keys.BEST_ROUND, keys.BEST_SCORE, keys.BEST_LOSS,
+    keys.WITHOUT_GAIN, keys.STOPPED,
+}  # fmt: skip
+"""What an evaluation leaves in the state of a client, also of one that has never trained."""
+_TRAIN = "train"  # the purpose that every rule of the package trains for
 _OF_PURPOSES = ("cursor", "epoch", "steps")
 
 
@@ -65,13 +69,14 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
     for name in algorithm.varying_vectors:
         for key in {name, keys.best(name)} & set(saved.tensors):
             flat[key] = (layout, (saved.tensors[key].numel(),))
-    missing = [name for name in _needed(context, saved, round) if name not in saved.tensors]
-    if missing:
-        yield f"has no `{missing[0]}` of {layout.size} numbers, which this algorithm and model need"
+    yield from _lacking(_needed(context, saved, round), saved)
     yield from _misfits(flat, saved.tensors)
-    for name in (*exchanged, *algorithm.varying_vectors):
-        if name in saved.tensors and not is_finite(saved.tensors[name]):
-            yield f"has numbers in `{name}` that are not finite"
+    for name, tensor in saved.tensors.items():
+        if name == keys.SECOND_MOMENT:  # squares may be too large for fp32: their steps are 0, and the run goes on
+            if not (tensor >= 0).all():
+                yield f"has numbers in `{name}` that are no squares"
+        elif tensor.is_floating_point() and not name.startswith(keys.SERVER_JOB) and not is_finite(tensor):
+            yield f"has numbers in `{shortened(name)}` that are not finite"
     yield from _numbers(saved.numbers, round)
     yield from _of_client(context, SERVER, ClientState(_of_job(saved.tensors), _of_job(saved.numbers)), round)
 
@@ -84,19 +89,47 @@ def _of_job(kept: Mapping[str, T]) -> dict[str, T]:
 
 
 def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[str]:
-    """The tensors without which the server's state is not whole."""
-    yield from context.algorithm.exchanged_vectors
-    if context.algorithm.exchanged_vectors and keys.BEST_ROUND in saved.numbers:
+    """The entries without which the server's state is not whole."""
+    algorithm, rule, numbers = context.algorithm, context.server.optimizer.settings, saved.numbers
+    yield from algorithm.exchanged_vectors
+    if algorithm.exchanged_vectors and keys.BEST_ROUND in numbers:
         yield keys.BEST
-    rule, numbers = context.config.server, saved.numbers
-    if overrides(type(context.algorithm), "server_update", Algorithm) or not context.algorithm.exchanged_vectors:
+    stepped = algorithm.trains_clients and round > numbers.get(keys.VOID_ROUNDS, 0)
+    if not algorithm.exchanged_vectors or not stepped:
         return
-    if rule.optimizer in ("adam", "yogi", "adagrad", "adamw") and numbers.get(keys.SERVER_STEPS, 0):
-        yield from (keys.FIRST_MOMENT, keys.SECOND_MOMENT)
-    stepped = context.algorithm.trains_clients and round > numbers.get(keys.VOID_ROUNDS, 0)
-    if rule.optimizer == "sgd" and context.server.optimizer.settings.momentum and stepped:
-        if not context.mechanism.hides_clients:
-            yield keys.MOMENTUM
+    yield from algorithm.needed_entries(context.components.engine.shared, of_server=True)
+    if not algorithm.steps_with_optimizer:
+        return
+    if rule.optimizer in ("adam", "yogi", "adagrad", "adamw"):
+        yield from (keys.FIRST_MOMENT, keys.SECOND_MOMENT, keys.SERVER_STEPS)
+    elif rule.optimizer == "sgd" and rule.momentum:
+        yield keys.MOMENTUM
+
+
+def _needed_by_client(context: RoundContext, name: str, state: ClientState) -> Iterator[str]:
+    """The entries without which the state of a client that has trained is not whole."""
+    engine, numbers = context.components.engine, state.numbers
+    if keys.BEST_IS_RECEIVED in numbers:
+        if not numbers[keys.BEST_IS_RECEIVED]:
+            yield keys.BEST_WEIGHTS
+        if engine.private.size:
+            yield keys.BEST_PRIVATE
+    if keys.TRAINED_ROUND in numbers:
+        yield keys.TRAINED
+    if not any(key not in _OF_BEST for key in (*state.tensors, *numbers)) and (state.tensors or numbers):
+        return  # evaluated, and never drawn
+    if engine.private.size:
+        yield keys.PRIVATE
+    yield from context.algorithm.needed_entries(engine.shared, of_server=False)
+    hp, prefix = context.config.client_for(name), keys.optimizer(_TRAIN)
+    has_optimizer = any(key.startswith(prefix) for key in (*state.tensors, *numbers))
+    if has_optimizer and hp.steps is not None:
+        yield keys.cursor(_TRAIN)
+    if has_optimizer and hp.schedule_span == "run":
+        yield keys.steps(_TRAIN)
+    taken = any(numbers.get(key, 0) > 0 for key in (keys.cursor(_TRAIN), keys.steps(_TRAIN)))
+    if taken and not has_optimizer and hp.optimizer_state == "keep" and hp.optimizer != "sgd" and not engine.owners:
+        yield prefix
 
 
 def _of_client(context: RoundContext, name: str, state: ClientState, round: int) -> Iterator[str]:
@@ -105,6 +138,9 @@ def _of_client(context: RoundContext, name: str, state: ClientState, round: int)
     flat: Flat = {key: (shared, (shared.size,)) for key in (keys.PERSONAL, keys.TRAINED, keys.BEST_WEIGHTS)}
     flat |= {key: (private, (private.size,)) for key in (keys.PRIVATE, keys.BEST_PRIVATE)}
     flat |= {key: (shared, shape) for key, shape in algorithm.kept_tensors(shared).items()}
+    if name != SERVER:
+        needed = _needed_by_client(context, name, state)
+        yield from _lacking(filter(context.role.may_have, needed), state)
     yield from _misfits(flat, state.tensors)
     yield from _numbers(state.numbers, round)
     shapes = {n: shape for layout in (shared, private) for n, shape in zip(layout.names, layout.shapes, strict=True)}
@@ -118,6 +154,12 @@ def _of_client(context: RoundContext, name: str, state: ClientState, round: int)
     for purpose, kept in purposes.items():
         if problem := misfit(context.config.client_for(name).optimizer, shapes, dtype, kept):
             yield f"{problem} (optimiser of `{shortened(purpose)}`)"
+
+
+def _lacking(needed: Iterable[str], state: ServerState | ClientState) -> Iterator[str]:
+    for name in needed:
+        if name not in state.tensors and name not in state.numbers:
+            yield f"has no `{name}`, which this algorithm and model need"
 
 
 def _misfits(flat: Mapping[str, tuple[Layout, tuple[int, ...]]], tensors: Mapping[str, Tensor]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.files import replace_file
 from fedtorch.core.heap import keep_freed
+from fedtorch.core.terminal import log_to_terminal
 from fedtorch.rounds.cost_model import Constants
 from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.light_rounds import MANY, LightRounds, with_rounds
@@ -197,7 +198,7 @@ def write(path: Path, measured: Measured) -> None:
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.bench") -> int:
     """Measure and write; returns the exit code (0, 2 config, 3 data, 8 the file cannot be written)."""
     args = _parser(prog).parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    log_to_terminal(logging.WARNING)
     path = args.out or default_path()
     try:
         config = yaml_config.load(args.config, args.set)

@@ -18,6 +18,8 @@ from tqdm import tqdm
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
 from fedtorch.core.scores import sharers
+from fedtorch.core.shown import plain
+from fedtorch.core.terminal import PlainConsole, log_to_terminal
 from fedtorch.setup.checks import check
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.own import OwnTask
@@ -29,7 +31,7 @@ CLIENTS_SHOWN, LABELS_SHOWN, PROBLEMS_SHOWN = 20, 4, 20
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.data_check") -> int:
     """Print the tables and write the picture; returns the exit code (0, 2 the config is wrong, 3 the data are)."""
     args = _parser(prog).parse_args(arguments)
-    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(message)s")  # the tables say the rest
+    log_to_terminal(logging.ERROR)  # the tables say the rest
     try:
         config = yaml_config.load(args.config, args.set)
         task = own_task(config.task, config.task_name)
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         draw(found, picture)
         print(f"picture: {picture}")
         for client, row in some_rows(task, args.show):
-            print(f"{client}: {json.dumps(row, ensure_ascii=False)}")
+            print(f"{client}: {plain(json.dumps(row, ensure_ascii=False))}")
         if found.problems:
             raise DataError("\n  ".join(["training would refuse these data:", *found.problems[:PROBLEMS_SHOWN]]))
         check(Plan.of(config, 1))
@@ -84,7 +86,7 @@ def add_config(parser: argparse.ArgumentParser, name: str = "config", **more: An
 
 def show(found: Overview, task: OwnTask) -> None:
     """Two tables, the first leaks, and what may spoil a run."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = PlainConsole()
     splits = list(dict.fromkeys(split for client in found.clients.values() for split in client.rows))
     has_labels = any(client.labels for client in found.clients.values())
     _print(console, found, _sizes(splits, has_labels, found.shared), f"{task.kind} in {task.folder}")
@@ -92,16 +94,14 @@ def show(found: Overview, task: OwnTask) -> None:
         console, found, _lengths(task.max_length), f"tokens (task.max_length {task.max_length}), and rows that recur"
     )
     if has_labels:
-        console.print(
-            "JS: Jensen–Shannon divergence of the labels to those of all, in bits; 0 is alike", highlight=False
-        )
+        console.print("JS: Jensen–Shannon divergence of the labels to those of all, in bits; 0 is alike")
     for split, owners in found.shared.items():
         rows, whose = found.clients[next(iter(owners))].rows[split], sharers(found.clients, owners)
-        console.print(f"{split}: the same {rows} rows, shared by {whose}; they count once", highlight=False)
+        console.print(f"{split}: the same {rows} rows, shared by {whose}; they count once")
     for line in found.remarks():
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     for leak in found.leaks:
-        console.print(f"  {leak}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {leak}", soft_wrap=True)
 
 
 def _sizes(splits: Sequence[str], has_labels: bool, shared: Collection[str] = ()) -> dict[str, Any]:
@@ -135,22 +135,18 @@ def _labels(rows: ClientRows) -> str:
 
 
 def _print(console: Console, found: Overview, columns: Mapping[str, Any], title: str) -> None:
-    console.print(title, highlight=False, markup=False, soft_wrap=True)
+    console.print(title, soft_wrap=True)
     table = Table("client", box=box.SIMPLE)
     for name in columns:
         table.add_column(name, justify="left" if name.startswith("labels") else "right")
     for name in list(found.clients)[:CLIENTS_SHOWN]:
-        table.add_row(_plain(name), *(_plain(cell(found.clients[name])) for cell in columns.values()))
+        table.add_row(name, *(cell(found.clients[name]) for cell in columns.values()))
     if len(found.clients) > CLIENTS_SHOWN:
         table.add_row(f"... and {len(found.clients) - CLIENTS_SHOWN} more")
     table.add_section()
     total = found.total()
-    table.add_row("all", *(_plain(cell(total)) for cell in columns.values()))
+    table.add_row("all", *(cell(total) for cell in columns.values()))
     console.print(table)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")  # a name is no markup
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

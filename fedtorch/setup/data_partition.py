@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import FedtorchError, print_error
+from fedtorch.core.terminal import log_to_terminal
 from fedtorch.setup.data_check import add_config, own_task
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import write_partition_of
@@ -25,7 +26,7 @@ def write_folder(args: argparse.Namespace, write: Callable[[OwnTask, Path], Sequ
 
     args: `config`, `set` and `out`. write: into a new folder; returns each client's rows.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    log_to_terminal(logging.WARNING)
     try:
         config = yaml_config.load(args.config, args.set)
         sizes = write(own_task(config.task, config.task_name), args.out)

@@ -11,9 +11,10 @@ from fedtorch.comm.topology import Topology
 from fedtorch.config.metrics import measured
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
-from fedtorch.core.client import Client
-from fedtorch.core.clients import Clients
+from fedtorch.core.client import Client, folder_name
+from fedtorch.core.clients import Clients, names_of
 from fedtorch.core.errors import DataError
+from fedtorch.core.names import look_alikes
 from fedtorch.core.sampling import Sampler, cohort
 from fedtorch.rounds.placement import make_topology
 from fedtorch.tasks.base import Merged, Task
@@ -77,9 +78,13 @@ def training_clients(task: Task) -> Clients:
     """The clients with training examples, in the manifest's order.
 
     Raises:
-        DataError: no client has any.
+        DataError: no client has any, or the names of two, which become folders of models and curves, would be one on a
+            disk that ignores case.
     """
     manifest = task.manifest()
+    names = names_of(manifest)
+    if pair := look_alikes(names[names.numbered :], folder_name):
+        raise DataError(f"the clients {ascii(pair[0])} and {ascii(pair[1])} of the task look alike; rename one of them")
     clients = Clients(manifest)
     if not len(clients):
         raise DataError(f"none of the {len(manifest)} clients has a training example; prepare the data again")

@@ -19,6 +19,8 @@ import torch
 
 from fedtorch.core.errors import CheckpointError, DataError, FedtorchError, print_error
 from fedtorch.core.model_folder import model_folder
+from fedtorch.core.shown import plain
+from fedtorch.core.terminal import log_to_terminal
 from fedtorch.setup.data_check import own_task
 from fedtorch.setup.engine import device
 from fedtorch.setup.run_config import at_home, open_config
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     0; 2: run or option is wrong; 3: no row can be answered, or with --strict one cannot; 8: no room.
     """
     args = _parser(prog).parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    log_to_terminal(logging.WARNING)
     try:
         with at_home(args.run) as run:
             config = open_config(run)
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
             answers = _answers(task, model, new_rows(args.file, task.data, form), config.eval.batch_size)
             unanswered, rows = list[str](), 0
             for rows, answer in enumerate(answers, start=1):
-                file.write(json.dumps({"row": rows, **answer}, ensure_ascii=False) + "\n")
+                file.write(plain(json.dumps({"row": rows, **answer}, ensure_ascii=False)) + "\n")
                 unanswered += [answer[ERROR]] if ERROR in answer else []
         if unanswered:
             print(f"{prog}: {_said(unanswered, rows)}", file=sys.stderr)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtorch.core.files import replace_file
-from fedtorch.core.shown import for_markdown
+from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.tracking.promise import NOTHING
 
 NAME = "README.md"
@@ -65,7 +65,7 @@ def write_card(folder: Path, facts: CardFacts) -> None:
 def card_text(facts: CardFacts) -> str:
     """The card: front matter as model hubs read it, and a page."""
     whose = "one client's model of" if facts.is_one_clients else "the model of"
-    scores = [f"| {for_markdown(name)} | {value:.4f} | {count} |" for name, (value, count) in facts.scores.items()]
+    scores = [markdown_row([name, f"{value:.4f}", count]) for name, (value, count) in facts.scores.items()]
     return "\n".join(
         [
             "---",
@@ -80,7 +80,7 @@ def card_text(facts: CardFacts) -> str:
             "",
             "| | |",
             "|---|---|",
-            *(f"| {name} | {value} |" for name, value in _table(facts)),
+            *(markdown_row(pair) for pair in _table(facts)),
             "",
             "## Load it",
             "",
@@ -101,7 +101,7 @@ def _table(facts: CardFacts) -> list[tuple[str, str]]:
     rows = "rows" if facts.rows is None else f"{facts.rows} rows"
     return [
         ("task", f"`{facts.task}`"),
-        ("began with", for_markdown(facts.start)),
+        ("began with", facts.start),
         ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
         ("trained on", f"{rows} of {facts.clients} clients{facts.attack}"),
         ("protection", facts.privacy),

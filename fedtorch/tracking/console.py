@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from fedtorch.core.shown import plain
+
 Progress = Literal["auto", "bar", "lines", "off"]
 
 REDRAW_S = 0.25  # between two looks of the bar
@@ -83,7 +85,7 @@ class Console:
         """Print a line, above the bar if there is one."""
         if self.progress == "off":
             return
-        self._last_shown = self.clock()
+        self._last_shown, line = self.clock(), plain(line)
         if self._bar is not None:
             self._bar.write(line, file=sys.stdout)
         else:
@@ -94,13 +96,13 @@ class Console:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-            print(f"round {self.done}/{self.rounds}  {self._facts}", flush=True)
+            print(plain(f"round {self.done}/{self.rounds}  {self._facts}"), flush=True)
 
     def _draw(self, now: float) -> None:
         assert self._bar is not None
         self._last_shown = now
         # what changes most comes first: the terminal cuts off what does not fit
-        self._bar.set_description_str("  ".join(filter(None, (self._text, self._facts))), refresh=True)
+        self._bar.set_description_str(plain("  ".join(filter(None, (self._text, self._facts)))), refresh=True)
 
 
 class TerminalHandler(logging.Handler):

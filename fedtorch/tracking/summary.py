@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import LOSS, sharers
+from fedtorch.core.terminal import PlainConsole
 from fedtorch.tracking.promise import promise
 from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
 
@@ -29,7 +29,7 @@ def show_results(
     """
     run = read_run(run_dir)
     metric = run.metric() if metric in (None, LOSS) else metric  # the loss has a column of its own
-    console = console or Console(width=None if sys.stdout.isatty() else 120)
+    console = console or PlainConsole()
     title, (loss_heading, losses) = _title(run, metric), _losses(run, metric)
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     table.add_column("client")
@@ -67,16 +67,16 @@ def _after(run: Run, counting: Evaluation | None, console: Console, *, has_comma
     """What stands below the table."""
     if counting is not None and counting.shared:
         whose = sharers(counting.metrics, counting.shared)
-        console.print(f"{counting.split}: the same rows, shared by {whose}; they count once in micro", highlight=False)
+        console.print(f"{counting.split}: the same rows, shared by {whose}; they count once in micro")
     if run.gap:
-        console.print(f"records: {run.gap}", highlight=False)
+        console.print(f"records: {run.gap}")
     if run.privacy:
-        console.print(f"privacy: {promise(run.privacy)}", highlight=False)
+        console.print(f"privacy: {promise(run.privacy)}")
     if not has_commands:
         return
     here = shlex.quote(str(run.folder))
-    console.print(f"curves:  tensorboard --logdir {here}", highlight=False)
-    console.print(f"report:  python -m fedtorch.report {here}", highlight=False)
+    console.print(f"curves:  tensorboard --logdir {here}")
+    console.print(f"report:  python -m fedtorch.report {here}")
 
 
 def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair], Mapping[str, Any]] | None:

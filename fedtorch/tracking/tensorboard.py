@@ -11,6 +11,7 @@ from typing import Any
 
 from fedtorch.core import histograms
 from fedtorch.core.client import folder_name as plain_name
+from fedtorch.core.shown import markdown_row
 from fedtorch.tracking.event_file import EventFile
 from fedtorch.tracking.plugin import RunStart, RunTracker
 from fedtorch.tracking.records import Record
@@ -190,7 +191,9 @@ class Curves:
             self._spread(record, tag, [r[key] for r in clients if r["kind"] == "client" and r.get(key) is not None])
         losses = [(r["loss_mean"], r["client"], r["examples"]) for r in clients if r.get("loss_mean") is not None]
         if losses:
-            rows = [f"| {name} | {loss:.4f} | {n} |" for loss, name, n in sorted(losses, reverse=True)[:NUM_WORST]]
+            rows = [
+                markdown_row([name, f"{loss:.4f}", n]) for loss, name, n in sorted(losses, reverse=True)[:NUM_WORST]
+            ]
             table = "\n".join(["| client | loss | examples |", "|---|---|---|", *rows])
             self._file(None).text("train/worst", table, record["round"], self._time(record))
 

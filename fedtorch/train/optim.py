@@ -187,6 +187,8 @@ def misfit(
         elif not isinstance(value, Tensor) or tuple(value.shape) != wanted or value.dtype != dtype:
             found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else "a number"
             return f"has {found} as {shortened(path)}, where {dtype} of {wanted} belongs"
+        elif key.startswith("exp_avg_sq") and (value < 0).any():
+            return f"has negative numbers as {shortened(path)}, which is a mean of squares"
     for name, there in kept.items():
         if there not in _KEPT[optimizer]:
             return f"has {', '.join(sorted(there))} of {shortened(name)}, which is not what {optimizer} keeps"

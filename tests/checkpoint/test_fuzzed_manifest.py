@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
-from fuzzing import cases, only_named_errors, spoilt, torn
+from fuzzing import cases, only_named_errors, spoilt, text_of, torn
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_hexdigest
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.core.client import ClientState
+from fedtorch.core.errors import CheckpointError
 from fedtorch.core.server import ServerState
+
+Change = Callable[[dict[str, Any]], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +53,66 @@ def try_manifest(draw: st.DrawFn, checkpoints: Checkpoints, manifest: dict[str, 
         checkpoints.check_fits(found, {"rounds": 3}, lambda old, new: [], {"code": "abc"})
         checkpoints.load_server(found)
         checkpoints.load_client(found, "north")
+
+
+def changed(**changes: Any) -> Change:
+    return lambda manifest: text_of({**manifest, **changes})
+
+
+CORPUS: dict[str, Change] = {
+    "a form that no log takes": changed(form="\ud800"),
+    "a form with a terminal's commands": changed(form="\x1b[2J"),
+    "a version of 100 kB": changed(form=2, fedtorch="x" * 10**5),
+    "a round that is true": changed(round=True),
+    "a round that is infinite": changed(round=math.inf),
+    "a round of thousands of digits": lambda m: text_of(m).replace(b'"round": 1', b'"round": ' + b"9" * 5000),
+    "a negative round": changed(round=-1),
+    "clients that are a list": changed(clients=[]),
+    "a client whose files are an object": lambda m: text_of({**m, "clients": {**m["clients"], "north": {}}}),
+    "a client whose file is another's": lambda m: text_of({**m, "clients": {"north": m["clients"]["south"]}}),
+    "a file that leads out of the folder": lambda m: text_of({**m, "files": {**m["files"], "../x": {}}}),
+    "a file of 100 kB of name": lambda m: text_of({**m, "files": {**m["files"], "x" * 10**5: {}}}),
+    "a size that is infinite": lambda m: text_of(
+        {**m, "files": {**m["files"], "server.json": {"bytes": math.inf, "xxh3": "0"}}}
+    ),
+    "a digest that is a number": lambda m: text_of(
+        {**m, "files": {**m["files"], "server.json": {"bytes": 1, "xxh3": 0}}}
+    ),
+    "a config that is null": changed(config=None),
+    "homes that are a list": changed(homes=["north"]),
+    "brackets thousands deep": lambda m: b"[" * 100_000,
+    "an object that is empty": lambda m: b"{}",
+    "half of it": lambda m: text_of(m)[:200],
+    "nothing": lambda m: b"",
+    "no UTF-8": lambda m: b"\xff\xfe" + text_of(m),
+    "a NUL": lambda m: b"\0" + text_of(m),
+}
+"""What it once broke, or may break -> the text of a manifest, made of a whole one; sealed where it can be parsed."""
+
+
+@pytest.mark.parametrize("what", CORPUS)
+def test_what_was_found_in_manifests_is_refused(what: str, checkpoints: Checkpoints, whole: dict[str, Any]) -> None:
+    text = CORPUS[what](whole)
+    with suppress(ValueError, RecursionError):
+        manifest = json.loads(text)
+        text = json.dumps({"xxh3": xxh3_64_hexdigest(json.dumps(manifest).encode()), "manifest": manifest}).encode()
+    (checkpoints.folder / "round_000001" / "manifest.json").write_bytes(text)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.latest()
+    message = str(caught.value)
+    message.encode()
+    assert len(message) < 1200 and "\x1b" not in message
+
+
+def test_a_manifest_that_is_a_fifo_is_refused(checkpoints: Checkpoints) -> None:
+    path = checkpoints.folder / "round_000001" / "manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    try:
+        with pytest.raises(CheckpointError, match="no regular file"):
+            checkpoints.latest()
+    finally:
+        path.unlink()
 
 
 @cases(100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,24 @@ def key(name: str, value: Any) -> Change:
     return lambda c: c.state.update({name: value})
 
 
+def filled(name: str, value: float) -> Change:
+    return lambda c: c.tensors[name].fill_(value)
+
+
+def unnumbered(name: str) -> Change:
+    return lambda c: c.state["numbers"].pop(name)
+
+
+def without_optimizer(purpose: str) -> Change:
+    def change(content: Content) -> None:
+        names = [name for name in content.tensors if name.startswith(f"{purpose}/optimizer/")]
+        assert names
+        for name in names:
+            del content.tensors[name]
+
+    return change
+
+
 ADAM = "train/optimizer/w/exp_avg"
 ODD: list[Any] = ["1", None, [], {}, -1, 0.5, float("nan"), float("inf"), 10**30]
 SERVER: dict[str, tuple[str, Change]] = {
@@ -82,11 +101,21 @@ SERVER: dict[str, tuple[str, Change]] = {
     "clients of another kind": ("ditto", key("num_clients", "2")),
     "negative clients": ("ditto", key("num_clients", -1)),
     "not finite": ("ditto", lambda c: c.tensors["weights"].fill_(float("nan"))),
+    **{f"{n} not finite": ("ditto", filled(n, math.nan)) for n in ("best", "first_moment", "second_moment")},
+    "a second moment that is negative": ("scaffold", filled("second_moment", -1.0)),
+    "a momentum without end": ("fedavg", filled("momentum", math.inf)),
+    "a mean that is not finite": ("feddyn", filled("mean_gradient", math.nan)),
     "no control": ("scaffold", without("control")),
     "another control": ("scaffold", recast("control", torch.float16)),
     "no momentum": ("fedavg", without("momentum")),
     "another momentum": ("feddyn", turned("momentum")),
     "another mean": ("feddyn", longer("mean_gradient")),
+    "no mean": ("feddyn", without("mean_gradient")),
+    "no momentum of a rule with a step of its own": ("feddyn", without("momentum")),
+    "no moments of a rule with a step of its own": ("scaffold", without("second_moment")),
+    "no count of steps": ("ditto", unnumbered("server_steps")),
+    "nothing that was not chosen": ("topk", without("residual")),
+    "no last step": ("returned", without("step")),
 }  # fmt: skip
 CLIENT: dict[str, tuple[str, Change]] = {
     **{f"{n} {d}": ("ditto", recast(n, d)) for n in ("private", "personal", ADAM)
@@ -104,6 +133,21 @@ CLIENT: dict[str, tuple[str, Change]] = {
     "another control": ("scaffold", turned("control")),
     "another dtype of control": ("scaffold", recast("control", torch.float64)),
     "another gradient": ("feddyn", longer("gradient")),
+    **{f"no {n}": ("ditto", without(n)) for n in ("private", "personal")},
+    "no control": ("scaffold", without("control")),
+    "no gradient": ("feddyn", without("gradient")),
+    "nothing at all": ("feddyn", lambda c: (c.tensors.clear(), c.state["numbers"].clear())),
+    "squares that are negative": ("ditto", filled("train/optimizer/w/exp_avg_sq", -1.0)),
+    "no optimiser": ("ditto", without_optimizer("train")),
+    "no cursor": ("ditto", unnumbered("train/cursor")),
+    "no steps": ("ditto", unnumbered("train/steps")),
+    "nothing left out": ("topk", without("residual")),
+    "no message": ("returned", without("sent")),
+    "no round of a message": ("returned", unnumbered("sent/round")),
+    "no model of its own": ("local", without("personal")),
+    "no best weights": ("local", without("best/weights")),
+    "no best private weights": ("local", without("best/private")),
+    "no trained weights": ("trained", without("trained")),
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedtorch.core.errors import ConfigError, DataError
-from fedtorch.core.shown import bounded, for_csv, for_markdown, shortened
+from fedtorch.core.shown import bounded, for_csv, for_markdown, markdown_row, shortened
 
 LONG = "x" * 100_000
 
@@ -40,6 +40,14 @@ def test_a_short_message_is_not_touched() -> None:
     assert bounded(text) == text
 
 
+@pytest.mark.parametrize("char", ["\x1b[2J", "\x9b31m", "\0", "\r", "\u202e", "\ud800"])
+def test_no_error_commands_a_terminal_whatever_it_quotes(char: str) -> None:
+    text = str(DataError(f"x.jsonl:3: label {char}good is unknown\nset task.labels"))
+    assert text.startswith("x.jsonl:3: label \\u") and "\nset task.labels" in text
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    text.encode()
+
+
 @pytest.mark.parametrize("text", ["=1+1", "+cmd|'/c calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
 def test_a_formula_is_a_text_in_a_cell(text: str) -> None:
     assert for_csv(text) == f"'{text}"
@@ -53,3 +61,8 @@ def test_numbers_and_plain_texts_stay_as_they_are_in_a_cell(cell: object) -> Non
 def test_markup_is_text_in_a_table() -> None:
     assert for_markdown("a|b\n<img src=x> [y](z) & c") == r"a\|b &lt;img src=x> \[y](z) &amp; c"
     assert for_markdown("run [final] of 3") == "run [final] of 3"
+
+
+def test_a_row_of_a_table_has_as_many_cells_as_it_was_given() -> None:
+    row = markdown_row(["a|b", 1, "<b>", "x\ny", "\x1b[2J"])
+    assert row == r"| a\|b | 1 | &lt;b> | x y | \\u001b[2J |"  # a reader sees \u001b

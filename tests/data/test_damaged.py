@@ -119,7 +119,7 @@ def test_a_folder_in_place_of_a_file_and_a_file_without_rights_are_named(
         read_rows(root, "north", "dev")
     (root / "manifest.json").unlink()
     (root / "manifest.json").mkdir()
-    with pytest.raises(DataError, match="manifest.json cannot be read"):
+    with pytest.raises(DataError, match="manifest.json is a folder, not a regular file"):
         m.read_manifest(root)
 
     def refuse(_: Path) -> bytes:

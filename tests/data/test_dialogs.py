@@ -96,7 +96,7 @@ def test_what_is_malformed_is_named_by_number_not_by_text(tmp_path: Path, conten
 
 def test_a_file_that_is_no_json_and_services_that_are_no_names(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read as JSON"):
+    with pytest.raises(DataError, match="is not JSON"):
         read_taskmaster_1([tmp_path / "bad.json"])
     with pytest.raises(DataError, match="dialog 1: `services` is no list of names"):
         read_sgd([written(tmp_path / "sgd.json", [{"services": [3]}])])

@@ -82,7 +82,7 @@ BAD = {
         "privacyqa",
         "test.jsonl",
         '{"context": "c", "question": "q", "answer": "True"}\n{\n',
-        r"jsonl:2: not J",
+        r"jsonl:2 is not J",
     ),
     "no object": ("privacyqa", "test.jsonl", "3\n", r"test.jsonl:1: expected a JSON object with the strings quest"),
     "other label": (
@@ -103,7 +103,7 @@ BAD = {
         '{"context": "c", "question": "q", "answer": "False"}\n',
         "no question",
     ),
-    "broken json": ("pubmedqa", "ori_pqal.json", '{"1":\n{]', r"ori_pqal.json:2: not JSON"),
+    "broken json": ("pubmedqa", "ori_pqal.json", '{"1":\n{]', r"ori_pqal.json is not JSON .*line 2"),
     "a list": ("pubmedqa", "ori_pqal.json", "[]", "holds a list; expected a JSON object"),
     "no answer": ("pubmedqa", "ori_pqal.json", '{"1": {"QUESTION": "q"}}', "entry 0: not an entry of PubMedQA"),
     "a short row": (

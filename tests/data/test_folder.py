@@ -141,6 +141,11 @@ def test_names_that_look_alike_are_refused(pair: tuple[str, str]) -> None:
         f.check_client_names(pair)
 
 
+def test_a_name_that_is_anothers_folder_is_refused() -> None:
+    with pytest.raises(DataError, match="look alike"):
+        f.check_client_names(["Köln Süd", f.folder_name("Köln Süd")])
+
+
 def test_safe_names_are_their_own_folders_and_others_get_a_hash() -> None:
     assert f.folder_name("c0412") == "c0412"
     assert f.folder_name("Köln Süd").startswith("k-ln-s-d-")

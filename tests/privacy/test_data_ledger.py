@@ -241,7 +241,7 @@ def test_what_others_may_read_or_nobody_can_write_ends_the_run_before_anything_i
         make_runner(own(folder, "second"))
     path.unlink()
     path.mkdir(mode=0o700)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="is no regular file"):
         make_runner(own(folder, "third"))
     (folder / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be written"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fuzzing import cases, only_named_errors, spoilt, text_of, torn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import CheckpointError, FedtorchError
 from fedtorch.privacy.data_ledger import DataLedger
 from fedtorch.privacy.ledger import LEDGER, read_releases
 
@@ -70,6 +71,13 @@ def test_what_was_found_in_ledgers_stays_refused(what: str, tmp_path: Path) -> N
     name, content = CORPUS[what]
     text = content if isinstance(content, str) else "\n".join(map(json.dumps, content))
     assert "damaged" in read(tmp_path / name, text.encode() + b"\n")
+
+
+@pytest.mark.parametrize("name", ["d.privacy.jsonl", LEDGER])
+def test_a_ledger_that_is_a_fifo_is_refused(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name, 0o600)
+    with pytest.raises(CheckpointError, match="no regular file"):
+        read_releases(tmp_path) if name == LEDGER else DataLedger(tmp_path / name).runs()
 
 
 @cases(100)

@@ -127,6 +127,15 @@ def test_at_most_twenty_rows_that_cannot_be_used_are_named(folder: Path, capsys:
     assert capsys.readouterr().err.count("notes.jsonl:") == 20
 
 
+@pytest.mark.parametrize("other", ["NORTH", "\uff4eorth"])
+def test_clients_whose_files_could_be_taken_for_one_another_are_not_written(
+    other: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, [row(i) for i in range(16)] + [row(i, site=other) for i in range(8)])
+    assert main(["data", "partition", "notes.yaml", "--out", "parts"]) == 3
+    assert "look alike; rename one" in capsys.readouterr().err and not (folder / "parts").exists()
+
+
 @pytest.mark.parametrize("command", ["check", "partition"])
 def test_a_task_with_prepared_data_is_refused(command: str, capsys: Any, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "x")]

@@ -17,10 +17,13 @@ from xxhash import xxh3_64_hexdigest
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.feddyn import FedDyn
+from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.checkpoint.files import digest_file, to_json
+from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, EvalConfig
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.weights import Partition
@@ -33,9 +36,24 @@ KEEPS = ClientConfig(
 )
 RUNS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "ditto": (Ditto(lam=0.5), {"client": KEEPS, "server": ServerConfig(optimizer="adam", lr=0.1)}),
-    "scaffold": (Scaffold(), {"client": ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, schedule="constant")}),
+    "scaffold": (
+        Scaffold(),
+        {
+            "client": ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, schedule="constant"),
+            "server": ServerConfig(optimizer="adam", lr=0.1),
+        },
+    ),
     "fedavg": (FedAvg(), {"server": ServerConfig(optimizer="sgd", lr=1.0, momentum=0.9)}),
     "feddyn": (FedDyn(), {"server": ServerConfig(optimizer="sgd", lr=1.0, momentum=0.9)}),
+    "topk": (FedAssistant(payload="delta", compression="topk", topk=TopK(0.5)), {}),
+    "returned": (
+        FedAssistant(
+            payload="delta", compression="topk", topk=TopK(0.5), server_residual="returned", exchange="replicated"
+        ),
+        {},
+    ),
+    "local": (Local(), {"eval": EvalConfig(every=1, best="per_client")}),
+    "trained": (FedAvg(), {"eval": EvalConfig(every=1, point="trained")}),
 }
 
 
@@ -74,9 +92,12 @@ def of_client(root: Path, client: str, round: int = 2) -> Path:
 
 def change_file(path: Path, change: Change) -> None:
     """Change the tensors and the numbers of the server or of a client; the list of names stays in step."""
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        beside = json.loads(file.metadata()["state"]) if "state" in (file.metadata() or {}) else None
+    tensors: dict[str, Tensor] = {}
+    beside = None
+    if path.stat().st_size > 64:  # safe_open refuses a file of nothing at all, which save_file writes
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            beside = json.loads(file.metadata()["state"]) if "state" in (file.metadata() or {}) else None
     side = path.with_suffix(".json")
     content = Content(tensors, json.loads(side.read_text()) if beside is None else beside)
     change(content)

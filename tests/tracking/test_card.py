@@ -34,6 +34,13 @@ def test_a_card_says_what_a_model_is_and_how_good(tmp_path: Path) -> None:
     assert "no differential privacy" in text and "\n```python\nprint(1)\n```\n" in text
 
 
+def test_names_on_a_card_are_no_markup() -> None:
+    odd = "<img src=x>|[y](z)"
+    text = card_text(replace(FACTS, name=odd, start=odd, scores={odd: (0.5, 2)}, versions={"torch": odd}))
+    assert "<img" not in text and "[y](z)" not in text.replace(r"\[y](z)", "")
+    assert r"| began with | &lt;img src=x>\|\[y](z) |" in text
+
+
 def test_the_front_matter_is_yaml() -> None:
     _, front, _ = card_text(FACTS).split("---\n", 2)
     assert yaml.safe_load(front) == {

@@ -157,6 +157,15 @@ def test_many_clients_share_one_folder_with_quantiles_and_the_worst(tmp_path: Pa
     assert len(read(tmp_path, "client")) == 51
 
 
+def test_names_are_no_markup_among_the_worst_clients(tmp_path: Path) -> None:
+    names = ["<img src=x>", "a|b", "[y](z)", "plain"]
+    track = tracker(tmp_path, clients=names, tensorboard=True, client_limit=2)
+    track.round(0, [report(name, 0) for name in names], {}, SECONDS, TRAFFIC)
+    track.close()
+    text = curves(tmp_path, "server").Tensors("train/worst/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert all(cell in text for cell in ("| &lt;img src=x> |", r"| a\|b |", r"| \[y](z) |", "| plain |"))
+
+
 def test_odd_names_of_clients_stay_inside_the_folder(tmp_path: Path) -> None:
     names = ("../../x", "ü b", "n" * 300)
     track = tracker(tmp_path / "run", clients=names, tensorboard=True)
@@ -361,6 +370,17 @@ def test_the_final_table_shows_clients_averages_and_the_run_beside(
     steps = str(sum(report(client, 0).steps for client in CLIENTS))
     assert rows["steps"] == ["steps", steps, steps] and ["local:"] in lines
     assert rows["curves:"][1:] == ["tensorboard", "--logdir", str(tmp_path)]
+
+
+def test_names_are_no_markup_in_the_final_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["[red]a[/red]", ":heart:"]
+    track = tracker(tmp_path, clients=names)
+    track.round(0, [report(name, 0) for name in names], {}, SECONDS, TRAFFIC)
+    track.evaluation(0, "test", {name: {"em": (1, 1)} for name in names}, label="final")
+    track.close()
+    show_results(tmp_path)
+    shown = capsys.readouterr().out
+    assert all(f" {name} " in shown for name in names)
 
 
 def test_round_lines_are_in_the_log_file_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

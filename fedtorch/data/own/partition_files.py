@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtorch.core.errors import DataError
+from fedtorch.data.json_file import read_bytes
 from fedtorch.data.paths import atomic_folder, check_client_names, folder_name
 
 FORMAT = 1
@@ -74,8 +75,8 @@ def read_partition(folder: Path) -> dict[str, list[str]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        record = json.loads(read_bytes(path, "write the partition again"))
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({type(error).__name__}); write the partition again") from None
     is_ours = isinstance(record, dict) and record.get("format") == FORMAT
     if not is_ours or not isinstance(record.get("client"), str) or not isinstance(record.get("clients"), int):

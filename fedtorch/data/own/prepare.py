@@ -269,8 +269,9 @@ def _elsewhere_rows(
 
 def _deal_out(dealt: Dealt, split: str, rows: Mapping[str, StoredRows], store: RowStore, rule: SplitRule) -> None:
     """Give each client its rows of a split that came as a file; one that has no others is evaluated, never trained."""
-    check_client_names(rows)
-    if strange := sorted(set(rows) - set(dealt.clients)):
+    strange = sorted(set(rows) - set(dealt.clients))
+    check_client_names([*dealt.clients, *strange])
+    if strange:
         log.warning(
             "%d of the clients in task.data.splits.%s have no rows in task.data.source (%s%s); they are evaluated and "
             "never trained",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.data.json_file import read_bytes
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.prepare import folder_of
 
@@ -42,7 +43,7 @@ def prepared_before(folder: Path, name: str, data: OwnData, settings: Mapping[st
         ConfigError: it was made for another task or by other keys, the first of which is named.
     """
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
+        manifest = json.loads(read_bytes(folder / "manifest.json", "prepare it again"))
         record = manifest["record"]
         made = {**record["options"], "settings": record["settings"]}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -22,6 +22,7 @@ NAMED = 20
 SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "dev", "valid": "dev", "val": "dev"}
 
 log = logging.getLogger(__name__)
+_NAMES, _LONGEST_NAME = 20, 40  # columns in a message, and characters of one
 
 
 class Form(Protocol):
@@ -89,9 +90,17 @@ def columns_of(tables: Sequence[Table], data: OwnData, form: Form) -> dict[str, 
     for role, column in wanted.items():
         if column not in there:
             near = get_close_matches(column, there, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(there) or 'no columns'}"
+            hint = f"did you mean `{near[0]}`?" if near else _listed(there)
             raise ConfigError(f"{keys[role]}: {tables[0].name} has no column `{column}`; {hint}")
     return wanted
+
+
+def _listed(columns: Sequence[str]) -> str:
+    """The names of the columns for a message; what is as long as a text may be one, of a file without a header."""
+    names = [column if len(column) <= _LONGEST_NAME else f"one of {len(column)} letters" for column in columns]
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    advice = " (is the first line a header?)" if any(len(column) > _LONGEST_NAME for column in columns) else ""
+    return f"there are {', '.join(names[:_NAMES])}{more}{advice}" if names else "there are no columns"
 
 
 def read_rows(tables: Sequence[Table], data: OwnData, form: Form, problems: list[str]) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.shown import plain
 from fedtorch.data.own.conll import Sentences, counts
 from fedtorch.data.own.nested import MOST_PATHS, leaves
 from fedtorch.data.own.text_form import TextForm, bad_byte, no_text_file, not_decoded, separator_of
@@ -161,8 +162,10 @@ def _header(file: Path, form: TextForm) -> list[str]:
         raise DataError(f"{file}:1: the header: {names}")
     if names and names[0].lstrip().startswith(('{"', '[{"')):
         raise DataError(f"{file}:1: JSON in place of a header; let the file's name end in .jsonl (.json: an array)")
+    if any(plain(name) != name for name in (cell.replace("\r\n", "\n") for cell in names)):
+        raise DataError(f"{file}:1: the header has a control character; is the file a table, and its first line whole?")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{file}:1: the header has the column `{twice[0]}` twice; rename one")
+        raise DataError(f"{file}:1: the header has the column `{twice[0][:40]}` twice; rename one")
     return names
 
 

@@ -134,6 +134,12 @@ def test_files_of_test_rows_that_are_named_after_clients_are_dealt_by_their_name
         assert [row["text"] for row in splits["test"]] == [r["text"] for r in rows[:12] if r["home"] == client]
 
 
+def test_a_file_of_test_rows_names_no_client_that_looks_like_one_of_training() -> None:
+    write_rows(Path("exam.jsonl"), [{"text": "alone", "label": "good", "home": "NORTH"}])
+    with pytest.raises(DataError, match="'NORTH' look alike"):
+        deal(weather(40), splits=SplitRule(0.0, "exam.jsonl"))
+
+
 def test_clients_that_are_held_out_are_never_trained() -> None:
     dealt = deal(weather(60), splits=SplitRule(0.25, 0.25, held_out=("west",)))
     assert sizes(dealt)["west"] == [0, 0, 20] and sizes(dealt)["north"] == [10, 5, 5]
@@ -166,6 +172,7 @@ def test_a_client_with_one_row_trains_on_it() -> None:
     [
         ("a/b", "is refused: it contains"),
         ("NORTH", "look alike"),
+        ("ｎorth", "look alike"),
         ("x" * 101, "has 101 characters"),
         ("a\u200bb", "invisible"),
     ],
