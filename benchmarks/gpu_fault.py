@@ -77,5 +77,5 @@ def _one(setting: Setting, kind: str, way: str) -> Ended:
     folder.mkdir(parents=True, exist_ok=True)
     words = ["-m", "fedtorch.main"] if way == "one process" else ["-m", "launchers.local", "--ranks", "2"]
     settings = ["task.name=benchmarks.gpu_fault:Faulty", f"task.fault={kind}", f"system.device={setting.device}"]
-    words += ["--config", "smoke/fedavg", "--resume", "never", "--set", *settings, "track.tensorboard=false"]
+    words += ["--config", "smoke/fedavg", "--set", *settings, "track.tensorboard=false"]
     return setting.python(words, f"{folder.name}.log", setting.limit_s - 10, cwd=folder)
