@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.engines import ENGINES
 from benchmarks.gpu_part import Setting, ended_as, last_lines
-from fedtorch.config.schema import ClientConfig, EngineConfig
+from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
 from fedtorch.models.adapters.lora import add_adapter
 from fedtorch.models.adapters.settings import Adapter
@@ -33,15 +34,7 @@ from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 
 ADAMW = ClientConfig(optimizer="adamw", lr=1e-4, max_grad_norm=1.0)
-STAGES = {
-    "plain engine": EngineConfig(),
-    "stage 0": EngineConfig(kind="deepspeed", stage=0),
-    "stage 1": EngineConfig(kind="deepspeed", stage=1),
-    "stage 2": EngineConfig(kind="deepspeed", stage=2),
-    "stage 3": EngineConfig(kind="deepspeed", stage=3),
-    "stage 3, offload": EngineConfig(kind="deepspeed", stage=3, offload_optimizer=True, offload_parameters=True),
-    "stage 2, offload": EngineConfig(kind="deepspeed", stage=2, offload_optimizer=True),
-}
+STAGES = {name: settings for name, settings in ENGINES.items() if "bf16" not in name}
 NO_DROPOUT = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
 GPT2_124M = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
 GPT2_774M = {**GPT2_124M, "n_embd": 1280, "n_layer": 36, "n_head": 20}
@@ -51,7 +44,7 @@ LLAMA_7B = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008
 LLAMA_SMALL = {**LLAMA_7B, "vocab_size": 200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 2}  # fmt: skip
 NEEDS_GB = {"0.8 B, all weights, bf16": 24.0, "7 B, LoRA, bf16": 24.0}
-"""Of the device, and a little more than that case may take."""
+"""Case -> free memory of the device that it needs, with a little to spare."""
 BERT_BASE = ("task.model.hidden=768", "task.model.layers=12", "task.model.heads=12", "task.model.ffn=3072",
              "task.model.positions=512")  # fmt: skip
 PAPERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -74,7 +67,7 @@ PAPERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def deepspeed(setting: Setting) -> None:
     """A GPT-2 of 124 M on one GPU: each stage beside the plain engine."""
-    names = ["plain engine", "stage 0", "stage 2", "stage 3", "stage 1", "stage 3, offload", "stage 2, offload"]
+    names = ["torch", "stage 0", "stage 2", "stage 3", "stage 1", "stage 3 offload", "stage 2 offload"]
     _cases(setting, names[:3] if setting.small else names)
 
 
@@ -102,7 +95,7 @@ def papers(setting: Setting) -> None:
 
 
 def _round(run: Path) -> dict[str, float]:
-    """What the run's record says of its round."""
+    """Read the seconds of the run's last round from its records."""
     lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
     rounds = [record for record in map(json.loads, lines) if record["kind"] == "round"]
     seconds = rounds[-1]["seconds"] if rounds else {}
@@ -207,7 +200,7 @@ def _loss(model: nn.Module, ids: Tensor) -> tuple[Tensor, int]:
 
 
 def _numbers(module: nn.Module) -> int:
-    """Of all weights, those included that ZeRO has split."""
+    """Count all weights, those included that ZeRO has split."""
     return sum(getattr(each, "ds_numel", each.numel()) for each in module.parameters())
 
 

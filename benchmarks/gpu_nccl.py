@@ -156,7 +156,7 @@ def _windows(held: dict[str, Any], device: torch.device) -> Steps:
 
 
 def _default_group(case: str, device: torch.device, store: Any, ones: torch.Tensor) -> Steps:
-    """What DeepSpeed and workers of several ranks use: torch's own group, NCCL beside gloo."""
+    """Try torch's own group, NCCL beside gloo, which DeepSpeed and workers of several ranks use."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     given = {"device_id": device} if case == "device id" and device.type == "cuda" else {}
     limit = timedelta(seconds=GROUP_S)

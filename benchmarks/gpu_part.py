@@ -35,7 +35,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a part is told."""
+    """The device, sizes and limits of a part."""
 
     part: str
     """its name"""
