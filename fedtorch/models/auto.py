@@ -43,7 +43,7 @@ class AnyModel:
     one_of: ClassVar[OneOf] = OneOf((PATH, RANDOM), kept=(ALLOW_CODE, ADAPTER))
 
     path: str | None = None
-    """a folder written by `save_pretrained`, a name in the local hub cache, `package:…` or `hub:NAME`"""
+    """a folder written by `save_pretrained`, a name of the hub (`org/name`, `hub:NAME`), or `package:…`"""
     random: str | None = None
     """the `model_type` of a configuration of transformers, such as bert, t5, gpt2, llama"""
     allow_code: bool = False
