@@ -1,7 +1,7 @@
 """Command line: parse, set threads and devices, check everything, join the ranks, run.
 
-torchrun --nproc_per_node=5 -m fedtorch.main [--config FILE] [--set key=value ...]
-python -m fedtorch.main --config FILE            one process, same results
+torchrun --nproc_per_node=5 -m fedtorch.main [CONFIG ...] [--set key=value ...]
+python -m fedtorch.main CONFIG                   one process, same results
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fedtorch.config import load as yaml_config
+from fedtorch.config.options import SHIPPED, add_config_options, parse
 from fedtorch.config.schema import Config
 from fedtorch.core.job_environment import check_job_environment
 from fedtorch.lifecycle.exit import end, explained
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     stop: for a launcher that wants to know which signal ended the run; it need not be listening yet.
     """
     parser = _parser(prog)
-    args = parser.parse_args(arguments)
+    args = parse(parser, arguments)
     if args.ranks is not None and args.ranks < 1:
         parser.error(f"--ranks is {args.ranks}; give the number of ranks, at least 1")
     if args.ranks is not None and not args.dry_run:
@@ -96,15 +97,7 @@ def _describe(config: Config, *, num_ranks: int, rank: int, cluster: Cluster | N
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--config",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="YAML file or name of a shipped config (lorar/fedopt), or several of which the later ones change the "
-        "first; without it the default job: eight generated clients",
-    )
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config_options(parser, f"{SHIPPED}; without it the default job: eight generated clients")
     parser.add_argument(
         "--resume",
         default="auto",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from fedtorch.config.options import add_config_options, join_configs
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, print_error
 
 from . import start_words
@@ -31,7 +32,12 @@ from .submit import in_queue, job_of, note_job, submit
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.sweep") -> int:
     """0: all done (or submitted); 1: some failed; 2: bad input, nothing was started; 75: interrupted."""
-    args = _parser(prog).parse_args(arguments)
+    parser = _parser(prog)
+    args = parser.parse_args(arguments)
+    if args.command == "run":
+        join_configs(args)
+        if not args.config:
+            parser.error("name a config: a YAML file, a folder of them, or a shipped one such as smoke/fedavg")
     try:
         if args.command == "status":
             show(args.dir)
@@ -142,13 +148,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=formatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="make the runs that are missing")
-    run.add_argument(
-        "--config", type=Path, nargs="+", required=True, metavar="FILE|FOLDER", help="each file is a run; or names"
-    )
+    add_config_options(run, "each file is a run, of a folder every file; or names", metavar="FILE|FOLDER")
     run.add_argument("--over", type=Path, nargs="+", default=[], metavar="FILE", help="configs laid over each of them")
     run.add_argument("--grid", action="append", default=[], metavar="KEY=A,B", help="values of a key; several multiply")
     run.add_argument("--seeds", type=int, nargs="+", metavar="SEED")
-    run.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override, in all runs")
     run.add_argument("--dir", type=Path, required=True, help="folder of the sweep, with a folder for every run")
     run.add_argument("--executor", choices=("local", "slurm"), default="local")
     run.add_argument("--jobs", type=int, metavar="N", help="runs at once; default: 1 here, 256 on a cluster")

@@ -1,4 +1,4 @@
-"""`fedtorch COMMAND ...`, or `python -m fedtorch.cli COMMAND ...`.
+"""`fedtorch COMMAND ...`, or `python -m fedtorch COMMAND ...`.
 
 A command is the `main` of a module, which is imported only once its name is known: help and version need no torch.
 """

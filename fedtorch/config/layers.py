@@ -73,7 +73,8 @@ def read_override(override: str) -> Tree:
     keys = name.strip().split(".")
     source = f"{SET}{override.encode(errors='backslashreplace').decode()}"  # as messages and logs can take it
     if not equals or not all(keys):
-        raise ConfigError(f"`{source}` should have the form `--set section.key=value`")
+        advice = "" if equals else "; the name of a config stands before --set"
+        raise ConfigError(f"`{source}` should have the form `--set section.key=value`{advice}")
     if keys[0] == "base":
         raise ConfigError(f"`{source}`: base can only be given in a file")
     value = read_value(text, f"`{source}`")

@@ -171,3 +171,53 @@ def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Pa
     names = ("", ".cli", ".cli.__main__", ".core", ".core.errors", ".core.shown", ".core.version")
     ours = " ".join(f"fedtorch{name}" for name in names)
     assert (modules, heavy) == (f"{code} {ours}", "[]")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["smoke/fedavg", "--set", "rounds=1", "--ranks", "3"],
+        ["--ranks", "3", "smoke/fedavg", "--set", "rounds=1"],
+        ["--ranks=3", "--set", "rounds=1", "--config", "smoke/fedavg"],
+    ],
+)
+def test_a_config_needs_no_option_and_may_stand_anywhere_but_behind_set(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def run(request: Any, config: Any, ranks: int, **how: Any) -> tuple[int, None]:
+        asked.append((request.configs, config.rounds, ranks))
+        return 0, None
+
+    local = import_module(module_of(COMMANDS["local"]))
+    monkeypatch.setattr(local, "run_request", run)
+    monkeypatch.setattr(local, "ForkServer", SimpleNamespace(begin=lambda arguments: None))
+    assert main(["run", *words]) == main(["local", *words]) == 0
+    assert asked == [((Path("smoke/fedavg"),), 1, 3)] * 2
+
+
+def test_configs_with_and_without_the_option_are_laid_over_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "smoke/fedavg", "--dry-run", "--config", "overlays/zero0", "--set", "rounds=7"]) == 0
+    said = capsys.readouterr().out
+    assert "kind: deepspeed" in said and "rounds: 7" in said
+
+
+def test_a_config_behind_set_is_told_where_to_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--set", "rounds=1", "smoke/fedavg"]) == 2
+    assert "the name of a config stands before --set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["slurm", "serve --listen 127.0.0.1:1", "sweep run --dir d"])
+def test_a_command_that_needs_a_config_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(name.split())
+    assert ended.value.code == 2 and "name a config: a YAML file" in capsys.readouterr().err
+
+
+def test_the_package_itself_is_the_command(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fedtorch", "--version"]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stdout) == (0, f"fedtorch {fedtorch.__version__}\n")
