@@ -14,13 +14,15 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from fedtorch.config.options import add_config_options, join_configs
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, print_error
+from fedtorch.tracking.console import duration
 
 from . import start_words
 from .plan import Point, is_done, make_points, parse_grid, read_status, save_plan
@@ -102,28 +104,58 @@ def _submit(points: Sequence[Point], folder: Path, resources: Resources, *, at_o
 
 def _run_here(points: Sequence[Point], folder: Path, *, jobs: int, ranks: int) -> int:
     commands = [Command(p.name, _words(p, ranks), p.folder) for p in points]
-    folders = {point.name: point.folder for point in points}
-    locked: list[str] = []
-
-    def tell(name: str, event: str, code: int) -> None:
-        why = ""
-        if event == "locked":
-            locked.append(name)
-            event, why = "left out", ": another process runs it"
-        elif event == "ended":
-            status = read_status(folders[name])
-            event = "done" if code == 0 else str(status.get("state"))
-            why = "" if code == 0 else f": {status.get('reason')}"
-            if event not in ("done", "interrupted", "failed"):  # it had no time to write why
-                event, why = "died", f": exit status {code}; see {folders[name] / 'output.txt'}"
-        print(f"{event:11}  {name}{why}", flush=True)
-
-    codes, is_interrupted = Pool(jobs, lambda slot: _environment(slot, jobs), tell).run(commands)
+    has_times = all(point.config.tells_times for point in points)
+    told = _Told({point.name: point.folder for point in points}, jobs, has_times=has_times)
+    codes, is_interrupted = Pool(jobs, lambda slot: _environment(slot, jobs), told).run(commands)
     show(folder)
     if is_interrupted:
         print("interrupted; the same command goes on", file=sys.stderr)
         return Interrupted.exit_code
-    return 1 if locked or any(codes.values()) else 0
+    return 1 if told.locked or any(codes.values()) else 0
+
+
+class _Told:
+    """A line for each run that begins or ends: which of how many it is, how long it took, what is left."""
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        jobs: int,
+        *,
+        has_times: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """folders: name of a run -> its folder, in the order in which they begin. jobs: at once."""
+        self.locked: list[str] = []
+        """runs that other processes have"""
+        self._folders, self._jobs, self._has_times, self._clock = folders, jobs, has_times, clock
+        self._places = {name: place for place, name in enumerate(folders, start=1)}
+        self._begun: dict[str, float] = {}
+        self._took: list[float] = []
+
+    def __call__(self, name: str, event: str, code: int) -> None:
+        """As `pool.Tell` has it."""
+        why = ""
+        if event == "started":
+            self._begun[name] = self._clock()
+        elif event == "locked":
+            self.locked.append(name)
+            event, why = "left out", ": another process runs it"
+        elif event == "ended":
+            self._took.append(self._clock() - self._begun[name])
+            status = read_status(self._folders[name])
+            event = "done" if code == 0 else str(status.get("state"))
+            why = "" if code == 0 else f": {status.get('reason')}"
+            if event not in ("done", "interrupted", "failed"):  # it had no time to write why
+                event, why = "died", f": exit status {code}; see {self._folders[name] / 'output.txt'}"
+            why += f"  {duration(self._took[-1])}{self._left()}" if self._has_times else ""
+        place = f"{self._places[name]:>{len(str(len(self._places)))}}/{len(self._places)}"
+        print(f"{event:11}  {place}  {name}{why}", flush=True)
+
+    def _left(self) -> str:
+        """How long the others will take, if they are like those before."""
+        others = len(self._places) - len(self._took) - len(self.locked)
+        return f"  left {duration(sum(self._took) / len(self._took) * others / self._jobs)}" if others else ""
 
 
 def _words(point: Point, ranks: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import device, share_engine
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.setup.private import make_mechanism
+from fedtorch.tracking.console import duration
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -204,6 +206,9 @@ class Session:
         tracker = None
         if comm.is_server:
             tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
+            which, begun = _which(runs, at), time.monotonic()
+            if which:
+                tracker.say(f"{which}: {config.run.name}, {_rounds(config.rounds)}{f', {start} done' if start else ''}")
         components = built.components(
             comm,
             checkpoints,
@@ -224,6 +229,8 @@ class Session:
                 runner.export(config.folder / MODEL)
             if tracker is not None:
                 tracker.result(table(built, result, tracker.memory))
+                if which and config.tells_times:
+                    tracker.say(f"{which}: done in {duration(time.monotonic() - begun)}")
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
             raise
@@ -245,6 +252,15 @@ class Session:
 def _shown(runner: Runner, done: int, config: Config, command: str) -> AbstractContextManager[object]:
     """Shows a silo the rounds that it takes part in; other ranks have the server's records."""
     return SiloRounds(runner, done, config, command) if silo() else nullcontext()
+
+
+def _which(runs: Sequence[BuiltRun], at: int) -> str:
+    """Which of several runs it is, for the lines above and below its rounds; empty where there is one alone."""
+    return f"run {at + 1} of {len(runs)}" if len(runs) > 1 else ""
+
+
+def _rounds(number: int) -> str:
+    return f"{number} round{'s' * (number != 1)}"
 
 
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:
