@@ -15,6 +15,7 @@ from prepared_files import seal
 from ranks import expect_exit, run_ranks, start_ranks
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from fedtorch.config.load import load
 from fedtorch.config.masking import mask_assignment
 from fedtorch.lifecycle import session
 from fedtorch.main import main
@@ -137,8 +138,26 @@ def test_dry_run_shows_placement_traffic_and_memory_and_writes_nothing(
 ) -> None:
     assert run(config, options=("--dry-run", "--ranks", "3")) == 0
     out = capsys.readouterr().out
-    assert "placement: 3 clients on 2 workers" in out and "MiB down" in out and "memory per rank" in out
+    assert out.startswith("placement: 3 clients on 2 workers") and "MiB down" in out and "memory per rank" in out
+    assert len(out.splitlines()) == 9 and out.endswith("every key with its value: --dry-run=config\n")
     assert not (config.parent / "run").exists()
+
+
+def test_a_dry_run_with_the_config_is_a_config_that_begins_with_the_same_lines(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, "rounds=7", options=("--dry-run=config", "--ranks", "3")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# placement: 3 clients on 2 workers")
+    (config.parent / "again.yaml").write_text(out)
+    again = load(config.parent / "again.yaml")
+    assert again == load(config, ["rounds=7"]) and again.rounds == 7
+
+
+def test_ranks_without_clients_are_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, options=("--dry-run", "--ranks", "507")) == 0
+    out = capsys.readouterr().out
+    assert "\n  rank 4-506   0.0%  (idle)\n" in out and len(out.splitlines()) == 11
 
 
 @pytest.mark.parametrize(
