@@ -52,8 +52,8 @@ def located(name: str | Path, *, key: str = "") -> str:
     if cached:
         return cached
     wanted = (
-        "expected one written by save_pretrained: a downloaded model, or the `tokenizer` folder that `python -m "
-        "fedtorch.data prepare` writes"
+        "expected one written by save_pretrained: a downloaded model, or the `tokenizer` folder that `fedtorch "
+        "data prepare` writes"
     )
     if is_path:
         raise ConfigError(f"{before}{text!r} is not a folder; {wanted}")
@@ -100,7 +100,7 @@ def load_tokenizer_as(
     except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy
         raise ConfigError(
             f"{before}no tokenizer could be loaded from {name} ({first_line(error)}); give the `tokenizer` folder that "
-            "`python -m fedtorch.data prepare` writes or the folder of a downloaded model"
+            "`fedtorch data prepare` writes or the folder of a downloaded model"
         ) from error
     if problem := problem_of(tokenizer):
         raise ConfigError(

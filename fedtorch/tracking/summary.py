@@ -73,7 +73,7 @@ def _after(run: Run, console: Console, *, has_commands: bool) -> None:
         return
     here = shlex.quote(str(run.folder))
     console.print(f"curves:  tensorboard --logdir {here}", highlight=False)
-    console.print(f"report:  python -m fedtorch.report {here}", highlight=False)
+    console.print(f"report:  fedtorch report {here}", highlight=False)
 
 
 def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair], Mapping[str, Any]] | None:
