@@ -17,8 +17,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from fedtorch.config.load import load
 from fedtorch.config.masking import mask_assignment
+from fedtorch.core.client import ClientStore
 from fedtorch.lifecycle import session
 from fedtorch.main import main
+from fedtorch.rounds.context import RoundContext
 
 TINY = """
 run: {name: tiny, dir: DIR}
@@ -74,6 +76,26 @@ def test_a_run_leaves_everything_that_the_design_names(config: Path, capsys: pyt
     again = json.loads((config.parent / "again" / "results.json").read_text())
     assert again["digest"] == results(config)["digest"]
     assert "of 6" in capsys.readouterr().out  # never a score without the number of examples
+
+
+def test_what_memory_need_not_hold_is_gone_at_the_end(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, seen = config.parent / "run" / "spill", []
+    remove = RoundContext.remove_spill
+
+    def looked(context: RoundContext) -> None:
+        seen.append(sorted(path.name for path in folder.rglob("*.safetensors")))
+        remove(context)
+
+    monkeypatch.setattr(RoundContext, "remove_spill", looked)
+    monkeypatch.setattr("fedtorch.rounds.context.ClientStore", lambda folder, memory: ClientStore(folder, 0))
+    own = "eval.best=per_client"
+    assert run(config, own) == 0
+    assert len(seen) == 1 and len(seen[0]) == 3, "every client's state was there"
+    assert not folder.exists()
+    digest = results(config)["digest"]
+    monkeypatch.setattr("fedtorch.rounds.context.ClientStore", ClientStore)
+    assert run(config, own, options=("--resume", "never")) == 0 and not folder.exists()
+    assert results(config)["digest"] == digest
 
 
 def test_the_saved_model_loads_with_transformers_and_answers_alike(config: Path) -> None:

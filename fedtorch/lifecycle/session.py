@@ -235,6 +235,7 @@ class Session:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
             raise
         finally:
+            runner.context.remove_spill()
             if tracker is not None:
                 tracker.close()
         if tracker is not None:
