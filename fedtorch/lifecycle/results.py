@@ -36,6 +36,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
             "loss": record.get("loss_mean"),
             "weight": record.get("weight"),
             "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
+            **({"best_round": result.client_rounds[name]} if name in result.client_rounds else {}),
         }
     metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})
     means = {}

@@ -252,7 +252,7 @@ class Runner:
         result.privacy = context.mechanism.summary() if context.comm.is_server else {}
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if context.comm.is_server else {}
-        result.best_round = self.evaluation.best.round
+        result.best_round, result.client_rounds = self.evaluation.best.round, self.evaluation.rounds
         self._track_scores(result.scores, final=True)
         if (tracker := self.components.tracker) is not None:
             if result.each:
@@ -287,6 +287,7 @@ class Runner:
             pooled = self.components.task.pooled_scores(scores)
             round = self.context.round - 1
             scored = self.evaluation.best.round if final else None
+            own = self.evaluation.rounds if final else {}
             self.components.tracker.evaluation(
-                round, split, scores, label=label, pooled=pooled, late=late, weights_of=scored
+                round, split, scores, label=label, pooled=pooled, late=late, weights_of=scored, own_rounds=own
             )

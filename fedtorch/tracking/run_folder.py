@@ -39,6 +39,8 @@ class Evaluation:
     """metric -> macro, micro and count as they were recorded; micro of a metric that is no mean is pooled"""
     weights_of: int | None = None
     """the round whose weights were evaluated, where one was chosen for all clients"""
+    own_rounds: Mapping[str, int] = field(default_factory=dict)
+    """client -> the round that it has chosen for itself, whose weights it was evaluated with"""
 
     def average(self, metric: str) -> Mapping[str, Any]:
         """macro, micro and count over the clients; where they were not recorded, the means."""
@@ -99,15 +101,16 @@ class Run:
     def all_evaluations(self) -> list[Evaluation]:
         """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
-        chosen: dict[tuple[str, str, int], int | None] = {}
+        own: dict[tuple[str, str, int], dict[str, int]] = {}
         for record in self.of_kind("eval"):
             key = (record["label"], record["split"], record["round"])
-            chosen[key] = record.get("weights_of")
+            if (of := record.get("weights_of")) is not None:
+                own.setdefault(key, {})[record["client"]] = of
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
-        means = {(r["label"], r["split"], r["round"]): r["metrics"] for r in self.of_kind("eval_total")}
-        return [Evaluation(*key, metrics, means.get(key, {}), chosen[key]) for key, metrics in found.items()]
+        totals = {(r["label"], r["split"], r["round"]): r for r in self.of_kind("eval_total")}
+        return [_evaluation(key, metrics, totals.get(key, {}), own.get(key, {})) for key, metrics in found.items()]
 
     def last_evaluations(self) -> list[Evaluation]:
         """The last evaluation of every label and split, the one that counts first.
@@ -127,6 +130,14 @@ class Run:
         names = [name for evaluation in counting for metrics in evaluation.metrics.values() for name in metrics]
         names = [name for name in names if name != LOSS] or names
         return chosen if chosen in names else next(iter(names), None)
+
+
+def _evaluation(
+    key: tuple[str, str, int], metrics: Mapping[str, Mapping[str, Pair]], total: Record, of: Mapping[str, int]
+) -> Evaluation:
+    """total: the record of all clients; of: client -> the round whose weights it was evaluated with."""
+    chosen = total.get("weights_of")  # one for all
+    return Evaluation(*key, metrics, total.get("metrics", {}), chosen, {} if chosen is not None else of)
 
 
 def read_run(folder: Path) -> Run:
@@ -186,9 +197,17 @@ def _results_beside_a_gap(folder: Path) -> dict[str, Any]:
 def _rebuilt(results: Mapping[str, Any]) -> list[Record]:
     """The records of the end of a run, from what it came to."""
     base = {"round": results["rounds"], "split": results["split"], "label": "final"}
-    scores = {client: found["scores"] for client, found in results["clients"].items() if found["scores"]}
+    if (chosen := results.get("best_round")) is not None:
+        base["weights_of"] = chosen
+    clients = {client: found for client, found in results["clients"].items() if found["scores"]}
+    own = {
+        client: {"weights_of": of} for client, found in clients.items() if (of := found.get("best_round")) is not None
+    }
     return [
-        *({"kind": "eval", **base, "client": client, "metrics": metrics} for client, metrics in scores.items()),
+        *(
+            {"kind": "eval", **base, **own.get(client, {}), "client": client, "metrics": found["scores"]}
+            for client, found in clients.items()
+        ),
         {"kind": "eval_total", **base, "metrics": results["averages"]},
         {"kind": "result", **results},
     ]

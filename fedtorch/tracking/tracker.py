@@ -173,6 +173,7 @@ class Tracker:
         pooled: Mapping[str, float] | None = None,
         late: bool = False,
         weights_of: int | None = None,
+        own_rounds: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
@@ -181,16 +182,19 @@ class Tracker:
         examples together, which takes the place of their micro average. Called before `round` of the same round, the
         score is part of that round's line; otherwise it gets its own. late: the next round is under way, and a resume
         after round `round` will evaluate again (`eval.overlap`). weights_of: the round (from 1) whose weights were
-        evaluated, where they are not those after `round`; recorded, and shown in the line.
+        evaluated, where they are not those after `round`; recorded, and shown in the line. own_rounds: the same by
+        client, of those that have chosen for themselves.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
         base = {"round": round + 1, "split": split, "label": label, **({"late": True} if late else {})}
         if weights_of is not None:
             base["weights_of"] = weights_of
+        own_rounds = own_rounds or {}
         for client, metrics in scores.items():
+            chosen = {"weights_of": own_rounds[client]} if client in own_rounds else {}
             pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
-            self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
+            self._record({"kind": "eval", **base, **chosen, "client": client, "metrics": pairs})
         result = {name: found for name, found in totals(scores).items() if not name.startswith(COUNT)}
         for metric, figure in (pooled or {}).items():
             if metric in result:
@@ -209,6 +213,10 @@ class Tracker:
                     for total in [result[name]]
                 ]
                 scored = "" if weights_of is None else f"  scored: weights of round {weights_of}"
+                if own_rounds:
+                    first, last = min(own_rounds.values()), max(own_rounds.values())
+                    of = f"round {first}" if first == last else f"rounds {first} to {last}, each client's best"
+                    scored = f"  scored: weights of {of}"
                 self.say(f"round {round + 1:>{width}}  {label} {split} {'  '.join(texts)}{scored}")
         return result
 
