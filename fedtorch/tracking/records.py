@@ -74,7 +74,7 @@ def read(path: Path) -> Iterator[Record]:
 
 def round_of(record: Record) -> int:
     """Where a record's points stand in a curve: scores of chosen weights at the round that these are of."""
-    found: int = record.get("weights_of", record["round"])
+    found: int = record["weights_of"] if "weights_of" in record else record["round"]
     return found
 
 
