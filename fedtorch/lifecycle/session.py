@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 from fedtorch.comm.backend import log_if_shared
@@ -203,12 +204,8 @@ class Session:
         checkpoints, start = begin(built, comm, resume)
         left_out = agree_on_left_out(built, comm, start)
         mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
-        tracker = None
-        if comm.is_server:
-            tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
-            which, begun = _which(runs, at), time.monotonic()
-            if which:
-                tracker.say(f"{which}: {config.run.name}, {_rounds(config.rounds)}{f', {start} done' if start else ''}")
+        begun = time.monotonic()
+        tracker = _opened(runs, at, comm, start, self.command, checkpoints.aside) if comm.is_server else None
         components = built.components(
             comm,
             checkpoints,
@@ -229,8 +226,7 @@ class Session:
                 runner.export(config.folder / MODEL)
             if tracker is not None:
                 tracker.result(table(built, result, tracker.memory))
-                if which and config.tells_times:
-                    tracker.say(f"{which}: done in {duration(time.monotonic() - begun)}")
+                _say_ended(tracker, runs, at, time.monotonic() - begun)
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
             raise
@@ -255,13 +251,22 @@ def _shown(runner: Runner, done: int, config: Config, command: str) -> AbstractC
     return SiloRounds(runner, done, config, command) if silo() else nullcontext()
 
 
-def _which(runs: Sequence[BuiltRun], at: int) -> str:
-    """Which of several runs it is, for the lines above and below its rounds; empty where there is one alone."""
-    return f"run {at + 1} of {len(runs)}" if len(runs) > 1 else ""
+def _opened(
+    runs: Sequence[BuiltRun], at: int, comm: Communicator, start: int | None, command: str, aside: Path
+) -> Tracker:
+    """The tracker of the run at a place, which has said which of several runs begins. aside: see `open_run`."""
+    tracker = open_run(runs[at], comm.size, start, command, aside)
+    if len(runs) > 1:
+        run, number = runs[at].config.run, runs[at].config.rounds
+        before = f", {start} done" if start else ""
+        tracker.say(f"run {at + 1} of {len(runs)}: {run.name}, {number} round{'s' * (number != 1)}{before}")
+    return tracker
 
 
-def _rounds(number: int) -> str:
-    return f"{number} round{'s' * (number != 1)}"
+def _say_ended(tracker: Tracker, runs: Sequence[BuiltRun], at: int, seconds: float) -> None:
+    """How long it took, below its rounds."""
+    if len(runs) > 1 and runs[at].config.tells_times:
+        tracker.say(f"run {at + 1} of {len(runs)}: done in {duration(seconds)}")
 
 
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:

@@ -212,11 +212,7 @@ class Tracker:
                     for name in names
                     for total in [result[name]]
                 ]
-                scored = "" if weights_of is None else f"  scored: weights of round {weights_of}"
-                if own_rounds:
-                    first, last = min(own_rounds.values()), max(own_rounds.values())
-                    of = f"round {first}" if first == last else f"rounds {first} to {last}, each client's best"
-                    scored = f"  scored: weights of {of}"
+                scored = _scored(weights_of, own_rounds)
                 self.say(f"round {round + 1:>{width}}  {label} {split} {'  '.join(texts)}{scored}")
         return result
 
@@ -307,6 +303,16 @@ class Tracker:
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
+
+
+def _scored(weights_of: int | None, own_rounds: Mapping[str, int]) -> str:
+    """The end of the line of a score: of which weights it is; empty where they are those of its round."""
+    rounds = sorted(own_rounds.values()) or ([] if weights_of is None else [weights_of])
+    if not rounds:
+        return ""
+    first, last = rounds[0], rounds[-1]
+    of = f"round {first}" if first == last else f"rounds {first} to {last}, each client's best"
+    return f"  scored: weights of {of}"
 
 
 def _shown(metric: str | None, found: Mapping[str, Any]) -> list[str]:
