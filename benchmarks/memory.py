@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from benchmarks.command import parser_of, write_figures
+from benchmarks.engines import ENGINES
 from benchmarks.processes import run_ranks
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config.schema import ClientConfig, EngineConfig
+from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
 from fedtorch.models.side import Passing
 from fedtorch.models.turns import collate_turns
@@ -34,18 +35,6 @@ from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 from fedtorch.train.memory import Size, states
 from fedtorch.train.zero import import_deepspeed
-
-ENGINES = {
-    "torch": EngineConfig(),
-    "stage 0": EngineConfig(kind="deepspeed", stage=0),
-    "stage 1": EngineConfig(kind="deepspeed", stage=1),
-    "stage 2": EngineConfig(kind="deepspeed", stage=2),
-    "stage 3": EngineConfig(kind="deepspeed", stage=3),
-    "stage 2 bf16": EngineConfig(kind="deepspeed", stage=2, precision="bf16"),
-    "stage 3 bf16": EngineConfig(kind="deepspeed", stage=3, precision="bf16"),
-    "stage 2 offload": EngineConfig(kind="deepspeed", stage=2, offload_optimizer=True),
-    "stage 3 offload": EngineConfig(kind="deepspeed", stage=3, offload_optimizer=True, offload_parameters=True),
-}
 
 
 @dataclass(frozen=True)

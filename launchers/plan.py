@@ -18,7 +18,7 @@ from fedtorch.config import yaml_tree
 from fedtorch.config.find import find_all, run_name
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
-from fedtorch.lifecycle.more_rounds import ROUNDS, rounds_before
+from fedtorch.lifecycle.more_rounds import changes_but_rounds, rounds_before
 
 from .submit import Request
 
@@ -104,14 +104,13 @@ def is_done(point: Point) -> bool:
         return False
     old = yaml_tree.read(kept.read_text(), str(kept)).data
     new = yaml_config.to_dict(config, masked=True)
-    has_more = rounds_before(old, new) is not None
-    if changes := [change for change in yaml_config.changes(old, new) if not (has_more and change[0] == ROUNDS)]:
+    if changes := changes_but_rounds(old, new):
         key, before, after = changes[0]
         raise ConfigError(
             f"{point.folder} holds a run with other settings: {key} was {before} and is now {after}"
             f"{f' and {len(changes) - 1} more' if len(changes) > 1 else ''}; take another --dir, or remove that folder"
         )
-    return not has_more and read_status(point.folder).get("state") == "done"
+    return rounds_before(old, new) is None and read_status(point.folder).get("state") == "done"
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:

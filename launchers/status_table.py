@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +110,7 @@ def _queue() -> set[str] | None:
 
 def show(folder: Path, console: Console | None = None) -> None:
     """Print the sums, and the table, one line per run (into a file or pipe 160 letters wide)."""
-    rows, console = read_rows(folder), console or PlainConsole(width=None if sys.stdout.isatty() else 160)
+    rows, console = read_rows(folder), console or PlainConsole(piped=160)
     console.print(f"{folder}: {summary(rows)}", soft_wrap=True)
     table = Table(box=box.SIMPLE)
     for heading, justify in (("run", "left"), ("state", "left"), ("round", "right"), ("score", "right")):

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from torch import Tensor
-
-from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.core.client import ClientState
+from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
-from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg):
+class Ditto(PersonalModel):
     """v_i ← v_i − lr·(∇f_i(v_i) + lam·(v_i − w^t)); the global model is FedAvg's and never sees v_i.
 
     w^t is the model received this round. v_i starts at w^0, is kept in the client's state, never sent, and is what
@@ -26,7 +21,6 @@ class Ditto(FedAvg):
     personal and a global step in turn on the same mini-batch.
     """
 
-    is_personal: ClassVar[bool] = True
     lam: float = 0.1
     """lambda, the pull of the personal model towards the received one; 0 is local training"""
     form: Literal["full", "simplified"] = "full"
@@ -35,10 +29,6 @@ class Ditto(FedAvg):
     """epochs of the personal pass; null: as many as the global pass"""
     personal_lr: float | None = None
     """learning rate of the personal pass; null: the client's"""
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """v_i."""
-        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """Personal pass, then FedAvg's (full) or nothing more (simplified)."""
@@ -56,7 +46,3 @@ class Ditto(FedAvg):
             return super().client_update(job)
         job.send_difference(received)
         return self.report(job, curve)
-
-    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
-        """v_i; the received model for a client that never took part."""
-        return state.tensors.get(PERSONAL, received)

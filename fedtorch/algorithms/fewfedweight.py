@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from fedtorch.algorithms import pseudo
-from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.algorithms.weighting import normalised
-from fedtorch.core.client import ClientState
 from fedtorch.core.ranges import Count, Positive, Whole
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
-from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 
@@ -27,7 +25,7 @@ LOSSES_BYTES = 16
 
 
 @dataclass(frozen=True)
-class FewFedWeight(FedAvg):
+class FewFedWeight(PersonalModel):
     """Algorithm 1, with who predicts the pseudo labels as in the text (the global model), not as printed.
 
     A client's model F_i starts at w^0, is trained in every round on its annotated rows and on the same inputs with
@@ -37,8 +35,6 @@ class FewFedWeight(FedAvg):
     A client that fails in a round keeps the model it had. The state is the model, and the optimiser's where
     `client.optimizer_state` is `keep`; labels are made anew in every round and never kept.
     """
-
-    is_personal: ClassVar[bool] = True
 
     weights: Literal["loss", "size"] = "loss"  # type: ignore[assignment]
     """a client's weight δ_i: proportional to its mean pseudo loss plus mean annotated loss, or to its training size"""
@@ -62,10 +58,6 @@ class FewFedWeight(FedAvg):
     def check_task(self, task: Any) -> None:
         """The task must be able to label."""
         pseudo.labelling_task(task)
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """F_i."""
-        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """Label, train the personal model on both kinds of rows, send its difference from the received one."""
@@ -118,10 +110,6 @@ class FewFedWeight(FedAvg):
             raise ValueError(f"the losses of the clients are {losses}; expected finite numbers")
         total = math.fsum(losses)
         return [loss / total for loss in losses] if total else [1.0 / len(losses)] * len(losses)
-
-    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
-        """F_i; the received model for a client that never took part."""
-        return state.tensors.get(PERSONAL, received)
 
 
 @dataclass(frozen=True)

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.core.client import ClientState
+from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
-from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 
 
 @dataclass(frozen=True)
-class Local(FedAvg):
+class Local(PersonalModel):
     """Each client continues its own model. A client whose dev score stopped rising (`eval.patience`) rests."""
 
     exchanged_vectors: ClassVar[tuple[str, ...]] = ()
-    is_personal: ClassVar[bool] = True
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """The client's own model."""
-        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on from where this client was."""
@@ -40,7 +31,3 @@ class Local(FedAvg):
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """Nothing is averaged."""
         return [0.0] * len(reports)
-
-    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
-        """The client's own model; w^0 before its first round."""
-        return state.tensors.get(PERSONAL, received)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.core.client import ClientState
+from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
-from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.loop import train as take_steps
@@ -22,7 +17,7 @@ from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
-class PFedMe(FedAvg):
+class PFedMe(PersonalModel):
     """Local iteration r: theta ≈ argmin f_i(theta; batch) + (lam/2)‖theta − w‖²; then w ← w − eta·lam·(w − theta).
 
     The minimisation takes `inner_steps` steps of the client's optimiser, from w, on one batch. theta is the personal
@@ -31,7 +26,6 @@ class PFedMe(FedAvg):
     """
 
     reads_initial: ClassVar[bool] = False
-    is_personal: ClassVar[bool] = True
     lam: float = 15.0
     """lambda, the pull of theta towards w"""
     eta: float = 0.005
@@ -45,10 +39,6 @@ class PFedMe(FedAvg):
             raise ConfigError(
                 "algorithm.name is `pfedme`, which cannot keep an optimiser; set client.optimizer_state: reset"
             )
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """theta_i."""
-        return () if of_server else (PERSONAL,)
 
     def client_update(self, job: ClientJob) -> Report:
         """One local iteration per planned step."""
@@ -71,7 +61,3 @@ class PFedMe(FedAvg):
         job.send_difference(job.received["weights"], weights)
         curve = LossCurve(tuple(losses), (0.0,) * len(losses), tuple(epochs))
         return self.report(job, curve)
-
-    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
-        """theta_i; the received model for a client that never took part."""
-        return state.tensors.get(PERSONAL, received)

@@ -56,7 +56,7 @@ def attack(subject: Subject) -> Finding:
 
 
 def _promise(options: Options) -> PrivacyConfig:
-    """What the run promises, or would with the clip and noise that are asked for."""
+    """The privacy settings of the run, with the clip and noise that are asked for."""
     usual = PrivacyConfig() if options.promised is None else options.promised
     clip = usual.clip if usual.adaptive is not None and options.clip == usual.first_clip else options.clip
     return replace(usual, kind="client", clip=clip, noise_multiplier=options.noise, epsilon=None, delta=options.delta)

@@ -77,7 +77,7 @@ class CanaryTask(BareTask):
 
 @dataclass(frozen=True)
 class Canaried:
-    """What canary rounds released."""
+    """The releases of canary rounds."""
 
     presence: Tensor
     """shape (rounds, directions): along each direction, in units of the round's clip; see `canaries.judged`"""
@@ -137,7 +137,7 @@ def canary_rounds(*, canaries: int, rounds: int, rate: float, promise: PrivacyCo
 
 
 def _one_of_several(config: Config) -> dict[str, Any]:
-    """What the server released, on its rank; all ranks of the job call it alike."""
+    """Run the rounds on a rank of the job; gives the releases on the server's rank, and none elsewhere."""
     with DistributedCommunicator.join(_names(config), timeout_s=120) as comm:
         comm.preflight({})
         released = _released(config, comm)

@@ -1,4 +1,4 @@
-"""What a rank does first at the job's store: it waits, for a limited time, for what the server has left there.
+"""A rank's first words at the job's store: it waits, for a limited time, for those that the server has left there.
 
 The ranks have no signs of life of each other yet, so the time alone says that the server is not there.
 """
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class FirstStore(Protocol):
-    """What is needed of `comm.store.Store`, which uses the modules that use this one."""
+    """The part of `comm.store.Store` that is needed here; the store uses the modules that use this one."""
 
     start_s: float
     """How long ranks wait for each other at the start."""
@@ -30,7 +30,7 @@ class FirstStore(Protocol):
     inner: dist.Store
     """torch's store."""
     signature: Signature
-    """Of every value."""
+    """Signs and checks every value."""
 
     def set(self, key: str, value: str) -> None:
         """Write."""
@@ -52,7 +52,7 @@ class FirstStore(Protocol):
 
 
 def await_server(store: FirstStore, rank: int, look: Callable[[], Answer | None], limit_s: float) -> Answer:
-    """What `look` finds, as soon as it finds anything; called by any rank but the server.
+    """Wait until `look` finds something, which is returned; called by any rank but the server.
 
     Raises:
         PreflightError: it found nothing within `limit_s`.

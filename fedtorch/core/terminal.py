@@ -18,10 +18,10 @@ WIDTH = 120
 class PlainConsole(Console):
     """A console of rich that takes no word for markup, an emoji or a command to the terminal."""
 
-    def __init__(self, *, width: int | None = None, **more: Any) -> None:
-        """width: letters of a line; None: the terminal's, and `WIDTH` where there is none."""
+    def __init__(self, *, width: int | None = None, piped: int = WIDTH, **more: Any) -> None:
+        """width: letters of a line; None: the terminal's, and `piped` where there is none."""
         if width is None and more.get("file") is None and not sys.stdout.isatty():
-            width = WIDTH
+            width = piped
         super().__init__(width=width, markup=False, emoji=False, highlight=False, **more)
 
     def render_str(self, text: str, **more: Any) -> Text:

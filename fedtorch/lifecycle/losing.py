@@ -51,7 +51,7 @@ def agree_to_lose(
 
 
 def older_copy(held_there: str, ranks: Collection[int], *, round: int, known: int) -> CheckpointError:
-    """What all ranks raise where disks hold states of rounds that the server knows nothing of.
+    """The error of all ranks where disks hold states of rounds that the server knows nothing of.
 
     held_there: which, where. ranks: those that were not started to give them up. round, known: see `agree_to_lose`.
     """

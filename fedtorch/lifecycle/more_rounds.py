@@ -13,24 +13,27 @@ ROUNDS = "rounds"
 
 def rounds_before(old: Mapping[str, Any], new: Mapping[str, Any]) -> int | None:
     """The rounds of `old`, if `new` has more; configs are as `to_dict` gives them."""
-    for key, _, _ in changes(old, new):
-        if key == ROUNDS and isinstance(old.get(ROUNDS), int) and isinstance(new.get(ROUNDS), int):
-            return int(old[ROUNDS]) if old[ROUNDS] < new[ROUNDS] else None
-    return None
+    before, now = old.get(ROUNDS), new.get(ROUNDS)
+    return before if isinstance(before, int) and isinstance(now, int) and before < now else None
 
 
-def changes_but_more_rounds(
+def changes_but_rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """`changes` without that of `rounds`, where there are more of them now."""
+    found = changes(old, new)
+    return found if rounds_before(old, new) is None else [change for change in found if change[0] != ROUNDS]
+
+
+def changes_that_forbid(
     old: Mapping[str, Any], new: Mapping[str, Any], config: Config, done: int
 ) -> list[tuple[str, str, str]]:
     """`changes` that keep a run with the config `new` from going on after `done` rounds of one with `old`.
 
     config: `new` as an object. More rounds than before are among them only where their number entered the rounds done.
     """
-    found, before = changes(old, new), rounds_before(old, new)
-    if before is None:
-        return found
-    entered = [(ROUNDS, str(before), f"{config.rounds}, but {why}") for why in _whys(config, before, done)]
-    return entered + [change for change in found if change[0] != ROUNDS]
+    before = rounds_before(old, new)
+    whys = () if before is None else _whys(config, before, done)
+    entered = [(ROUNDS, str(before), f"{config.rounds}, but {why}") for why in whys]
+    return entered + changes_but_rounds(old, new)
 
 
 def _whys(config: Config, before: int, done: int) -> Iterator[str]:

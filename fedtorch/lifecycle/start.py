@@ -19,7 +19,7 @@ from fedtorch.core.weights import digest_of
 from fedtorch.lifecycle.disks import find_disks, keep_apart
 from fedtorch.lifecycle.losing import agree_to_lose
 from fedtorch.lifecycle.losses import forget_losses
-from fedtorch.lifecycle.more_rounds import changes_but_more_rounds
+from fedtorch.lifecycle.more_rounds import changes_that_forbid
 from fedtorch.lifecycle.run_files import set_aside
 from fedtorch.lifecycle.states import agree_on_states
 from fedtorch.setup.build import UNTRAINED, BuiltRun
@@ -46,7 +46,7 @@ def begin(built: BuiltRun, comm: Communicator, resume: str) -> tuple[Checkpoints
 
 @contextmanager
 def telling_refusal(comm: Communicator | None) -> Iterator[None]:
-    """What a rank does alone before a run begins: where the server refuses, the others end at once, with its code.
+    """Inside the block a rank works alone; where the server refuses there, the others end at once, with its code.
 
     They would wait for it to come back. Which of its files it is, and what is in them, they are not told. Nothing that
     ranks do together may be in it. comm: None: they have not met.
@@ -128,6 +128,6 @@ def _fitting(built: BuiltRun, checkpoints: Checkpoints, resume: str) -> Manifest
         return None
     if resume != "force":
         present = to_dict(built.config, masked=True)
-        differs = partial(changes_but_more_rounds, config=built.config, done=found.round)
+        differs = partial(changes_that_forbid, config=built.config, done=found.round)
         checkpoints.check_fits(found, present, differs, lasting_facts(built))
     return checkpoints.adopt(found) if is_path else found

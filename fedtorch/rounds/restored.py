@@ -32,7 +32,7 @@ _OF_BEST = {
     keys.BEST_WEIGHTS, keys.BEST_PRIVATE, keys.BEST_IS_RECEIVED, keys.BEST_ROUND, keys.BEST_SCORE, keys.BEST_LOSS,
     keys.WITHOUT_GAIN, keys.STOPPED,
 }  # fmt: skip
-"""What an evaluation leaves in the state of a client, also of one that has never trained."""
+"""Keys that an evaluation leaves in the state of a client, also of one that has never trained."""
 _TRAIN = "train"  # the purpose that every rule of the package trains for
 _OF_PURPOSES = ("cursor", "epoch", "steps")
 

@@ -43,7 +43,7 @@ class BareTask(Task):
 
 
 def bare_config(task: BareTask, folder: Path, rounds: int, *, lr: float, **changes: Any) -> Config:
-    """Of a run in which clients take one step of SGD, and the server averages them; changes: of other sections.
+    """Config of a run in which clients take one step of SGD, and the server averages them; changes: of other sections.
 
     It writes one checkpoint, at its end.
     """

@@ -216,3 +216,5 @@ def test_a_client_alone_trains_its_own_model_on_and_rests_where_it_was_stopped()
     assert Local().eval_weights(received, state).tolist() == [2.0]
     assert Local().eval_weights(received, ClientState()) is received
     assert Local().is_personal and Local().exchanged_vectors == ()
+    layout = Layout.of({"w": torch.zeros(1)})
+    assert [list(Local().needed_entries(layout, of_server=server)) for server in (False, True)] == [["personal"], []]

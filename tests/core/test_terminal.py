@@ -1,4 +1,4 @@
-"""What is shown on a terminal holds a user's words as text: no markup, no emoji, no command to the terminal."""
+"""Tables and lines on a terminal hold a user's words as text: no markup, no emoji, no command to the terminal."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedtorch.config.load import load, run_digest, to_dict
-from fedtorch.lifecycle.more_rounds import changes_but_more_rounds
+from fedtorch.lifecycle.more_rounds import changes_that_forbid
 from fedtorch.main import main as train
 
 CONFIG: dict[str, Any] = {
@@ -124,7 +124,7 @@ def test_noise_that_was_set_by_a_number_of_rounds_forbids_more_and_noise_that_wa
         ("noise_multiplier=2", ""),
     ):
         short, long = (load(Path("toy.yaml"), [*promise, f"privacy.{given}", f"rounds={n}"]) for n in (2, 5))
-        found = changes_but_more_rounds(to_dict(short), to_dict(long), long, done=2)
+        found = changes_that_forbid(to_dict(short), to_dict(long), long, done=2)
         assert len(found) == bool(said) and all(
             "{} was {} and is now {}".format(*one).startswith(said) for one in found
         )

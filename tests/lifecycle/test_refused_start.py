@@ -20,7 +20,7 @@ PRIVATE = (
 
 
 def codes(config: Path, *sets: str, options: tuple[str, ...] = ()) -> list[int | None]:
-    """Of three ranks, which nobody ends but they themselves."""
+    """Exit codes of three ranks, which nobody ends but they themselves."""
     words = ["--config", str(config), *options, "--set", "system.timeout=40", *sets]
     return [outcome.exit_code for outcome in start_ranks(as_rank, 3, words).join(100)]
 

@@ -65,6 +65,7 @@ TESTS = {
         "-k",
         "meta_weights or printed_alg or pseudo_rows",
     ],
+    "algorithms/personal_model": [f"tests/{DEFAULTS}.py"],
     "algorithms/pfedme": [f"tests/{RULES}.py", "-k", "pfedme"],
     "algorithms/pseudo": ["tests/papers/test_pseudo_rows.py"],
     "algorithms/robust/base": [f"tests/{ROBUST}.py"],

@@ -1,0 +1,29 @@
+"""Rules whose clients keep a model of their own, and are evaluated with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.core.client import ClientState
+from fedtorch.core.state_keys import PERSONAL
+from fedtorch.core.weights import Layout
+
+
+@dataclass(frozen=True)
+class PersonalModel(FedAvg):
+    """FedAvg beside which every client has a model, `PERSONAL` in its state; a rule derived from it trains that."""
+
+    is_personal: ClassVar[bool] = True
+
+    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+        """The client's own model."""
+        return () if of_server else (PERSONAL,)
+
+    def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
+        """The client's own model; the received one before it has trained any."""
+        return state.tensors.get(PERSONAL, received)
