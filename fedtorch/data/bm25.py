@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -26,6 +28,17 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def _bm25s() -> ModuleType:
+    """The package bm25s, which imports JAX where it is installed: at that JAX takes three quarters of the GPU."""
+    present = sys.modules.setdefault("jax", cast("ModuleType", None))  # None: an import of it fails
+    try:
+        import bm25s
+    finally:
+        if present is None:
+            del sys.modules["jax"]
+    return bm25s
+
+
 class BM25:
     """An index over texts, in their order, with Elasticsearch's defaults k1 = 1.2 and b = 0.75.
 
@@ -39,8 +52,6 @@ class BM25:
 
     def __init__(self, texts: Sequence[str], *, tokenise: Callable[[str], list[str]] = words) -> None:
         require("BM25", "bm25s", extra="fedmatch")
-        import bm25s
-
         if not texts:
             raise ValueError("no texts to index; expected at least one")
         self.texts = list(texts)
@@ -51,6 +62,7 @@ class BM25:
         tokens = [tokenise(text) for text in self.texts]
         self._index: bm25s.BM25 | None = None
         if any(tokens):
+            bm25s = _bm25s()
             logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s 0.3 sets DEBUG at import
             self._index = bm25s.BM25(k1=1.2, b=0.75, method="lucene", dtype="float64")
             self._index.index(tokens, show_progress=False)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,3 +94,17 @@ def test_indexing_shows_nothing(capfd: pytest.CaptureFixture[str], caplog: pytes
     with caplog.at_level("DEBUG"):
         BM25(["a b", "b c"]).top("b", 1)
     assert capfd.readouterr() == ("", "") and not [r for r in caplog.records if r.name.startswith("bm25s")]
+
+
+def test_jax_is_not_imported_with_it_for_it_would_take_the_gpu(tmp_path: Path) -> None:
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("print('JAX took three quarters of the GPU')")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(*_): pass")
+    lines = [
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        "from fedtorch.data.bm25 import BM25",
+        "print(BM25(['a b', 'c']).top('c', 1))",
+        "import jax.lax",  # whoever wants it still gets it
+    ]
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["[1]", "JAX took three quarters of the GPU"], done.stderr
