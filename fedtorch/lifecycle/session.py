@@ -225,11 +225,7 @@ class Session:
         try:
             with _shown(runner, start or 0, runs[0].config, self.command):
                 result = runner.run(start)
-            if config.run.export == "all":
-                runner.export(config.folder / MODEL)
-            if tracker is not None:
-                tracker.result(table(built, result, tracker.memory))
-                _say_ended(tracker, runs, at, time.monotonic() - begun)
+            _write_results(runs, at, runner, result, tracker, time.monotonic() - begun)
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
             raise
@@ -266,9 +262,17 @@ def _opened(
     return tracker
 
 
-def _say_ended(tracker: Tracker, runs: Sequence[BuiltRun], at: int, seconds: float) -> None:
-    """How long it took, below its rounds."""
-    if len(runs) > 1 and runs[at].config.tells_times:
+def _write_results(
+    runs: Sequence[BuiltRun], at: int, runner: Runner, result: Result, tracker: Tracker | None, seconds: float
+) -> None:
+    """The exported model where it is wanted, the server's results, and of one of several runs how long it took."""
+    built = runs[at]
+    if built.config.run.export == "all":
+        runner.export(built.config.folder / MODEL)
+    if tracker is None:
+        return
+    tracker.result(table(built, result, tracker.memory))
+    if len(runs) > 1 and built.config.tells_times:
         tracker.say(f"run {at + 1} of {len(runs)}: done in {duration(seconds)}")
 
 

@@ -21,7 +21,7 @@ _CACHED = (*_NAMING, *_FILES)  # whatever can be loaded has one of them in the h
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors"]  # of a model in the hub; pickles are never loaded
 
 
-def located(name: str | Path, *, key: str = "") -> str:
+def located(name: str | Path, *, key: str = "", is_of_file: bool = False) -> str:
     """The folder that `name` stands for.
 
     `package:NAME/FOLDER` is in an installed package. `hub:NAME`, and a name of the hub's form `org/name`, is downloaded
@@ -32,6 +32,7 @@ def located(name: str | Path, *, key: str = "") -> str:
 
     Args:
         key: the config key that has the name, for messages.
+        is_of_file: the name was read in a file and not written by the user, so nobody is asked for it.
 
     Raises:
         ConfigError: the package is not installed, a folder is missing, or there is no such model.
@@ -57,7 +58,7 @@ def located(name: str | Path, *, key: str = "") -> str:
     )
     if is_path:
         raise ConfigError(f"{before}{text!r} is not a folder; {wanted}")
-    if "/" in text:
+    if "/" in text and not is_of_file:
         return _from_hub(text, before, "is not a folder here, and ")
     raise ConfigError(
         f"{before}{text!r} is not a folder and not in the local hub cache; {wanted}, or `{HUB}{text}` to download it"

@@ -205,20 +205,24 @@ class Tracker:
         are_shared = {"shared": True} if are_shared_by_all(scores, shared) else {}
         self._record({"kind": "eval_total", **base, **are_shared, "metrics": result})
         self._flush()
-        names = [name for name in _shown(self.metric, result) if result[name]["count"]]
-        if names:
-            texts = [f"{name} {result[name]['micro']:.4f} of {result[name]['count']}" for name in names]
-            self._score = (f"{split} {'  '.join(texts)}", round + 1)
-            if round + 1 <= self._shown_round:
-                width = len(str(self._console.rounds)) if self._console is not None else 1
-                texts = [
-                    f"{name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
-                    for name in names
-                    for total in [result[name]]
-                ]
-                scored = _scored(weights_of, own_rounds)
-                self.say(f"round {round + 1:>{width}}  {label} {split} {'  '.join(texts)}{scored}")
+        self._say_scores(round + 1, label, split, result, _scored(weights_of, own_rounds))
         return result
+
+    def _say_scores(self, round: int, label: str, split: str, result: Mapping[str, Any], scored: str) -> None:
+        """Part of the line of a round (from 1) that is yet to come, or a line of its own with what was scored."""
+        names = [name for name in _shown(self.metric, result) if result[name]["count"]]
+        if not names:
+            return
+        texts = [f"{name} {result[name]['micro']:.4f} of {result[name]['count']}" for name in names]
+        self._score = (f"{split} {'  '.join(texts)}", round)
+        if round <= self._shown_round:
+            width = len(str(self._console.rounds)) if self._console is not None else 1
+            texts = [
+                f"{name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
+                for name in names
+                for total in [result[name]]
+            ]
+            self.say(f"round {round:>{width}}  {label} {split} {'  '.join(texts)}{scored}")
 
     def examples(self, round: int, split: str, each: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         """The scores of single examples: client -> metric -> one value per example (NaN: it does not count)."""

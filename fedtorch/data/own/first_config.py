@@ -44,7 +44,7 @@ def config_text(
     """The YAML. positions: that the model has; splits: dev or test -> its file; template: see `chat_template`."""
     own = f"{{path: {quoted(model)}}}" if model else RANDOM[found.task]
     lines = [
-        "# A first config; every key can be changed, `fedtorch run --config FILE --dry-run` shows all of them.",
+        "# A first config; every key can be changed, `fedtorch run FILE --dry-run=config` shows all of them.",
         "task:",
         f"  name: {found.task}",
         *([] if found.problem == "single_label" else [f"  problem: {found.problem}"]),
