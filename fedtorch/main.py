@@ -1,7 +1,7 @@
 """Command line: parse, set threads and devices, check everything, join the ranks, run.
 
-torchrun --nproc_per_node=5 -m fedtorch.main [--config FILE] [--set key=value ...]
-python -m fedtorch.main --config FILE            one process, same results
+torchrun --nproc_per_node=5 -m fedtorch.main [CONFIG ...] [--set key=value ...]
+python -m fedtorch.main CONFIG                   one process, same results
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fedtorch.config import load as yaml_config
+from fedtorch.config.options import SHIPPED, add_config_options, parse
 from fedtorch.config.schema import Config
 from fedtorch.core.job_environment import check_job_environment
 from fedtorch.lifecycle.exit import end, explained
@@ -26,7 +27,7 @@ from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import resume_command
 from fedtorch.lifecycle.streams import flush_streams, keep_standard_streams
 from fedtorch.lifecycle.train import train
-from fedtorch.setup.dry_run import describe
+from fedtorch.setup.dry_run import describe, with_config
 from fedtorch.setup.scale import Cluster
 
 _BESIDE_NODES = ("ranks_per_node", "bandwidth", "cores", "constants")
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     stop: for a launcher that wants to know which signal ended the run; it need not be listening yet.
     """
     parser = _parser(prog)
-    args = parser.parse_args(arguments)
+    args = parse(parser, arguments)
     if args.ranks is not None and args.ranks < 1:
         parser.error(f"--ranks is {args.ranks}; give the number of ranks, at least 1")
     if args.ranks is not None and not args.dry_run:
@@ -67,7 +68,8 @@ def _main(args: argparse.Namespace, stop: StopFlag) -> int:
             torch.set_num_threads(config.system.threads)
             cluster = _cluster(args)
             num_ranks = args.ranks or num_ranks if cluster is None else cluster.ranks
-            _describe(config, num_ranks=num_ranks, rank=rank, cluster=cluster)
+            has_config = args.dry_run == "config"
+            _describe(config, num_ranks=num_ranks, rank=rank, cluster=cluster, has_config=has_config)
         else:
             train(config, rank=rank, num_ranks=num_ranks, resume=args.resume, command=command, stop=stop)
         return 0
@@ -86,25 +88,18 @@ def _cluster(args: argparse.Namespace) -> Cluster | None:
     return Cluster(args.nodes, per_node, gbit, args.cores, args.constants)
 
 
-def _describe(config: Config, *, num_ranks: int, rank: int, cluster: Cluster | None) -> None:
-    """Print what the first run would do."""
+def _describe(config: Config, *, num_ranks: int, rank: int, cluster: Cluster | None, has_config: bool) -> None:
+    """Print what the first run would do. has_config: with its config, as one text that is a config file."""
     first, *_ = build_all(config, num_ranks=num_ranks, rank=rank)
     if rank == 0:
         first.show_remarks()
-        print(describe(first, num_ranks=num_ranks, cluster=cluster))
+        text = describe(first, num_ranks=num_ranks, cluster=cluster)
+        print(with_config(text, first) if has_config else f"{text}\n\nevery key with its value: --dry-run=config")
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--config",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="YAML file or name of a shipped config (lorar/fedopt), or several of which the later ones change the "
-        "first; without it the default job: eight generated clients",
-    )
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config_options(parser, f"{SHIPPED}; without it the default job: eight generated clients")
     parser.add_argument(
         "--resume",
         default="auto",
@@ -113,7 +108,15 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "although the config differs; PATH: from that checkpoint folder",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print config, placement, bytes and memory; train nothing"
+        "--dry-run", action="store_const", const="lines", help="print placement, bytes and memory; train nothing"
+    )
+    # an option of its own, as the value of the other one would be the name of a config that stands behind it
+    parser.add_argument(
+        "--dry-run=config",
+        dest="dry_run",
+        action="store_const",
+        const="config",
+        help="the same as comments, and every key of the config with its value",
     )
     parser.add_argument("--ranks", type=int, help="with --dry-run: describe a run on so many ranks")
     group = parser.add_argument_group("with --dry-run: what a round takes there, by what `fedtorch bench` has measured")

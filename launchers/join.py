@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from fedtorch.config.options import parse
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.lifecycle.losing import what_is_here
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
     parser = silo.parser(prog, __doc__)
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where it serves")
     parser.add_argument("--silo", required=True, metavar="CLIENT", help="a client of system.pinned that is here")
-    args = parser.parse_args(arguments)
+    args = parse(parser, arguments, needs_config=True)
 
     def side(config: Config, ranks: dict[int, list[str]]) -> tuple[int, list[str]]:
         rank = next((rank for rank, names in ranks.items() if args.silo in names), 0)

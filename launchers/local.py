@@ -15,9 +15,9 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from fedtorch.config.masking import set_options
+from fedtorch.config.options import add_config_options, parse
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, RestartsError, print_error
 from fedtorch.lifecycle.status import write_status
@@ -32,7 +32,7 @@ MAX_RESTARTS = 3
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.local") -> int:
     """Run; returns the run's exit code, 9 when the restarts are used up."""
-    args = _parser(prog).parse_args(arguments)
+    args = parse(_parser(prog), arguments)
     request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
     try:
         if args.ranks < 2:
@@ -109,10 +109,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--config", type=Path, nargs="+", default=[], metavar="FILE", help="as fedtorch.main takes, by default the same"
-    )
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config_options(parser, "as fedtorch.main takes, by default the same")
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="the server and N - 1 workers")
     parser.add_argument(
         "--max-restarts",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedtorch.config.options import parse
 from fedtorch.config.schema import Config
 
 from . import silo
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
     """Serve; returns the run's exit code."""
     parser = silo.parser(prog, __doc__)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="this machine as the silos reach it")
-    args = parser.parse_args(arguments)
+    args = parse(parser, arguments, needs_config=True)
 
     def side(config: Config, ranks: dict[int, list[str]]) -> tuple[int, list[str]]:
         return 0, [

@@ -17,6 +17,7 @@ from fedtorch.comm.store import OPTION as ADDRESS_OPTION
 from fedtorch.comm.store import STAY
 from fedtorch.comm.trust import refuse_public
 from fedtorch.config.masking import set_options
+from fedtorch.config.options import add_config_options
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, RestartsError, print_error
 from fedtorch.lifecycle.silo_status import VARIABLE as SILO
@@ -167,8 +168,7 @@ def _command(name: str, args: argparse.Namespace, place: list[str]) -> str:
 def parser(prog: str, about: str | None) -> argparse.ArgumentParser:
     """The options of both sides."""
     parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="the same on all sides")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config_options(parser, "the same on all sides")
     parser.add_argument(
         "--max-restarts",
         type=int,

@@ -16,9 +16,9 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from fedtorch import main as fedtorch_main
+from fedtorch.config.options import add_config_options, parse
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.rounds.placement import make_topology
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.slurm") -> int:
     """Submit; returns 0 once SLURM has the job, with the other executors the run's own exit code, 2 on bad input."""
-    args = _parser(prog).parse_args(arguments)
+    args = parse(_parser(prog), arguments, needs_config=True)
     try:
         resources = resources_of(args)
         request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
@@ -96,8 +96,7 @@ def _check_ranks(config: Config, resources: Resources) -> None:
 def _parser(prog: str) -> argparse.ArgumentParser:
     about = __doc__ or ""
     parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, nargs="+", required=True, metavar="FILE", help="as fedtorch.main takes")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config_options(parser, "as fedtorch.main takes")
     # not `never`, nor a path: a requeued job would begin there again each time
     parser.add_argument("--resume", choices=("auto", "force"), default="auto", help="see fedtorch.main")
     parser.add_argument("--executor", choices=EXECUTORS, default="slurm")

@@ -14,12 +14,15 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from fedtorch.config.options import add_config_options, join_configs
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, print_error
+from fedtorch.tracking.console import duration
 
 from . import start_words
 from .plan import Point, is_done, make_points, parse_grid, read_status, save_plan
@@ -31,7 +34,12 @@ from .submit import in_queue, job_of, note_job, submit
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.sweep") -> int:
     """0: all done (or submitted); 1: some failed; 2: bad input, nothing was started; 75: interrupted."""
-    args = _parser(prog).parse_args(arguments)
+    parser = _parser(prog)
+    args = parser.parse_args(arguments)
+    if args.command == "run":
+        join_configs(args)
+        if not args.config:
+            parser.error("name a config: a YAML file, a folder of them, or a shipped one such as smoke/fedavg")
     try:
         if args.command == "status":
             show(args.dir)
@@ -96,28 +104,58 @@ def _submit(points: Sequence[Point], folder: Path, resources: Resources, *, at_o
 
 def _run_here(points: Sequence[Point], folder: Path, *, jobs: int, ranks: int) -> int:
     commands = [Command(p.name, _words(p, ranks), p.folder) for p in points]
-    folders = {point.name: point.folder for point in points}
-    locked: list[str] = []
-
-    def tell(name: str, event: str, code: int) -> None:
-        why = ""
-        if event == "locked":
-            locked.append(name)
-            event, why = "left out", ": another process runs it"
-        elif event == "ended":
-            status = read_status(folders[name])
-            event = "done" if code == 0 else str(status.get("state"))
-            why = "" if code == 0 else f": {status.get('reason')}"
-            if event not in ("done", "interrupted", "failed"):  # it had no time to write why
-                event, why = "died", f": exit status {code}; see {folders[name] / 'output.txt'}"
-        print(f"{event:11}  {name}{why}", flush=True)
-
-    codes, is_interrupted = Pool(jobs, lambda slot: _environment(slot, jobs), tell).run(commands)
+    has_times = all(point.config.tells_times for point in points)
+    told = _Told({point.name: point.folder for point in points}, jobs, has_times=has_times)
+    codes, is_interrupted = Pool(jobs, lambda slot: _environment(slot, jobs), told).run(commands)
     show(folder)
     if is_interrupted:
         print("interrupted; the same command goes on", file=sys.stderr)
         return Interrupted.exit_code
-    return 1 if locked or any(codes.values()) else 0
+    return 1 if told.locked or any(codes.values()) else 0
+
+
+class _Told:
+    """A line for each run that begins or ends: which of how many it is, how long it took, what is left."""
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        jobs: int,
+        *,
+        has_times: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """folders: name of a run -> its folder, in the order in which they begin. jobs: at once."""
+        self.locked: list[str] = []
+        """runs that other processes have"""
+        self._folders, self._jobs, self._has_times, self._clock = folders, jobs, has_times, clock
+        self._places = {name: place for place, name in enumerate(folders, start=1)}
+        self._begun: dict[str, float] = {}
+        self._took: list[float] = []
+
+    def __call__(self, name: str, event: str, code: int) -> None:
+        """As `pool.Tell` has it."""
+        why = ""
+        if event == "started":
+            self._begun[name] = self._clock()
+        elif event == "locked":
+            self.locked.append(name)
+            event, why = "left out", ": another process runs it"
+        elif event == "ended":
+            self._took.append(self._clock() - self._begun[name])
+            status = read_status(self._folders[name])
+            event = "done" if code == 0 else str(status.get("state"))
+            why = "" if code == 0 else f": {status.get('reason')}"
+            if event not in ("done", "interrupted", "failed"):  # it had no time to write why
+                event, why = "died", f": exit status {code}; see {self._folders[name] / 'output.txt'}"
+            why += f"  {duration(self._took[-1])}{self._left()}" if self._has_times else ""
+        place = f"{self._places[name]:>{len(str(len(self._places)))}}/{len(self._places)}"
+        print(f"{event:11}  {place}  {name}{why}", flush=True)
+
+    def _left(self) -> str:
+        """How long the others will take, if they are like those before."""
+        others = len(self._places) - len(self._took) - len(self.locked)
+        return f"  left {duration(sum(self._took) / len(self._took) * others / self._jobs)}" if others else ""
 
 
 def _words(point: Point, ranks: int) -> list[str]:
@@ -142,13 +180,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=formatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="make the runs that are missing")
-    run.add_argument(
-        "--config", type=Path, nargs="+", required=True, metavar="FILE|FOLDER", help="each file is a run; or names"
-    )
+    add_config_options(run, "each file is a run, of a folder every file; or names", metavar="FILE|FOLDER")
     run.add_argument("--over", type=Path, nargs="+", default=[], metavar="FILE", help="configs laid over each of them")
     run.add_argument("--grid", action="append", default=[], metavar="KEY=A,B", help="values of a key; several multiply")
     run.add_argument("--seeds", type=int, nargs="+", metavar="SEED")
-    run.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override, in all runs")
     run.add_argument("--dir", type=Path, required=True, help="folder of the sweep, with a folder for every run")
     run.add_argument("--executor", choices=("local", "slurm"), default="local")
     run.add_argument("--jobs", type=int, metavar="N", help="runs at once; default: 1 here, 256 on a cluster")

@@ -15,9 +15,12 @@ from prepared_files import seal
 from ranks import expect_exit, run_ranks, start_ranks
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from fedtorch.config.load import load
 from fedtorch.config.masking import mask_assignment
+from fedtorch.core.client import ClientStore
 from fedtorch.lifecycle import session
 from fedtorch.main import main
+from fedtorch.rounds.context import RoundContext
 
 TINY = """
 run: {name: tiny, dir: DIR}
@@ -73,6 +76,26 @@ def test_a_run_leaves_everything_that_the_design_names(config: Path, capsys: pyt
     again = json.loads((config.parent / "again" / "results.json").read_text())
     assert again["digest"] == results(config)["digest"]
     assert "of 6" in capsys.readouterr().out  # never a score without the number of examples
+
+
+def test_what_memory_need_not_hold_is_gone_at_the_end(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, seen = config.parent / "run" / "spill", []
+    remove = RoundContext.remove_spill
+
+    def looked(context: RoundContext) -> None:
+        seen.append(sorted(path.name for path in folder.rglob("*.safetensors")))
+        remove(context)
+
+    monkeypatch.setattr(RoundContext, "remove_spill", looked)
+    monkeypatch.setattr("fedtorch.rounds.context.ClientStore", lambda folder, memory: ClientStore(folder, 0))
+    own = "eval.best=per_client"
+    assert run(config, own) == 0
+    assert len(seen) == 1 and len(seen[0]) == 3, "every client's state was there"
+    assert not folder.exists()
+    digest = results(config)["digest"]
+    monkeypatch.setattr("fedtorch.rounds.context.ClientStore", ClientStore)
+    assert run(config, own, options=("--resume", "never")) == 0 and not folder.exists()
+    assert results(config)["digest"] == digest
 
 
 def test_the_saved_model_loads_with_transformers_and_answers_alike(config: Path) -> None:
@@ -137,8 +160,26 @@ def test_dry_run_shows_placement_traffic_and_memory_and_writes_nothing(
 ) -> None:
     assert run(config, options=("--dry-run", "--ranks", "3")) == 0
     out = capsys.readouterr().out
-    assert "placement: 3 clients on 2 workers" in out and "MiB down" in out and "memory per rank" in out
+    assert out.startswith("placement: 3 clients on 2 workers") and "MiB down" in out and "memory per rank" in out
+    assert len(out.splitlines()) == 9 and out.endswith("every key with its value: --dry-run=config\n")
     assert not (config.parent / "run").exists()
+
+
+def test_a_dry_run_with_the_config_is_a_config_that_begins_with_the_same_lines(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, "rounds=7", options=("--dry-run=config", "--ranks", "3")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# placement: 3 clients on 2 workers")
+    (config.parent / "again.yaml").write_text(out)
+    again = load(config.parent / "again.yaml")
+    assert again == load(config, ["rounds=7"]) and again.rounds == 7
+
+
+def test_ranks_without_clients_are_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, options=("--dry-run", "--ranks", "507")) == 0
+    out = capsys.readouterr().out
+    assert "\n  rank 4-506   0.0%  (idle)\n" in out and len(out.splitlines()) == 11
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,10 @@ def imported_modules(name: str) -> set[str]:
 
 
 def room(module: str) -> str:
-    """The room of a dotted name; empty for the package itself."""
-    return "launchers" if module.startswith("launchers") else module.partition(".")[2].partition(".")[0]
+    """The room of a dotted name; empty for the package itself and what `python -m` of it runs."""
+    if module.startswith("launchers"):
+        return "launchers"
+    return module.partition(".")[2].partition(".")[0].removeprefix("__main__")
 
 
 def circles(edges: dict[str, set[str]]) -> Iterator[list[str]]:

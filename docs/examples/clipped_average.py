@@ -1,6 +1,6 @@
 """A user's algorithm in one file: FedAvg with every update scaled down to a largest norm.
 
-Named in YAML as `algorithm: {name: "clipped_average:ClippedAverage", max_norm: 0.5}`, with this file's folder as the
+Named in YAML as `algorithm: {name: "clipped_average:ClippedAverage", max_norm: 0.05}`, with this file's folder as the
 working directory or on PYTHONPATH.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.robust.base import kept_counts, rule_of
 from fedtorch.algorithms.weighting import alone, normalised
+from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.overrides import overrides
 from fedtorch.core.server import ServerState
@@ -38,7 +39,7 @@ class FedAvg(Algorithm):
     """what a client's weight in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """how ΔL_i is measured"""
-    robust: str | dict[str, Any] | None = None
+    robust: Annotated[str | dict[str, Any], Named()] | None = None
     """a rule in place of the weighted sum, for clients that may send anything: clip, centred_clipping, median,
     trimmed_mean, geometric_median, krum, multi_krum, or `module:Class`; as a mapping its `name` and fields"""
 

@@ -1,4 +1,4 @@
-"""`fedtorch COMMAND ...`, or `python -m fedtorch.cli COMMAND ...`.
+"""`fedtorch COMMAND ...`, or `python -m fedtorch COMMAND ...`.
 
 A command is the `main` of a module, which is imported only once its name is known: help and version need no torch.
 """
@@ -25,6 +25,8 @@ class Command:
     """has `main(arguments, prog=...)`, which returns the exit code"""
     about: str
     """for the help, one line"""
+    words: tuple[str, ...] = ()
+    """last words of its name that `main` reads itself"""
 
 
 COMMANDS = {
@@ -35,7 +37,7 @@ COMMANDS = {
     "serve": Command("launchers.serve", "be the server of silos on machines of their own"),
     "join": Command("launchers.join", "be a silo of such a server, with the data of this machine"),
     "init": Command("fedtorch.setup.init", "look at a data file and write a config for it"),
-    "data": Command("fedtorch.data.prepare", "prepare data sets"),
+    "data prepare": Command("fedtorch.data.prepare", "prepare a published data set", ("prepare",)),
     "data prepare own": Command("fedtorch.setup.data_prepare", "prepare data of your own before any run"),
     "data check": Command("fedtorch.setup.data_check", "sizes, labels, lengths and leaks of data of your own"),
     "data partition": Command("fedtorch.setup.data_partition", "write which client has which rows of them"),
@@ -48,6 +50,10 @@ COMMANDS = {
 }
 
 
+GROUPS = {"data": "prepare, check and deal data, before any run"}
+"""Commands that are the first word of others -> what these have in common."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code, 2 for one that does not exist."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -58,15 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for size in (2, 3):
         if " ".join(words[:size]) in COMMANDS:
             name, rest = " ".join(words[:size]), words[size:]
+    if name in GROUPS and rest and not rest[0].startswith("-"):
+        name = f"{name} {rest[0]}"  # which there is not
+    if name in GROUPS and (not rest or rest[0] in ("-h", "--help")):
+        print(_help(f"{name} "))
+        return 0
     if name == "--version":
         print(f"fedtorch {VERSION}")
         return 0
-    if name == "run" and "--dry-run" not in rest and any(word.split("=")[0] == "--ranks" for word in rest):
+    is_dry = any(word.split("=")[0] == "--dry-run" for word in rest)
+    if name == "run" and not is_dry and any(word.split("=")[0] == "--ranks" for word in rest):
         name = "local"  # what has ranks is started by a launcher
     if name not in COMMANDS:
         print(f"fedtorch: {_unknown(name)}", file=sys.stderr)
         return ConfigError.exit_code
-    code: int = import_module(module_of(COMMANDS[name])).main(rest, prog=f"fedtorch {name}")
+    command = COMMANDS[name]
+    prog = " ".join(["fedtorch", *name.split()[: len(name.split()) - len(command.words)]])
+    code: int = import_module(module_of(command)).main([*command.words, *rest], prog=prog)
     return code
 
 
@@ -85,19 +99,13 @@ def _has_launchers() -> bool:
     return spec is not None and spec.origin is not None and Path(spec.origin).parents[1] in (PACKAGE, PACKAGE.parent)
 
 
-def _help() -> str:
-    lines = [f"  {name:18}{command.about}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: fedtorch [--help] [--version] COMMAND ...",
-            "",
-            ABOUT,
-            "",
-            *lines,
-            "",
-            "`fedtorch COMMAND --help` has a command's own options.",
-        ]
-    )
+def _help(group: str = "") -> str:
+    """All commands; of a group, its first word and a blank, those that begin so."""
+    shown = {name: command for name, command in COMMANDS.items() if f"{name} ".startswith(group)}
+    lines = [f"  {name:18}{command.about}" for name, command in shown.items()]
+    usage = f"usage: fedtorch {group}COMMAND ..." if group else "usage: fedtorch [--help] [--version] COMMAND ..."
+    about = GROUPS[group.rstrip()] if group else ABOUT
+    return "\n".join([usage, "", about, "", *lines, "", "`fedtorch COMMAND --help` has a command's own options."])
 
 
 def _unknown(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedtorch.config.poisson import with_rate
+from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count, Positive, Whole
 
@@ -18,7 +19,7 @@ class ClientsConfig:
 
     per_round: Literal["all"] | Count = "all"
     """Clients drawn for each round."""
-    sampling: str | dict[str, Any] = "uniform"
+    sampling: Annotated[str | dict[str, Any], Named("uniform")] = "uniform"
     """uniform: without replacement; size_proportional: with replacement, by training size (FedProx);
     numpy_round_seed: legacy numpy generator seeded with the round (FedML); poisson: each client by itself with
     probability `rate`, so that a round can have any number of them; `module:Class`: a `fedtorch.Sampler` of your

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtorch.config.choices import SET, without_replaced
 from fedtorch.config.find import find
 from fedtorch.config.given import plain_data
 from fedtorch.config.registry import NAMED, named_class
-from fedtorch.config.samplers import without_other_sampler
 from fedtorch.config.validate import at, check_text, field_names
 from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value
 from fedtorch.core.errors import ConfigError
@@ -71,9 +71,10 @@ def _text_of(path: Path, kind: str) -> str:
 def read_override(override: str) -> Tree:
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
-    source = f"--set {override.encode(errors='backslashreplace').decode()}"  # as messages and logs can take it
+    source = f"{SET}{override.encode(errors='backslashreplace').decode()}"  # as messages and logs can take it
     if not equals or not all(keys):
-        raise ConfigError(f"`{source}` should have the form `--set section.key=value`")
+        advice = "" if equals else "; the name of a config stands before --set"
+        raise ConfigError(f"`{source}` should have the form `--set section.key=value`{advice}")
     if keys[0] == "base":
         raise ConfigError(f"`{source}`: base can only be given in a file")
     value = read_value(text, f"`{source}`")
@@ -84,6 +85,7 @@ def read_override(override: str) -> Tree:
 
 
 def overlay(lower: Tree, upper: Tree) -> Tree:
+    """`upper` over `lower`: mappings key by key; what belonged to a choice that `upper` makes otherwise is gone."""
     data = dict(lower.data)
     for section, (_, _, default) in NAMED.items():
         old, new = data.get(section), upper.data.get(section)
@@ -91,4 +93,4 @@ def overlay(lower: Tree, upper: Tree) -> Tree:
             if new["name"] != old.get("name", default):
                 known = field_names(named_class(section, new["name"], at(upper, (section, "name"))))
                 data[section] = {key: value for key, value in old.items() if key in known}
-    return Tree(merge(without_other_sampler(data, upper.data), upper.data), {**lower.marks, **upper.marks})
+    return Tree(merge(without_replaced(Tree(data, lower.marks), upper), upper.data), {**lower.marks, **upper.marks})

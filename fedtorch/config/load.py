@@ -3,7 +3,8 @@
 Layers, each over the one before: the files under `base` (later ones over earlier ones), the file itself, every
 `--set`. Mappings merge key by key; lists and null replace; null clears a mapping of names. `task` and
 `algorithm` are validated against the dataclass their `name` stands for; where a layer changes that name, fields of
-lower layers that the new class lacks are dropped.
+lower layers that the new class lacks are dropped. Where a layer chooses another one of several keys (`core/choices.py`:
+the rule of `task.data.clients`, `path` or `random` of `task.model`), what belonged to the former choice is dropped.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedtorch.config.validate import nearest
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.own_frames import own_place
 from fedtorch.core.renamed import moved
 
 NAMED = {"task": ("fedtorch.tasks", "TASKS", "text2sql"), "algorithm": ("fedtorch.algorithms", "ALGORITHMS", "fedavg")}
@@ -69,7 +70,8 @@ def _imported(key: str, name: str, target: str, at: str) -> Any:
         raise
     except Exception as error:  # whatever the module does on import is the user's to see
         raise ConfigError(
-            f"{key} is `{name}`{at} but importing `{target}` failed: {type(error).__name__}: {error}{moved(error)}"
+            f"{key} is `{name}`{at} but importing `{target}` failed: {type(error).__name__}: {error}{own_place(error)}"
+            f"{moved(error)}"
         ) from error
 
 

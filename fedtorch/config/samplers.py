@@ -47,17 +47,6 @@ def resolved(clients: ClientsConfig, tree: Tree) -> tuple[ClientsConfig, list[st
     return replace(clients, sampling={"name": name, **fields} if fields else name), []
 
 
-def without_other_sampler(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    """The layer `lower` as `upper` is to be laid over it: without the fields of a sampler that `upper` replaces."""
-    old, new = lower.get(KEY[0]), upper.get(KEY[0])
-    if not (isinstance(old, dict) and isinstance(new, dict) and isinstance(new.get(KEY[1]), dict)):
-        return lower
-    kept = _mapping(old.get(KEY[1]))
-    if new[KEY[1]].get("name", kept["name"]) != kept["name"]:
-        kept = {}
-    return lower | {KEY[0]: old | {KEY[1]: kept}}
-
-
 def _find(value: str | dict[str, Any], tree: Tree) -> tuple[Sampler | None, list[str]]:
     """The sampler, or None and a line for each thing that is wrong."""
     fields = _mapping(value)

@@ -80,8 +80,8 @@ def _cleared(kind: Any, value: Any) -> Any:
         return None if type(None) in options or not any(map(_is_mapping, options)) else {}
     if not isinstance(value, dict):
         return value
-    if sections := _dataclasses_in(kind):
-        hints = [_hints(section) for section in sections]
+    if sections := dataclasses_in(kind):
+        hints = [hints_of(section) for section in sections]
         return {key: _cleared(next((h[key] for h in hints if key in h), None), item) for key, item in value.items()}
     if args := next((typing.get_args(option) for option in options if _is_mapping(option)), ()):
         nullable = any(option in (type(None), Any) for option in _options(args[1]))
@@ -90,7 +90,8 @@ def _cleared(kind: Any, value: Any) -> Any:
 
 
 @lru_cache
-def _hints(cls: Any) -> dict[str, Any]:
+def hints_of(cls: Any) -> dict[str, Any]:
+    """Field -> annotation of a dataclass; none where one of them names what does not exist."""
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except NameError:  # reported where the adapter is made
@@ -138,7 +139,7 @@ def _explain(cls: Any, prefix: Key, key: Key, errors: list[Any], tree: Tree) -> 
 
 
 def unknown(cls: Any, key: Key, tree: Tree, prefix: Key = ()) -> str:
-    known = [name for section in _dataclasses_in(_type_at(cls, key[:-1])) for name in field_names(section)]
+    known = [name for section in dataclasses_in(_type_at(cls, key[:-1])) for name in field_names(section)]
     where = (*prefix, *key)
     return f"unknown key `{'.'.join(map(str, where))}`{at(tree, where)}; {nearest(str(key[-1]), known)}"
 
@@ -183,7 +184,7 @@ def _expected(kind: Any) -> str:
 def _type_at(kind: Any, key: Key) -> Any:
     """The annotation of the field at `key` below `kind`; None where that cannot be told."""
     for part in key:
-        sections = _dataclasses_in(kind)
+        sections = dataclasses_in(kind)
         if sections:
             hints = [typing.get_type_hints(section, include_extras=True) for section in sections]
             kind = next((hint[str(part)] for hint in hints if str(part) in hint), None)
@@ -196,10 +197,10 @@ def _type_at(kind: Any, key: Key) -> Any:
     return kind
 
 
-def _dataclasses_in(kind: Any) -> list[Any]:
+def dataclasses_in(kind: Any) -> list[Any]:
     """`kind` itself, or the dataclasses in a union or annotation."""
     if typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType):
-        return [found for option in typing.get_args(kind) for found in _dataclasses_in(option)]
+        return [found for option in typing.get_args(kind) for found in dataclasses_in(option)]
     return [kind] if isinstance(kind, type) and dataclasses.is_dataclass(kind) else []
 
 

@@ -22,7 +22,7 @@ from fedtorch.core.regular_file import check_regular, shown_path
 from fedtorch.data.paths import SAFE_NAME, check_client_names
 
 FORMAT = 1
-PREPARE = "run `python -m fedtorch.data prepare NAME --raw DIR --out DIR`"
+PREPARE = "run `fedtorch data prepare NAME --raw DIR --out DIR`"
 
 Number = Annotated[int, Field(ge=0, le=10**9)]
 """Of rows or of what a row has."""

@@ -23,7 +23,7 @@ from fedtorch.data.manifest import check_split, split_facts
 from fedtorch.data.prepare_wikisql import POOL
 from fedtorch.data.wikisql import check_prepared
 
-_ADVICE = "run `python -m fedtorch.data prepare wikisql --raw DIR --out DIR`"
+_ADVICE = "run `fedtorch data prepare wikisql --raw DIR --out DIR`"
 CLIENT, PART = "client", "part"
 
 

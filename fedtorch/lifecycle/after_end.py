@@ -39,6 +39,7 @@ def catch_up(runs: Sequence[BuiltRun], comm: Communicator, stop: StopFlag) -> No
         writes = built.config.run.export == "all" and has_own_models(components)
         if writes:
             runner.export(folder)
+        runner.context.remove_spill()
         if not comm.is_server:
             models = f"; its models, of the states that it saved last, are in {folder}" if writes else ""
             log.warning("the run ended after %d rounds while this rank was away%s", start or 0, models)

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
+from fedtorch.core.own_frames import own_frames
 from fedtorch.lifecycle.streams import print_error
 
 log = logging.getLogger("fedtorch")
@@ -56,16 +57,24 @@ _SHOWN: list[Any] = []  # what showed warnings before
 
 
 def print_frames(error: BaseException) -> None:
-    """A traceback on stderr without the texts of errors; source lines are shown."""
+    """A traceback on stderr without the texts of errors; source lines are shown.
+
+    Where code of the user's own is in it, its frames alone: the rank's log file has all of them.
+    """
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and following not in chain:
         chain.append(following)
         following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
-    lines = []
+    own, lines = {id(each): own_frames(each) for each in chain}, []
+    is_own = any(own.values())
     for each in reversed(chain):
-        lines += ["Traceback (most recent call last):\n", *traceback.format_tb(each.__traceback__)]
+        frames = own[id(each)] if is_own else traceback.extract_tb(each.__traceback__)
+        if frames:
+            lines += [f"Traceback (most recent call last{', your code alone' * is_own}):\n", *frames.format()]
         lines.append(f"{type(each).__qualname__} {_LEFT_OUT}\n")
+    if is_own:
+        lines += [f"all frames: {file.baseFilename}" for file in log.handlers if isinstance(file, LogFile)]
     print_error("".join(lines).rstrip())
 
 

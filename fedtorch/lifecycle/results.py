@@ -39,6 +39,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
             "weight": record.get("weight"),
             "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
             **({"shared": True} if name in shared and name in result.scores else {}),
+            **({"best_round": result.client_rounds[name]} if name in result.client_rounds else {}),
         }
     metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})
     means = {}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 from fedtorch.comm.backend import log_if_shared
@@ -46,6 +48,7 @@ from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import device, share_engine
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.setup.private import make_mechanism
+from fedtorch.tracking.console import duration
 from fedtorch.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -201,11 +204,11 @@ class Session:
         config = built.config
         checkpoints, start = begin(built, comm, resume)
         left_out = agree_on_left_out(built, comm, start)
-        tracker = None
+        begun, tracker = time.monotonic(), None
         with telling_refusal(comm):
             mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
             if comm.is_server:
-                tracker = open_run(built, comm.size, start, self.command, checkpoints.aside)
+                tracker = _opened(runs, at, comm, start, self.command, checkpoints.aside)
         components = built.components(
             comm,
             checkpoints,
@@ -222,14 +225,12 @@ class Session:
         try:
             with _shown(runner, start or 0, runs[0].config, self.command):
                 result = runner.run(start)
-            if config.run.export == "all":
-                runner.export(config.folder / MODEL)
-            if tracker is not None:
-                tracker.result(table(built, result, tracker.memory))
+            _write_results(runs, at, runner, result, tracker, time.monotonic() - begun)
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
             raise
         finally:
+            runner.context.remove_spill()
             if tracker is not None:
                 tracker.close()
         if tracker is not None:
@@ -247,6 +248,32 @@ class Session:
 def _shown(runner: Runner, done: int, config: Config, command: str) -> AbstractContextManager[object]:
     """Shows a silo the rounds that it takes part in; other ranks have the server's records."""
     return SiloRounds(runner, done, config, command) if silo() else nullcontext()
+
+
+def _opened(
+    runs: Sequence[BuiltRun], at: int, comm: Communicator, start: int | None, command: str, aside: Path
+) -> Tracker:
+    """The tracker of the run at a place, which has said which of several runs begins. aside: see `open_run`."""
+    tracker = open_run(runs[at], comm.size, start, command, aside)
+    if len(runs) > 1:
+        run, number = runs[at].config.run, runs[at].config.rounds
+        before = f", {start} done" if start else ""
+        tracker.say(f"run {at + 1} of {len(runs)}: {run.name}, {number} round{'s' * (number != 1)}{before}")
+    return tracker
+
+
+def _write_results(
+    runs: Sequence[BuiltRun], at: int, runner: Runner, result: Result, tracker: Tracker | None, seconds: float
+) -> None:
+    """The exported model where it is wanted, the server's results, and of one of several runs how long it took."""
+    built = runs[at]
+    if built.config.run.export == "all":
+        runner.export(built.config.folder / MODEL)
+    if tracker is None:
+        return
+    tracker.result(table(built, result, tracker.memory))
+    if len(runs) > 1 and built.config.tells_times:
+        tracker.say(f"run {at + 1} of {len(runs)}: done in {duration(seconds)}")
 
 
 def _release_bases(runs: Sequence[BuiltRun], rank: int) -> None:

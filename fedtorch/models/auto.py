@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import transformers
@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
+from fedtorch.core.choices import OneOf
 from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.core.shown import shortened
 from fedtorch.models.adapters.lora import add_adapter, kept_path
@@ -39,8 +40,10 @@ log = logging.getLogger(__name__)
 class AnyModel:
     """What `task.model` says: `{path: FOLDER_OR_NAME}`, or `{random: gpt2, n_layer: 4, ...}`."""
 
+    one_of: ClassVar[OneOf] = OneOf((PATH, RANDOM), kept=(ALLOW_CODE, ADAPTER))
+
     path: str | None = None
-    """a folder written by `save_pretrained`, a name in the local hub cache, `package:…` or `hub:NAME`"""
+    """a folder written by `save_pretrained`, a name of the hub (`org/name`, `hub:NAME`), or `package:…`"""
     random: str | None = None
     """the `model_type` of a configuration of transformers, such as bert, t5, gpt2, llama"""
     allow_code: bool = False

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import FedtorchError
+from fedtorch.core.own_frames import own_place
 from fedtorch.core.scores import COUNT, LOSS
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.rounds.best_model import BestModel
@@ -116,7 +117,7 @@ class ClientScorer:
         except Exception as error:  # a name only; the text may quote the client's data
             if not self._is_alone:
                 raise
-            kind, done = type(error).__name__, self.context.round
+            kind, done = f"{type(error).__name__}{own_place(error)}", self.context.round
             log.warning("client %s could not be evaluated after round %d: %s; training goes on", name, done, kind)
             log.debug("evaluating client %s", name, exc_info=error)
             return {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -88,6 +89,12 @@ class RoundContext:
     def spill(self) -> Path:
         """The folder for what this rank's memory need not hold."""
         return self.config.folder / "spill" / f"rank{self.comm.rank}"
+
+    def remove_spill(self) -> None:
+        """Take that folder away, once nothing more is read; the checkpoint has what counts. Mapped files live on."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        with suppress(OSError):  # another rank's is there, or none ever was
+            self.spill.parent.rmdir()
 
     @property
     def round(self) -> int:

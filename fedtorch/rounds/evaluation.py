@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fedtorch.core.client import ClientState
 from fedtorch.core.scores import LOSS
-from fedtorch.core.state_keys import NOT_EVALUATED
+from fedtorch.core.state_keys import BEST_ROUND, NOT_EVALUATED
 from fedtorch.rounds.best_model import BestModel, standing
 from fedtorch.rounds.client_scores import ClientScorer, Each
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.scoring import averages, chooses_by
 from fedtorch.tasks.base import Scores
+
+NO_ROUNDS: Mapping[str, int] = {}
 
 
 class Evaluation:
@@ -37,6 +39,8 @@ class Evaluation:
         self.each: dict[str, Each] = {}
         """after `at_the_end`, on the server, the scores of single examples if `eval.per_example` asks for them:
         client -> metric -> one value per example in the split's order (NaN: the example does not count)"""
+        self.rounds: dict[str, int] = {}
+        """after `at_the_end`, on the server, client -> the round that it has chosen for itself, as rounds done"""
 
     def begin(self) -> None:
         """Evaluate this rank's clients on `eval.split`; what they are evaluated with stays as it is until `finish`."""
@@ -76,7 +80,8 @@ class Evaluation:
             context.members.barrier("scores")
             if context.config.eval.per_example:
                 self.each = self._gather_each(self.scorer.each)
-            return self._gather({name: {**pairs, **received.get(name, {})} for name, pairs in own.items()})
+            whole = {name: {**pairs, **received.get(name, {})} for name, pairs in own.items()}
+            return self._gather(whole, self._own_rounds(own))
 
     def take_best(self) -> None:
         """The server's weights become the best ones, if there are such, on all ranks."""
@@ -89,15 +94,28 @@ class Evaluation:
         context.is_fresh = context.only_stepped = False
         context.broadcast()
 
-    def _gather(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
+    def _own_rounds(self, names: Iterable[str]) -> dict[str, int]:
+        """The best round of each of this rank's clients, where clients choose for themselves."""
+        if not self.by_client:
+            return {}
+        found = {name: BestModel(self.context.store.get(name)).round for name in names}
+        return {name: round for name, round in found.items() if round is not None}
+
+    def _gather(self, own: Mapping[str, Scores], rounds: Mapping[str, int] = NO_ROUNDS) -> dict[str, Scores]:
+        """All clients' scores on the server; rounds: of this rank's clients, which it keeps in `self.rounds`."""
         context = self.context
         messages = [
             context.message(
-                "score", name, lists={metric: (total, float(count)) for metric, (total, count) in pairs.items()}
+                "score",
+                name,
+                numbers={BEST_ROUND: rounds[name]} if name in rounds else {},
+                lists={metric: (total, float(count)) for metric, (total, count) in pairs.items()},
             )
             for name, pairs in (own.items() if context.role.leads else ())
         ]
         gathered = context.members.retry_on_loss("scores", lambda: context.comm.gather(messages, round=context.round))
+        told = {context.name(message): message.numbers for message in gathered}
+        self.rounds = {name: int(numbers[BEST_ROUND]) for name, numbers in told.items() if BEST_ROUND in numbers}
         return {
             context.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}
             for message in gathered

@@ -18,6 +18,7 @@ from fedtorch.comm.worker import Verdict
 from fedtorch.core.client import Client
 from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
 from fedtorch.core.norms import norm_and_max
+from fedtorch.core.own_frames import own_place
 from fedtorch.core.sampling import draws_of
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import Report
@@ -154,6 +155,7 @@ class ClientTrainer:
         """The status of a client whose training raised `error`, which is logged."""
         kind = re.sub(r"\W", "_", type(error).__name__, flags=re.ASCII)[:50]  # a status is one short word
         shown = f"{kind}: {error}" if isinstance(error, UpdateError) else kind
+        shown += "" if self.context.mechanism.hides_clients else own_place(error)
         name, round = self.context.mechanism.shown(client.name), self.context.round + 1
         level = logging.INFO if isinstance(error, Late) else logging.WARNING
         log.log(level, "client %s failed in round %d: %s", name, round, shown)

@@ -28,6 +28,8 @@ class Result:
     """sha256 over the final global weights and every client's state, equal exactly when all bits are"""
     best_round: int | None = None
     """rounds done when the best model was evaluated, where there is one for all"""
+    client_rounds: Mapping[str, int] = field(default_factory=dict)
+    """the same per client, where each has chosen for itself"""
     lost: dict[str, int] = field(default_factory=dict)
     """clients of workers that were lost -> rounds that had been drawn with them"""
     privacy: dict[str, Any] = field(default_factory=dict)

@@ -253,7 +253,7 @@ class Runner:
         result.privacy = context.mechanism.summary() if context.comm.is_server else {}
         result.scores = self.evaluation.at_the_end()
         result.each = self.evaluation.each if context.comm.is_server else {}
-        result.best_round = self.evaluation.best.round
+        result.best_round, result.client_rounds = self.evaluation.best.round, self.evaluation.rounds
         self._track_scores(result.scores, final=True)
         if (tracker := self.components.tracker) is not None:
             if result.each:
@@ -289,6 +289,7 @@ class Runner:
             pooled = pooled_scores(task, scores, split)
             round = self.context.round - 1
             scored = self.evaluation.best.round if final else None
+            own = self.evaluation.rounds if final else {}
             self.components.tracker.evaluation(
                 round,
                 split,
@@ -297,5 +298,6 @@ class Runner:
                 pooled=pooled,
                 late=late,
                 weights_of=scored,
+                own_rounds=own,
                 shared=task.sharing(split),
             )

@@ -20,6 +20,7 @@ import torch
 
 from fedtorch.comm.probe import own_bytes
 from fedtorch.config import load as yaml_config
+from fedtorch.config.options import add_config_options, parse
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.files import replace_file
 from fedtorch.core.heap import keep_freed
@@ -197,7 +198,7 @@ def write(path: Path, measured: Measured) -> None:
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.bench") -> int:
     """Measure and write; returns the exit code (0, 2 config, 3 data, 8 the file cannot be written)."""
-    args = _parser(prog).parse_args(arguments)
+    args = parse(_parser(prog), arguments)
     log_to_terminal(logging.WARNING)
     path = args.out or default_path()
     try:
@@ -223,8 +224,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         description="Measures what sums, sending, meetings and a training step of the config's model cost on this "
         "machine, for `fedtorch run --dry-run --nodes`. Let nothing else run meanwhile.",
     )
-    parser.add_argument("--config", type=Path, nargs="+", metavar="FILE", help="as of `fedtorch run`")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config_options(parser, "as of `fedtorch run`")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where the constants go ({default_path()})")
     return parser
 

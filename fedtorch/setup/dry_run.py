@@ -1,6 +1,9 @@
-"""What a run would do, without training: resolved config, placement, bytes per round, memory per rank."""
+"""What a run would do, without training: placement, bytes per round, memory per rank; and its resolved config."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
 
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config import load as yaml_config
@@ -20,23 +23,38 @@ def describe(built: BuiltRun, *, num_ranks: int, cluster: Cluster | None = None)
     Raises:
         ConfigError: see `scale.describe_scale`.
     """
-    blocks = [yaml_config.to_yaml(built.config).rstrip(), _placement(built), _traffic(built, num_ranks), _memory(built)]
+    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built)]
     if cluster is not None:
         blocks.append(describe_scale(built, cluster))
     return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
+
+
+def with_config(text: str, built: BuiltRun) -> str:
+    """That text as comments above the resolved config, every key with its value: together a config file."""
+    comments = "\n".join(f"# {line}".rstrip() for line in text.splitlines())
+    return f"{comments}\n\n{yaml_config.to_yaml(built.config)}"
 
 
 def _placement(built: BuiltRun) -> str:
     shares = costs(built.config, built.training, built.clients)
     total = sum(shares.values())
     lines = [f"placement: {len(built.clients)} clients on {len(built.topology.workers)} workers (share of the work)"]
-    for row in built.topology.describe(shares, built.placement.homes):
-        shown = ", ".join(row.clients[:_MOST_SHOWN])
-        if len(row.clients) > _MOST_SHOWN:
-            shown += f" and {len(row.clients) - _MOST_SHOWN} more"
-        ranks = str(row.ranks[0]) if len(row.ranks) == 1 else f"{row.ranks[0]}-{row.ranks[-1]}"
-        lines.append(f"  rank {ranks:<3} {row.cost / total:6.1%}  {shown or '(idle)'}")
+    rows = built.topology.describe(shares, built.placement.homes)
+    for is_idle, alike in groupby(rows, lambda row: not row.clients):
+        if is_idle:  # there may be hundreds
+            idle = [rank for row in alike for rank in row.ranks]
+            lines.append(f"  {_ranks(idle):<8} {0:6.1%}  (idle)")
+            continue
+        for row in alike:
+            shown = ", ".join(row.clients[:_MOST_SHOWN])
+            if len(row.clients) > _MOST_SHOWN:
+                shown += f" and {len(row.clients) - _MOST_SHOWN} more"
+            lines.append(f"  {_ranks(row.ranks):<8} {row.cost / total:6.1%}  {shown}")
     return "\n".join(lines)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"rank {ranks[0]}-{ranks[-1]}"
 
 
 def _traffic(built: BuiltRun, num_ranks: int) -> str:

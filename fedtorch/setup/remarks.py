@@ -8,6 +8,8 @@ from itertools import islice
 
 from fedtorch.rounds.placement import Placement
 from fedtorch.setup.plan import Plan
+from fedtorch.tasks.own import OwnTask
+from fedtorch.tasks.own_overview import remarks as of_own_rows
 from fedtorch.train.engine import Engine
 
 # With more clients than this, a rank does not read all its clients' files before the first round.
@@ -32,8 +34,12 @@ def about_data(plan: Plan, placement: Placement, rank: int) -> Iterator[str]:
     here = {worker for worker, ranks in enumerate(plan.topology.workers) if rank in ranks}
     found = (name for name, worker in placement.evaluators.items() if worker in here) if here else iter(())
     mine = [*islice(found, CHECKED_CLIENTS + 1)]  # there may be a million
-    for name in mine if len(mine) <= CHECKED_CLIENTS else ():
-        if remark := plan.task.check(name):
+    if len(mine) > CHECKED_CLIENTS:
+        return
+    if isinstance(plan.task, OwnTask):
+        yield from of_own_rows(plan.task, mine)
+    for name in mine:
+        if not isinstance(plan.task, OwnTask) and (remark := plan.task.check(name)):
             yield f"{name}: {remark}"
         yield from _about_lengths(plan, name)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -50,7 +50,7 @@ class OwnTask(Scored):
 
     data: OwnData  # type: ignore[assignment]  # a folder in tasks whose data are prepared by a command
     """where the rows are, what their columns mean and whose they are"""
-    model: Mapping[str, Any]
+    model: Annotated[Mapping[str, Any], AnyModel.one_of]
     """`{path: FOLDER_OR_NAME}`, or `{random: KIND, ...}` with fields of its configuration"""
     tokenizer: str | None = None
     """folder or name of the tokenizer; null: the model's, of a random model one trained on the training texts"""

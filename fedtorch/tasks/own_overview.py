@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,9 @@ __all__ = ["Overview", "draw", "overview", "some_rows", "write_partition_of"]
 
 ROWS_ON_ALL_CORES = 50_000
 """From so many rows on further processes are worth their start."""
+
+READ_AGAIN = 20
+"""So many rows of a client's split that may be cut are read once more before a run, to know whether they are."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,13 @@ def overview(task: OwnTask, say: Callable[[int, int], None] = lambda done, of: N
     Raises:
         ConfigError, DataError: the rows cannot be prepared at all.
     """
-    entries, shared = task.prepared["clients"], {split: owners for split in SPLITS if (owners := task.sharing(split))}
-    found = Overview(task.kind, {}, shared, task.prepared.get("record", {}).get("left_out", 0))
+    entries = task.prepared["clients"]
+    found = Overview(task.kind, {}, _shared(task), task.prepared.get("record", {}).get("left_out", 0))
     digests: dict[tuple[str, str], list[bytes]] = {}
     task.vocabulary  # noqa: B018  # read once, for all processes
     rows = sum(split["examples"] for entry in entries.values() for split in entry["splits"].values())
-    each = on_all_cores(partial(_look, task), list(entries), is_worth_it=rows >= ROWS_ON_ALL_CORES)
+    look = partial(_look, task, list(entries))
+    each = on_all_cores(look, list(entries), is_worth_it=rows >= ROWS_ON_ALL_CORES)
     for client, looked in zip(entries, each, strict=True):
         found.clients[client] = looked.facts
         digests |= {(client, split): rows for split, rows in looked.digests.items()}
@@ -60,6 +65,24 @@ def overview(task: OwnTask, say: Callable[[int, int], None] = lambda done, of: N
     set_divergences(found)
     split_digests(digests, found, task.folder)
     return found
+
+
+def remarks(task: OwnTask, clients: Sequence[str]) -> list[str]:
+    """What may spoil a run, of these clients alone: rows that are cut, labels and rows that a split lacks.
+
+    As `overview` looks, but for rows that stand twice, of which the preparation has warned, and in one pass: of many
+    rows that fill `task.max_length` those beyond `READ_AGAIN` in a split count as cut, though one may just fit.
+
+    Raises:
+        DataError: training would refuse a client's rows.
+    """
+    found = Overview(task.kind, {}, _shared(task))
+    for client in clients:
+        looked = _look(task, clients, client, is_whole=False)
+        if looked.problems:
+            raise DataError(looked.problems[0])
+        found.clients[client] = looked.facts
+    return found.remarks()
 
 
 def some_rows(task: OwnTask, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -98,48 +121,60 @@ def row_ids_of(task: OwnTask, scratch: Path | None = None) -> dict[str, list[str
     return {client: [ids[row] for row in rows.tolist()] for client, rows in parts.items()}
 
 
-def _look(task: OwnTask, client: str) -> Looked:
+def _shared(task: OwnTask) -> dict[str, Any]:
+    return {split: owners for split in SPLITS if (owners := task.sharing(split))}
+
+
+def _look(task: OwnTask, among: Sequence[str], client: str, *, is_whole: bool = True) -> Looked:
+    """among: of these the first one with shared rows counts them. is_whole: False for what `remarks` needs."""
     entries, form = task.prepared["clients"], task.form()
     looked = Looked(ClientRows(), {}, [])
     for split in entries[client]["splits"]:
         rows, where = task.rows(client, split), f"{split} of client {client}"
         looked.facts.rows[split] = len(rows)
         owners = task.sharing(split)
-        if client in owners and client != next(name for name in entries if name in owners):
+        if client in owners and client != next(name for name in among if name in owners):
             continue
-        looked.digests[split] = [content_digest(form.texts(row)) for row in rows]
-        _add(looked, task, split, rows, where)
+        if is_whole:
+            looked.digests[split] = [content_digest(form.texts(row)) for row in rows]
+        _add(looked, task, split, rows, where, None if is_whole else READ_AGAIN)
     return looked
 
 
-def _add(looked: Looked, task: OwnTask, split: str, rows: list[dict[str, Any]], where: str) -> None:
+def _add(looked: Looked, task: OwnTask, split: str, rows: list[dict[str, Any]], where: str, again: int | None) -> None:
     facts, examples = looked.facts, []
     try:
         examples = task.examples(rows, where) if rows else []
         task.refuse(examples, where)
     except DataError as error:
         looked.problems.append(str(error))
-    lengths = _lengths(task, rows, examples)
+    lengths = _lengths(task, rows, examples, again)
     facts.tokens += lengths
     facts.cut += sum(length > task.max_length for length in lengths) if task.cuts else 0
     if split == "train":
         facts.unsupervised += task.unsupervised(examples)
-        for row in rows:
-            label = task.label_of(row)
-            if label is not None:
-                facts.labels.update(map(str, label) if isinstance(label, list) else [str(label)])
+    labels = facts.labels if split == "train" else facts.evaluated.setdefault(split, Counter())
+    for row in rows:
+        label = task.label_of(row)
+        if label is not None:
+            labels.update(map(str, label) if isinstance(label, list) else [str(label)])
 
 
-def _lengths(task: OwnTask, rows: Sequence[Mapping[str, Any]], examples: Sequence[Any]) -> list[int]:
+def _lengths(
+    task: OwnTask, rows: Sequence[Mapping[str, Any]], examples: Sequence[Any], again: int | None = None
+) -> list[int]:
     """Tokens of each row before anything is cut, all its texts together; of long ones without what a template adds.
 
-    examples: of these rows; none, if training refuses one of them.
+    examples: of these rows; none, if training refuses one of them. again: so many of those that may be cut are read
+    once more, the others count as one token too long; None: all.
     """
     if not examples:
         return _lengths_of_texts(task, rows)
     each = task.example_lengths(examples)
     is_whole = [all(size < most for size, most in zip(sizes, task.longest, strict=True)) for sizes in each]
-    uncut = iter(_lengths_of_texts(task, [row for row, whole in zip(rows, is_whole, strict=True) if not whole]))
+    full = [row for row, whole in zip(rows, is_whole, strict=True) if not whole]
+    found = _lengths_of_texts(task, full[:again])
+    uncut = iter([*found, *[task.max_length + 1] * (len(full) - len(found))])
     return [sum(sizes) if whole else next(uncut) for sizes, whole in zip(each, is_whole, strict=True)]
 
 

@@ -21,17 +21,18 @@ _CACHED = (*_NAMING, *_FILES)  # whatever can be loaded has one of them in the h
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors"]  # of a model in the hub; pickles are never loaded
 
 
-def located(name: str | Path, *, key: str = "") -> str:
+def located(name: str | Path, *, key: str = "", is_of_file: bool = False) -> str:
     """The folder that `name` stands for.
 
-    `package:NAME/FOLDER` is in an installed package, `hub:NAME` is downloaded into the hub's local cache unless it is
-    there, and a name such as `t5-base` is a folder or a model in that cache: only `hub:` asks the network. (Asked for
-    every name, a hub that cannot be reached is tried again for 28 to 59 seconds.)
+    `package:NAME/FOLDER` is in an installed package. `hub:NAME`, and a name of the hub's form `org/name`, is downloaded
+    into the hub's local cache unless it is there. A single word such as `t5-base` is a folder or a model in that cache:
+    the network is not asked for it, as it may be a slip of the pen.
 
     A `Path`, an absolute or dotted name, more than one `/`, or a first part that exists on disk is taken for a path.
 
     Args:
         key: the config key that has the name, for messages.
+        is_of_file: the name was read in a file and not written by the user, so nobody is asked for it.
 
     Raises:
         ConfigError: the package is not installed, a folder is missing, or there is no such model.
@@ -52,11 +53,13 @@ def located(name: str | Path, *, key: str = "") -> str:
     if cached:
         return cached
     wanted = (
-        "expected one written by save_pretrained: a downloaded model, or the `tokenizer` folder that `python -m "
-        "fedtorch.data prepare` writes"
+        "expected one written by save_pretrained: a downloaded model, or the `tokenizer` folder that `fedtorch "
+        "data prepare` writes"
     )
     if is_path:
         raise ConfigError(f"{before}{text!r} is not a folder; {wanted}")
+    if "/" in text and not is_of_file:
+        return _from_hub(text, before, "is not a folder here, and ")
     raise ConfigError(
         f"{before}{text!r} is not a folder and not in the local hub cache; {wanted}, or `{HUB}{text}` to download it"
     )
@@ -98,7 +101,7 @@ def load_tokenizer_as(
     except Exception as error:  # whatever the file's parser or the hub client raises; none of it names the remedy
         raise ConfigError(
             f"{before}no tokenizer could be loaded from {name} ({first_line(error)}); give the `tokenizer` folder that "
-            "`python -m fedtorch.data prepare` writes or the folder of a downloaded model"
+            "`fedtorch data prepare` writes or the folder of a downloaded model"
         ) from error
     if problem := problem_of(tokenizer):
         raise ConfigError(
@@ -132,13 +135,14 @@ def _in_cache(name: str) -> str | None:
     return None
 
 
-def _from_hub(name: str, before: str) -> str:
+def _from_hub(name: str, before: str, also: str = "") -> str:
+    """also: what else is known of the name, for the message."""
     try:
         return str(snapshot_download(name, allow_patterns=_WANTED))  # what the cache has where the hub is out of reach
     except Exception as error:  # the hub client's many, and whatever is wrong with the network
         raise ConfigError(
-            f"{before}{name!r} could not be had from the hub ({first_line(error)}); check the name, or download it "
-            "where there is a network and give its folder"
+            f"{before}{name!r} {also}could not be had from the hub ({first_line(error)}); check the name, or download "
+            f"it where there is a network (`hf download {name}`) and give its folder"
         ) from error
 
 

@@ -44,7 +44,7 @@ def read_words(folder: Path) -> Words:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read ({type(error).__name__}); expected one lower-cased word a line, as "
-            f"`python -m fedtorch.data prepare` writes it"
+            f"`fedtorch data prepare` writes it"
         ) from error
     words = lines[:-1] if lines[-1] == "" else lines
     if not words:

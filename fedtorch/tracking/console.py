@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, one line per round elsewhere, a table at the end."""
+"""What a person sees while a run goes on: a line per round, on a terminal a bar below them, a table at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEARTBEAT_S = 30.0  # between two lines about what goes on inside a long round
 
 
 class Console:
-    """Shows the rounds of a run; used by the server only. The bar goes to stderr, lines go to stdout."""
+    """Shows the rounds of a run; used by the server only. Lines go to stdout and stay, the bar goes to stderr."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Console:
         self.progress, self.rounds, self.done, self.clock = progress, rounds, done, clock
         self._started = self._last_round = self._last_shown = clock()
         self._done_before = done
-        self._facts = self._text = ""
+        self._left = ""
         self._bar: tqdm[Any] | None = None
         if progress == "bar":
             self._bar = tqdm(
@@ -61,20 +61,18 @@ class Console:
         text = "  ".join(" ".join(filter(None, pair)) for pair in shown)
         line = f"round {done:>{width}}/{self.rounds}  {text}"
         self._last_round = now
-        self._facts, self._text = text, ""
+        self.say(line)
         if self._bar is not None:
+            self._left = f"left {duration(left)}" if self._has_times else ""
             self._bar.n = done
             self._draw(now)
-        else:
-            self.say(line)
         return line
 
     def working(self, text: str) -> None:
         """Show what is being trained; cheap enough for every step."""
         now = self.clock()
         if self._bar is not None and now - self._last_shown >= REDRAW_S:
-            self._text = text
-            self._draw(now)
+            self._draw(now, text)
         elif self.progress == "lines" and now - self._last_shown >= HEARTBEAT_S:
             width = len(str(self.rounds))
             self.say(
@@ -92,17 +90,16 @@ class Console:
             print(line, flush=True)
 
     def close(self) -> None:
-        """Take the bar away; its last state stays as a line."""
+        """Take the bar away; the lines stay."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-            print(plain(f"round {self.done}/{self.rounds}  {self._facts}"), flush=True)
 
-    def _draw(self, now: float) -> None:
+    def _draw(self, now: float, text: str = "") -> None:
         assert self._bar is not None
         self._last_shown = now
         # what changes most comes first: the terminal cuts off what does not fit
-        self._bar.set_description_str(plain("  ".join(filter(None, (self._text, self._facts)))), refresh=True)
+        self._bar.set_description_str(plain("  ".join(filter(None, (text, self._left)))), refresh=True)
 
 
 class TerminalHandler(logging.Handler):

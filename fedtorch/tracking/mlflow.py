@@ -13,7 +13,7 @@ from typing import Any
 from fedtorch.core.extras import require
 from fedtorch.core.files import replace_file
 from fedtorch.tracking.plugin import RunStart, RunTracker
-from fedtorch.tracking.records import Record
+from fedtorch.tracking.records import Record, round_of
 
 ID_FILE = "mlflow.id"
 """In the run folder: the id of its run in MLflow, for a resume."""
@@ -73,7 +73,7 @@ class MLflow(RunTracker):
         """Collect its numbers."""
         for tag, value in _points(record, self._shows_clients):
             if isinstance(value, int | float):
-                step, at = record["round"], int(1000 * record.get("time", self._begun))
+                step, at = round_of(record), int(1000 * record.get("time", self._begun))
                 self._waiting.append(self._metric(_plain(tag), float(value), at, step))
 
     def flush(self) -> None:

@@ -73,6 +73,12 @@ def read(path: Path) -> Iterator[Record]:
                 yield record
 
 
+def round_of(record: Record) -> int:
+    """Where a record's points stand in a curve: scores of chosen weights at the round that these are of."""
+    found: int = record["weights_of"] if "weights_of" in record else record["round"]
+    return found
+
+
 def kept(path: Path, last_round: int) -> list[Record]:
     """The records that a run keeps which goes on after `last_round`: none that is later, nor those of an end.
 

@@ -39,6 +39,8 @@ class Evaluation:
     """metric -> macro, micro and count as they were recorded; micro of a metric that is no mean is pooled"""
     weights_of: int | None = None
     """the round whose weights were evaluated, where one was chosen for all clients"""
+    own_rounds: Mapping[str, int] = field(default_factory=dict)
+    """client -> the round that it has chosen for itself, whose weights it was evaluated with"""
 
     shared: frozenset[str] = frozenset()
     """clients that have the same rows, which count once in averages"""
@@ -103,19 +105,20 @@ class Run:
     def all_evaluations(self) -> list[Evaluation]:
         """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
-        chosen: dict[tuple[str, str, int], int | None] = {}
+        own: dict[tuple[str, str, int], dict[str, int]] = {}
         shared: dict[tuple[str, str, int], set[str]] = {}
         for record in self.of_kind("eval"):
             key = (record["label"], record["split"], record["round"])
-            chosen[key] = record.get("weights_of")
+            if (of := record.get("weights_of")) is not None:
+                own.setdefault(key, {})[record["client"]] = of
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
             if record.get("shared"):
                 shared.setdefault(key, set()).add(record["client"])
-        means = {(r["label"], r["split"], r["round"]): r["metrics"] for r in self.of_kind("eval_total")}
+        totals = {(r["label"], r["split"], r["round"]): r for r in self.of_kind("eval_total")}
         return [
-            Evaluation(*key, metrics, means.get(key, {}), chosen[key], frozenset(shared.get(key, ())))
+            _evaluation(key, metrics, totals.get(key, {}), own.get(key, {}), frozenset(shared.get(key, ())))
             for key, metrics in found.items()
         ]
 
@@ -137,6 +140,18 @@ class Run:
         names = [name for evaluation in counting for metrics in evaluation.metrics.values() for name in metrics]
         names = [name for name in names if name != LOSS] or names
         return chosen if chosen in names else next(iter(names), None)
+
+
+def _evaluation(
+    key: tuple[str, str, int],
+    metrics: Mapping[str, Mapping[str, Pair]],
+    total: Record,
+    of: Mapping[str, int],
+    shared: frozenset[str],
+) -> Evaluation:
+    """total: the record of all clients; of: client -> the round whose weights it was evaluated with."""
+    chosen = total.get("weights_of")  # one for all
+    return Evaluation(*key, metrics, total.get("metrics", {}), chosen, {} if chosen is not None else of, shared)
 
 
 def read_run(folder: Path) -> Run:
@@ -196,13 +211,28 @@ def _results_beside_a_gap(folder: Path) -> dict[str, Any]:
 def _rebuilt(results: Mapping[str, Any]) -> list[Record]:
     """The records of the end of a run, from what it came to."""
     base = {"round": results["rounds"], "split": results["split"], "label": "final"}
-    are_shared = {client: _shared(found) for client, found in results["clients"].items()}
-    scores = {client: found["scores"] for client, found in results["clients"].items() if found["scores"]}
+    if (chosen := results.get("best_round")) is not None:
+        base["weights_of"] = chosen
+    clients = {client: found for client, found in results["clients"].items() if found["scores"]}
     return [
-        *({"kind": "eval", **base, **are_shared.get(c, {}), "client": c, "metrics": m} for c, m in scores.items()),
+        *(
+            {
+                "kind": "eval",
+                **base,
+                **_own_round(found),
+                **_shared(found),
+                "client": client,
+                "metrics": found["scores"],
+            }
+            for client, found in clients.items()
+        ),
         {"kind": "eval_total", **base, **_shared(results), "metrics": results["averages"]},
         {"kind": "result", **results},
     ]
+
+
+def _own_round(found: Mapping[str, Any]) -> dict[str, int]:
+    return {"weights_of": of} if (of := found.get("best_round")) is not None else {}
 
 
 def _shared(found: Mapping[str, Any]) -> dict[str, bool]:

@@ -33,7 +33,9 @@ def show_results(
     title, (loss_heading, losses) = _title(run, metric), _losses(run, metric)
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     table.add_column("client")
-    for heading in ("examples", loss_heading, "weight"):
+    counting = _counting(run, metric)
+    rounds = {} if counting is None else counting.own_rounds
+    for heading in ("examples", loss_heading, "weight", *(["weights of round"] if rounds else [])):
         table.add_column(heading, justify="right")
     scores = _scores(run, metric)
     columns, steps = ([], []) if scores is None else ([scores], [_steps(run)])
@@ -51,14 +53,15 @@ def show_results(
     for name in names:
         record = run.last.get(name, {})
         cells = [str(record.get("examples", "-")), _number(losses.get(name)), _number(record.get("weight"))]
+        cells += [str(rounds.get(name, "-"))] if rounds else []
         table.add_row(name, *cells, *(_pair(pairs.get(name)) for _, pairs, _ in columns))
     table.add_section()
     averages = [average for _, _, average in columns]
     for kind, examples in (("macro", ""), ("micro", str(sum(r.get("examples", 0) for r in run.last.values())))):
         cells = [f"{average[kind]:.4f} of {average['count']}" for average in averages]
-        table.add_row(kind, examples, "", "", *cells)
+        table.add_row(kind, examples, "", "", *([""] if rounds else []), *cells)
     if len(columns) > 1:
-        table.add_row("steps", "", "", "", *map(str, steps))
+        table.add_row("steps", "", "", "", *([""] if rounds else []), *map(str, steps))
     console.print(table)
     _after(run, _counting(run, metric), console, has_commands=has_commands)
 
@@ -76,7 +79,7 @@ def _after(run: Run, counting: Evaluation | None, console: Console, *, has_comma
         return
     here = shlex.quote(str(run.folder))
     console.print(f"curves:  tensorboard --logdir {here}")
-    console.print(f"report:  python -m fedtorch.report {here}")
+    console.print(f"report:  fedtorch report {here}")
 
 
 def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair], Mapping[str, Any]] | None:

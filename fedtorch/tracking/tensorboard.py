@@ -14,7 +14,7 @@ from fedtorch.core.client import folder_name as plain_name
 from fedtorch.core.shown import markdown_row
 from fedtorch.tracking.event_file import EventFile
 from fedtorch.tracking.plugin import RunStart, RunTracker
-from fedtorch.tracking.records import Record
+from fedtorch.tracking.records import Record, round_of
 
 # Numbers of a client's record that get their own tag; further ones (an algorithm's) become `train/<name>`.
 CLIENT_TAGS = {
@@ -99,7 +99,7 @@ class Hyperparameters:
             for kind in ("macro", "micro"):
                 if isinstance(total[kind], int | float):
                     at = record.get("time", self._clock())
-                    self.file.scalar(f"{where}/{name}/{kind}", total[kind], record["round"], at)
+                    self.file.scalar(f"{where}/{name}/{kind}", total[kind], round_of(record), at)
 
     def close(self, is_done: bool) -> None:
         """Say how it ended."""
@@ -176,7 +176,7 @@ class Curves:
     def _scalars(self, client: str | None, record: Record, points: dict[str, float | None]) -> None:
         for tag, value in points.items():
             if isinstance(value, (int, float)):
-                self._file(client).scalar(tag, value, record["round"], self._time(record))
+                self._file(client).scalar(tag, value, round_of(record), self._time(record))
 
     def _round(self, record: Record) -> None:
         points = {f"round/seconds/{phase}": value for phase, value in record["seconds"].items()}
@@ -212,7 +212,7 @@ class Curves:
         ordered = sorted(values)
         points = {f"{tag}/quantile_{q}": ordered[round(q / 100 * (len(ordered) - 1))] for q in QUANTILES}
         self._scalars(None, record, dict(points))
-        self._file(None).histogram(f"{tag}/histogram", values, record["round"], self._time(record))
+        self._file(None).histogram(f"{tag}/histogram", values, round_of(record), self._time(record))
 
 
 def folder_name(client: str) -> str:

@@ -173,6 +173,7 @@ class Tracker:
         pooled: Mapping[str, float] | None = None,
         late: bool = False,
         weights_of: int | None = None,
+        own_rounds: Mapping[str, int] | None = None,
         shared: Collection[str] = (),
     ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
@@ -182,18 +183,21 @@ class Tracker:
         examples together, which takes the place of their micro average. Called before `round` of the same round, the
         score is part of that round's line; otherwise it gets its own. late: the next round is under way, and a resume
         after round `round` will evaluate again (`eval.overlap`). weights_of: the round (from 1) whose weights were
-        evaluated, where they are not those after `round`; recorded, and shown in the line. shared: clients that have
-        the same rows in this split, which count once; recorded.
+        evaluated, where they are not those after `round`; recorded, and shown in the line. own_rounds: the same by
+        client, of those that have chosen for themselves. shared: clients that have the same rows in this split, which
+        count once; recorded.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
         base = {"round": round + 1, "split": split, "label": label, **({"late": True} if late else {})}
         if weights_of is not None:
             base["weights_of"] = weights_of
+        own_rounds = own_rounds or {}
         for client, metrics in scores.items():
+            chosen = {"weights_of": own_rounds[client]} if client in own_rounds else {}
             pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
             is_shared = {"shared": True} if client in shared else {}
-            self._record({"kind": "eval", **base, **is_shared, "client": client, "metrics": pairs})
+            self._record({"kind": "eval", **base, **chosen, **is_shared, "client": client, "metrics": pairs})
         result = {name: found for name, found in totals(scores, shared).items() if not name.startswith(COUNT)}
         for metric, figure in (pooled or {}).items():
             if metric in result:
@@ -201,20 +205,24 @@ class Tracker:
         are_shared = {"shared": True} if are_shared_by_all(scores, shared) else {}
         self._record({"kind": "eval_total", **base, **are_shared, "metrics": result})
         self._flush()
-        names = [name for name in _shown(self.metric, result) if result[name]["count"]]
-        if names:
-            texts = [f"{name} {result[name]['micro']:.4f} of {result[name]['count']}" for name in names]
-            self._score = (f"{split} {'  '.join(texts)}", round + 1)
-            if round + 1 <= self._shown_round:
-                width = len(str(self._console.rounds)) if self._console is not None else 1
-                texts = [
-                    f"{name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
-                    for name in names
-                    for total in [result[name]]
-                ]
-                scored = "" if weights_of is None else f"  scored: weights of round {weights_of}"
-                self.say(f"round {round + 1:>{width}}  {label} {split} {'  '.join(texts)}{scored}")
+        self._say_scores(round + 1, label, split, result, _scored(weights_of, own_rounds))
         return result
+
+    def _say_scores(self, round: int, label: str, split: str, result: Mapping[str, Any], scored: str) -> None:
+        """Part of the line of a round (from 1) that is yet to come, or a line of its own with what was scored."""
+        names = [name for name in _shown(self.metric, result) if result[name]["count"]]
+        if not names:
+            return
+        texts = [f"{name} {result[name]['micro']:.4f} of {result[name]['count']}" for name in names]
+        self._score = (f"{split} {'  '.join(texts)}", round)
+        if round <= self._shown_round:
+            width = len(str(self._console.rounds)) if self._console is not None else 1
+            texts = [
+                f"{name} micro {total['micro']:.4f} macro {total['macro']:.4f} of {total['count']}"
+                for name in names
+                for total in [result[name]]
+            ]
+            self.say(f"round {round:>{width}}  {label} {split} {'  '.join(texts)}{scored}")
 
     def examples(self, round: int, split: str, each: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         """The scores of single examples: client -> metric -> one value per example (NaN: it does not count)."""
@@ -303,6 +311,16 @@ class Tracker:
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
+
+
+def _scored(weights_of: int | None, own_rounds: Mapping[str, int]) -> str:
+    """The end of the line of a score: of which weights it is; empty where they are those of its round."""
+    rounds = sorted(own_rounds.values()) or ([] if weights_of is None else [weights_of])
+    if not rounds:
+        return ""
+    first, last = rounds[0], rounds[-1]
+    of = f"round {first}" if first == last else f"rounds {first} to {last}, each client's best"
+    return f"  scored: weights of {of}"
 
 
 def _shown(metric: str | None, found: Mapping[str, Any]) -> list[str]:

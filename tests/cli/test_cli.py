@@ -44,7 +44,7 @@ FUNCTIONS = {
     "serve": launchers.serve.main,
     "join": launchers.join.main,
     "init": fedtorch.setup.init.main,
-    "data": fedtorch.data.__main__.main,
+    "data prepare": fedtorch.data.__main__.main,
     "data prepare own": fedtorch.setup.data_prepare.main,
     "data check": fedtorch.setup.data_check.main,
     "data partition": fedtorch.setup.data_partition.main,
@@ -112,7 +112,8 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
     assert main(["run", "--ranks=2", "--set", "rounds=1"]) == 0
     assert asked == [3, 2]
     assert main(["run", "--config", "smoke/fedavg", "--ranks", "3", "--dry-run"]) == 0
-    assert "8 clients on 2 workers" in capsys.readouterr().out and asked == [3, 2]
+    assert main(["run", "--config", "smoke/fedavg", "--ranks", "3", "--dry-run=config"]) == 0
+    assert capsys.readouterr().out.count("8 clients on 2 workers") == 2 and asked == [3, 2]
     with pytest.raises(SystemExit) as ended:
         fedtorch.main.main(["--ranks", "5"])
     assert ended.value.code == 2 and "--ranks goes with --dry-run; to train" in capsys.readouterr().err
@@ -123,9 +124,10 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
     [
         ("reprot", "did you mean `report`?"),
         ("slrum", "did you mean `slurm`?"),
+        ("data chekc", "did you mean `data check`?"),
         (
             "train",
-            "choose one of run, local, sweep, slurm, serve, join, init, data, data prepare own, data check, "
+            "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
             "data partition, report, export, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
@@ -133,9 +135,16 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
     ],
 )
 def test_an_unknown_command_names_the_nearest(name: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name]) == 2
+    assert main(name.split(" ")) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"fedtorch: unknown command `{name}`; {advice}")
+
+
+@pytest.mark.parametrize("words", [["data"], ["data", "--help"], ["data", "-h"]])
+def test_the_help_of_data_lists_what_stands_below_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    listed = [line[2:20].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert listed == ["data prepare", "data prepare own", "data check", "data partition"]
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -171,3 +180,53 @@ def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Pa
     names = ("", ".cli", ".cli.__main__", ".core", ".core.errors", ".core.shown", ".core.version")
     ours = " ".join(f"fedtorch{name}" for name in names)
     assert (modules, heavy) == (f"{code} {ours}", "[]")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["smoke/fedavg", "--set", "rounds=1", "--ranks", "3"],
+        ["--ranks", "3", "smoke/fedavg", "--set", "rounds=1"],
+        ["--ranks=3", "--set", "rounds=1", "--config", "smoke/fedavg"],
+    ],
+)
+def test_a_config_needs_no_option_and_may_stand_anywhere_but_behind_set(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def run(request: Any, config: Any, ranks: int, **how: Any) -> tuple[int, None]:
+        asked.append((request.configs, config.rounds, ranks))
+        return 0, None
+
+    local = import_module(module_of(COMMANDS["local"]))
+    monkeypatch.setattr(local, "run_request", run)
+    monkeypatch.setattr(local, "ForkServer", SimpleNamespace(begin=lambda arguments: None))
+    assert main(["run", *words]) == main(["local", *words]) == 0
+    assert asked == [((Path("smoke/fedavg"),), 1, 3)] * 2
+
+
+def test_configs_with_and_without_the_option_are_laid_over_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "smoke/fedavg", "--dry-run=config", "--config", "overlays/zero0", "--set", "rounds=7"]) == 0
+    said = capsys.readouterr().out
+    assert "kind: deepspeed" in said and "rounds: 7" in said
+
+
+def test_a_config_behind_set_is_told_where_to_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--set", "rounds=1", "smoke/fedavg"]) == 2
+    assert "the name of a config stands before --set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["slurm", "serve --listen 127.0.0.1:1", "sweep run --dir d"])
+def test_a_command_that_needs_a_config_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(name.split())
+    assert ended.value.code == 2 and "name a config: a YAML file" in capsys.readouterr().err
+
+
+def test_the_package_itself_is_the_command(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fedtorch", "--version"]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stdout) == (0, f"fedtorch {fedtorch.__version__}\n")

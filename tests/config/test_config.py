@@ -82,6 +82,13 @@ def message(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
+def test_code_that_cannot_be_imported_names_the_line_that_failed() -> None:
+    Path("mine_7392.py").write_text("import os\n\nnothing_there\n")
+    assert "failed: NameError: name 'nothing_there' is not defined at mine_7392.py:3" in message(
+        "algorithm: {name: 'mine_7392:My'}"
+    )
+
+
 # What is right
 
 

@@ -91,7 +91,7 @@ def test_a_base_may_be_a_name(elsewhere: Path) -> None:
 
 
 def test_main_takes_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", "smoke/fedavg", "--dry-run", "--set", "rounds=1"]) == 0
+    assert main(["--config", "smoke/fedavg", "--dry-run=config", "--set", "rounds=1"]) == 0
     assert "name: fedavg" in capsys.readouterr().out
 
 

@@ -85,7 +85,7 @@ def test_the_default_job_trains_and_shows_the_clients_alone_beside_it(
     monkeypatch.chdir(workplace)
     assert main(["--set", *SHRUNK, "eval.every=1"]) == 0
     out = capsys.readouterr().out
-    assert "library" in out and "local" in out and "tensorboard --logdir" in out and "fedtorch.report" in out
+    assert "library" in out and "local" in out and "tensorboard --logdir" in out and "fedtorch report" in out
 
 
 @pytest.mark.data

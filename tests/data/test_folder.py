@@ -104,7 +104,7 @@ def test_a_mapping_of_fields_gives_their_exact_types(prepared: Path) -> None:
 
 
 def test_missing_folders_clients_and_splits_say_what_there_is_and_what_to_run(prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="python -m fedtorch.data prepare"):
+    with pytest.raises(DataError, match="fedtorch data prepare"):
         f.read_manifest(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no client 'yelp'; it has atis"):
         f.read_rows(prepared, "yelp", "train")

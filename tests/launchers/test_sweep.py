@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launchers import sweep
-from launchers.sweep import _environment
+from launchers.sweep import _environment, _Told
 from tests.test_main import TINY
 
 
@@ -67,6 +67,30 @@ def test_runs_side_by_side_share_out_the_gpus(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     assert [_environment(slot, slots).get("CUDA_VISIBLE_DEVICES") for slot in range(slots)] == shares
+
+
+def test_every_line_says_which_run_of_how_many_it_is_how_long_it_took_and_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    folders = {f"a,seed={seed}": tmp_path / str(seed) for seed in range(12)}
+    told = _Told(folders, 2, clock=lambda: now)
+    told("a,seed=0", "started", 0)
+    told("a,seed=1", "started", 0)
+    now = 40.0
+    told("a,seed=0", "ended", 0)
+    told("a,seed=2", "locked", 0)
+    now = 60.0
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "status.json").write_text('{"state": "failed", "reason": "no data"}')
+    told("a,seed=1", "ended", 3)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "started       1/12  a,seed=0",
+        "started       2/12  a,seed=1",
+        "done          1/12  a,seed=0  40s  left 4m",  # 11 more of 40 s, two at a time
+        "left out      3/12  a,seed=2: another process runs it",
+        "failed        2/12  a,seed=1: no data  60s  left 4m",  # 9 more of 50 s
+    ]
 
 
 @pytest.mark.slow  # every run is a process of its own that imports torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def test_start_local_and_centralized_are_the_runs_one_would_make_by_hand(capsys:
     assert first["round"] == 0 and first["metrics"]["accuracy"] == found["compare"]["start"]["averages"]["accuracy"]
     assert found["compare"]["start"]["rounds"] == 0 and not Path("run/compare-start/model").exists()
 
-    headings = next(line for line in shown.splitlines() if "centralized" in line)
+    assert "run 1 of 4: weather, 1 round\nround 0" in shown and "run 3 of 4: weather-local, 1 round\n" in shown
+    assert re.findall(r"run (\d) of 4: done in \d+s", shown) == ["1", "2", "3", "4"]
+    headings = next(line for line in shown.splitlines() if "centralized:" in line)
     assert headings.split() == ["start:", "centralized:", "local:"]
     assert [line.split() for line in shown.splitlines() if " steps " in line] == ["steps 12 0 10 12".split()]
 

@@ -129,9 +129,9 @@ def test_other_models_and_empty_folders_are_errors(wordpieces: Any, tmp_path: Pa
 
 def test_a_hub_name_without_network_is_an_error(wordpieces: Any, tmp_path: Path) -> None:
     model = BertEncoder(name="no-such-organisation/no-such-bert")
-    with pytest.raises(ConfigError, match="task.model.name: 'no-such-org.* is not a folder and not in the local hub"):
+    with pytest.raises(ConfigError, match="task.model.name: 'no-such-org.* is not a folder here, and could not be"):
         model.build(0, wordpieces)
-    with pytest.raises(ConfigError, match="task.model.name: 'no-such-org.* is not a folder and not in the local hub"):
+    with pytest.raises(ConfigError, match="task.model.name: 'no-such-org.* is not a folder here, and could not be"):
         model.tokenizer(tmp_path)
 
 

@@ -132,7 +132,10 @@ def test_a_saved_model_is_loaded_with_its_tokenizer_and_the_asked_dropout(
 def test_what_is_no_encoder_decoder_is_refused(tiny_data: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny_data / "tokenizer")
     for name, said in [
-        ("facebook/bart-base", "task.model.name: 'facebook/bart-base' is not a folder and not in the local hub cache"),
+        (
+            "facebook/bart-base",
+            "task.model.name: 'facebook/bart-base' is not a folder here, and could not be had from the hub",
+        ),
         (str(tmp_path), "task.model.name is .* from which no encoder-decoder could be loaded"),
     ]:
         with pytest.raises(ConfigError, match=said):

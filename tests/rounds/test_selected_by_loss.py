@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtorch.config.load import load
 from fedtorch.main import main
@@ -57,3 +58,34 @@ def test_the_line_and_the_records_say_whose_weights_were_scored(
     lines = (tmp_path / "runs" / "fedavg" / "metrics.jsonl").read_text().splitlines()
     (final,) = [r for r in map(json.loads, lines) if r["kind"] == "eval_total" and r["label"] == "final"]
     assert (final["round"], final["weights_of"]) == (2, 1)
+
+
+def test_where_clients_choose_for_themselves_the_records_say_which_round_each_has_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["task.max_train=4", "task.max_dev=2", "task.max_test=2", "rounds=3", "client.lr=0.1"]
+    evaluation = "eval={best: per_client, select_by: loss, on_start: true}"
+    assert main(["--config", "smoke/fedavg", "--set", *settings, evaluation]) == 0
+    out, run = capsys.readouterr().out, tmp_path / "runs" / "fedavg"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses: dict[str, list[float]] = {}
+    for record in records:
+        if record["kind"] == "eval" and record["label"] == "training":
+            losses.setdefault(record["client"], []).append(record["metrics"]["loss"][0])
+    expected = {client: each.index(min(each)) for client, each in losses.items()}
+    assert len(set(expected.values())) > 1, "or the test shows nothing"
+    finals = [record for record in records if record["kind"] == "eval" and record["label"] == "final"]
+    assert {record["client"]: record["weights_of"] for record in finals} == expected
+    clients = json.loads((run / "results.json").read_text())["clients"]
+    assert {client: found["best_round"] for client, found in clients.items()} == expected
+    (total,) = [record for record in records if record["kind"] == "eval_total" and record["label"] == "final"]
+    assert "weights_of" not in total
+    first, last = min(expected.values()), max(expected.values())
+    assert f"scored: weights of rounds {first} to {last}, each client's best\n" in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert {client: int(rows[client][4]) for client in expected} == expected  # the table, too
+    for client, round in expected.items():  # and the curve
+        accumulator = EventAccumulator(str(run / "tensorboard" / f"client-{client}"), size_guidance={"scalars": 0})
+        accumulator.Reload()
+        assert [event.step for event in accumulator.Scalars("final/eval/test/loss")] == [round]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,8 +90,13 @@ def test_one_process_shows_no_text_of_a_client(way: str, tmp_path: Path) -> None
     assert (code == 0) is (way != "defect"), shown
     if way == "defect":
         assert "KeyError (its text is in this rank's log file alone" in shown and "in weigh" in shown
+        files = set(re.findall(r'File "(.*?)"', shown))
+        assert files == {str(tmp_path / "careless.py")}, "the user's own frames, and no others"
+        assert f"all frames: {tmp_path / 'run' / 'log.rank0.txt'}" in shown
+        assert "fedtorch/rounds/runner.py" in (tmp_path / "run" / "log.rank0.txt").read_text()
     else:
-        assert "WARNING UserWarning at careless.py:" in shown and "WARNING client cinema failed" in shown
+        assert "WARNING UserWarning at careless.py:" in shown
+        assert re.search(r"WARNING client cinema failed in round 1: ValueError at careless\.py:\d+ in fails\n", shown)
         assert "ended with ValueError (its text is" in shown and "ValueError was ignored in" in shown
 
 

@@ -195,8 +195,9 @@ def test_folders_of_earlier_versions_are_read(has_base: bool, tmp_path: Path) ->
     assert torch.equal(logits(task.trained(folder).build_model(0)), logits(evaluated))
 
 
+@pytest.mark.parametrize("name", ["hub:some/base", "some/base"])
 def test_a_base_of_the_hub_is_named_as_there_and_fetched_only_where_the_config_names_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     based("labels", tmp_path / "base")
     asked: list[str] = []
@@ -206,11 +207,11 @@ def test_a_base_of_the_hub_is_named_as_there_and_fetched_only_where_the_config_n
         return str(tmp_path / "base")
 
     monkeypatch.setattr(pretrained, "snapshot_download", fetched)
-    task, evaluated = exported("labels", {"path": "hub:some/base", "adapter": LORA}, folder := tmp_path / "model")
+    task, evaluated = exported("labels", {"path": name, "adapter": LORA}, folder := tmp_path / "model")
     told = json.loads((folder / "adapter_config.json").read_text())
     assert told["base_model_name_or_path"] == "some/base" and asked
     asked.clear()
-    for written in ("some/base", "hub:some/base"):  # the second by earlier versions
+    for written in ("some/base", "hub:some/base"):  # the latter by earlier versions
         (folder / "adapter_config.json").write_text(json.dumps({**told, "base_model_name_or_path": written}))
         with pytest.raises(
             ConfigError, match="names the base 'some/base', which is no folder and not in the local hub"

@@ -58,7 +58,7 @@ TASKS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(
-    "name", ["no-such-model", "models/bart-base", "./model", "/no/such/folder", "a\0b", "x" * 5000]
+    "name", ["no-such-model", "./models/bart-base", "models/of/mine", "./model", "/no/such/folder", "a\0b", "x" * 5000]
 )
 def test_missing_weights_name_the_key_and_ask_no_hub(task: str, name: str, asked: list[str]) -> None:
     load, key = TASKS[task]
@@ -84,6 +84,26 @@ def test_the_hub_is_asked_where_it_is_named(asked: list[str]) -> None:
     assert asked
     with pytest.raises(ConfigError, match="could not be had from the hub"):
         located("hub:../x")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_name_of_the_hubs_form_asks_the_hub_and_says_what_to_do_without_a_network(
+    task: str, asked: list[str]
+) -> None:
+    load, key = TASKS[task]
+    with pytest.raises(ConfigError) as caught:
+        load("some/tiny")
+    said = str(caught.value)
+    assert said.startswith(f"{key}: 'some/tiny' is not a folder here, and could not be had from the hub (")
+    assert "download it where there is a network (`hf download some/tiny`) and give its folder" in said
+    assert asked and len(said) < 700
+
+
+def test_a_name_whose_first_part_is_a_folder_is_a_path(asked: list[str]) -> None:
+    Path("models").mkdir()
+    with pytest.raises(ConfigError, match="'models/tiny' is not a folder; expected"):
+        located("models/tiny")
+    assert asked == []
 
 
 def test_a_model_in_the_local_cache_is_found_by_its_name(asked: list[str], tmp_path: Path) -> None:

@@ -320,6 +320,22 @@ def test_a_line_per_round_says_how_long_it_took_and_what_is_left(capsys: pytest.
     assert second == "round 22/60  clients 8/8  loss 1.2340    7.7s  left 6m"  # 38 rounds at 10 s
 
 
+def test_on_a_terminal_the_lines_stay_and_a_bar_stands_below_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = Clock()
+    console = Console("bar", 3, 0, clock=clock)
+    clock.now += 5
+    console.working("atis step 3")
+    clock.now += 5
+    console.round(1, [("clients", "8/8"), ("loss", "1.2340")])
+    drawn = capsys.readouterr()
+    assert drawn.out == "round 1/3  clients 8/8  loss 1.2340   10.0s  left 20s\n"
+    assert "atis step 3" in drawn.err and drawn.err.rstrip().endswith("left 20s")
+    console.close()
+    assert capsys.readouterr().out == ""  # the last line stands there already
+
+
 def test_between_rounds_a_log_gets_a_line_every_thirty_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     console = Console("lines", 60, 2, clock=clock)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 pytest.importorskip("deepspeed")
 
 from fedtorch.core.errors import PreflightError
-from fedtorch.train.zero import check_worker, import_deepspeed
+from fedtorch.train.zero import Harmless, check_worker, import_deepspeed
 
 GPU = torch.device("cuda", 1)
 
@@ -40,3 +42,41 @@ def test_deepspeed_takes_the_gpu_of_the_engine(
     monkeypatch.setenv("LOCAL_RANK", "5")  # on a node of four GPUs
     import_deepspeed(device)
     assert os.environ["LOCAL_RANK"] == index
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "**** You are using ZeRO with an untested optimizer, proceed with caution *****",
+        "A module has unknown inputs or outputs type (<class 'Cache'>) and the tensors embedded in it cannot be",
+    ],
+)
+def test_its_two_harmless_warnings_are_explained_in_the_log_file_alone(
+    said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    import_deepspeed(torch.device("cpu"))
+    import_deepspeed(torch.device("cpu"))
+    its, shown = logging.getLogger("DeepSpeed"), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]
+    its.addHandler(handler)
+    try:
+        with caplog.at_level(logging.DEBUG, "fedtorch.train.zero"):
+            its.warning(said)
+            its.warning("the disk is slow")
+    finally:
+        its.removeHandler(handler)
+    assert shown == ["the disk is slow"]
+    (record,) = (each for each in caplog.records if each.name == "fedtorch.train.zero")
+    assert record.levelno == logging.DEBUG and "those of plain torch (tests/train/" in record.getMessage()
+
+
+def test_the_installed_deepspeed_still_says_these_words() -> None:
+    """Else nothing is kept from the terminal, and the filter can go."""
+    import deepspeed.runtime.engine as engine
+    import deepspeed.runtime.zero.parameter_offload as offload
+
+    written = "".join(Path(str(module.__file__)).read_text() for module in (engine, offload))
+    assert all(words in written for words in Harmless.REASONS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from fedtorch.core.choices import OneOf
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count, NotNegative, Positive, Whole
 
@@ -108,6 +109,8 @@ class Lognormal:
 @dataclass(frozen=True)
 class ClientRule:
     """`task.data.clients`: exactly one rule that says which client owns a row."""
+
+    one_of: ClassVar[OneOf] = OneOf(RULES)
 
     by: str | None = None
     """a column whose values are the clients' names, or `file`: one client per file or sub-folder"""

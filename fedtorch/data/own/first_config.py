@@ -104,7 +104,7 @@ def config_text(found: Guess, settings: Settings) -> str:
         f"{settings.length(found)} # tokens; longer texts are {'read in parts' if settings.windows(found) else 'cut'}"
     )
     lines = [
-        "# A first config; every key can be changed, `fedtorch run --config FILE --dry-run` shows all of them.",
+        "# A first config; every key can be changed, `fedtorch run FILE --dry-run=config` shows all of them.",
         "task:",
         f"  name: {found.task}",
         *([] if found.problem == "single_label" else [f"  problem: {found.problem}"]),

@@ -12,6 +12,8 @@ from fedtorch.data.paths import folder_name
 
 NAMED = 20
 """So many leaks and problems are named; more are counted."""
+LABELS_NAMED = 5
+"""So many labels are named that a split lacks."""
 
 
 @dataclass
@@ -22,6 +24,8 @@ class ClientRows:
     """split -> rows"""
     labels: Counter[str] = field(default_factory=Counter)
     """label -> rows of train"""
+    evaluated: dict[str, Counter[str]] = field(default_factory=dict)
+    """dev, test -> label -> rows; a shared split's stand with the first client"""
     tokens: list[int] = field(default_factory=list)
     """of each row of all splits that are the client's own, before anything is cut"""
     cut: int = 0
@@ -69,6 +73,8 @@ class Overview:
                 found.rows[split] = found.rows.get(split, 0) + (0 if is_shared and split in counted else count)
                 counted |= {split} if is_shared else set()
             found.labels.update(client.labels)
+            for split, labels in client.evaluated.items():
+                found.evaluated.setdefault(split, Counter()).update(labels)
             found.tokens += client.tokens
             for key in ("cut", "unsupervised", "inside", "across", "leaks"):
                 setattr(found, key, getattr(found, key) + getattr(client, key))
@@ -81,6 +87,8 @@ class Overview:
             lines.append(f"{self.left_out} rows could not be used and are left out (task.data.skip_bad_rows)")
         if empty := [name for name, client in self.clients.items() if not client.rows.get("train")]:
             lines.append(f"{len(empty)} clients have nothing to train on: {', '.join(empty[:10])}")
+        for split in ("dev", "test"):
+            lines += self._about(split, total)
         if total.leaks:
             lines.append(f"{total.leaks} rows of dev and test are in some client's train: their scores are too good")
         if total.across:
@@ -91,6 +99,31 @@ class Overview:
         if total.unsupervised:
             lines.append(f"{total.unsupervised} rows of train have nothing to learn from")
         return lines
+
+    def _about(self, split: str, total: ClientRows) -> Iterator[str]:
+        """Who has no rows of a split that others have, and which labels it lacks."""
+        if not total.rows.get(split):
+            return
+        if without := [name for name, client in self.clients.items() if not client.rows.get(split)]:
+            yield f"{_number(without, 'client')} no rows of {split} and no score there: {', '.join(without[:10])}"
+        trained, found = +total.labels, +total.evaluated.get(split, Counter[str]())
+        if not (trained and found):
+            return
+        if missing := sorted(set(trained) - set(found)):
+            yield f"{_number(missing, 'label')} no rows in {split}: {_labels(missing, trained, 'train')}"
+        if missing := sorted(set(found) - set(trained)):
+            yield f"{_number(missing, 'label')} no rows in train: {_labels(missing, found, split)}"
+
+
+def _number(found: Sequence[str], what: str) -> str:
+    return f"1 {what} has" if len(found) == 1 else f"{len(found)} {what}s have"
+
+
+def _labels(names: Sequence[str], counts: Mapping[str, int], where: str) -> str:
+    """The most frequent ones first, with their rows elsewhere."""
+    ordered = sorted(names, key=lambda name: -counts[name])[:LABELS_NAMED]
+    more = ", ..." if len(names) > LABELS_NAMED else ""
+    return ", ".join(f"{name[:20]} ({counts[name]} of {where})" for name in ordered) + more
 
 
 def split_digests(digests: Mapping[tuple[str, str], Sequence[bytes]], overview: Overview, folder: Path) -> None:

@@ -87,7 +87,7 @@ def base_folder(folder: Path) -> str:
     """
     base = base_of(folder)
     try:
-        return located(base)
+        return located(base, is_of_file=True)
     except ConfigError:
         raise ConfigError(
             f"{folder / CONFIG} names the base {base!r}, which is no folder and not in the local hub cache; bring it "
@@ -98,15 +98,19 @@ def base_folder(folder: Path) -> str:
 def saved_keys(folder: Path, source: str | None = None) -> dict[str, Any]:
     """`task.model` of what a run has written into `folder`.
 
-    source: `task.model.path` of the run's config. If that is `hub:NAME` and NAME is the base, the hub may be asked.
+    source: `task.model.path` of the run's config. If that names the base in the hub, the hub may be asked.
 
     Raises:
         ConfigError: an adapter's base is not here.
     """
     if is_adapter(folder):
         narrow = json.loads(config_file(folder).read_bytes()).get("dtype") in ("bfloat16", "float16")
-        base = source if source and source == f"{HUB}{base_of(folder)}" else base_folder(folder)
-        return {"path": base, "adapter": {"path": str(folder), "base": "saved" if narrow else "fp32"}}
+        base, named = base_of(folder), source or ""
+        is_of_hub = named.removeprefix(HUB) == base and not Path(base).is_absolute()
+        return {
+            "path": named if is_of_hub else base_folder(folder),
+            "adapter": {"path": str(folder), "base": "saved" if narrow else "fp32"},
+        }
     return {"path": str(folder)}
 
 
