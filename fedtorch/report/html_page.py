@@ -9,6 +9,7 @@ from html import escape
 from statistics import fmean, stdev
 from typing import Any
 
+from fedtorch.report.find_runs import Found
 from fedtorch.report.groups import Group, charts, differences
 from fedtorch.report.html_style import SORT, STYLE
 from fedtorch.report.svg import bar_chart, line_chart
@@ -23,8 +24,9 @@ Cell = tuple[str, str | float | None]
 """What is shown, and what a column is sorted by."""
 
 
-def html_page(title: str, groups: Sequence[Group], metric: str, left_out: Sequence[str] = ()) -> str:
-    """The page. metric: of the tables and bars. left_out: a line for each thing that is no run."""
+def html_page(title: str, groups: Sequence[Group], metric: str, found: Found | None = None) -> str:
+    """The page. metric: of the tables and bars. found: what is left out and what is merged."""
+    found = found or Found()
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
@@ -39,7 +41,8 @@ def html_page(title: str, groups: Sequence[Group], metric: str, left_out: Sequen
         _section("Curves", _curves(groups)),
         _section(f"{metric} of each client", _clients(groups, metric)),
         _section("Rows of train, clients by labels", _partitions(groups)),
-        _section("Left out", "".join(f"<p class='note'>{escape(line)}</p>" for line in left_out)),
+        _section("Left out", _lines(found.left_out)),
+        _section("Counted once", _lines(found.merged)),
         f"<script>{SORT}</script></body></html>\n",
     ]
     return "".join(parts)
@@ -61,6 +64,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, texts: bool =
 def _framed(head: str, body: str, kind: str) -> str:
     start = f"<div class='wide'><table class='{kind}'><thead><tr>{head}</tr></thead>"
     return f"{start}<tbody>{body}</tbody></table></div>"
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "".join(f"<p class='note'>{escape(line)}</p>" for line in lines)
 
 
 def _section(heading: str, body: str) -> str:

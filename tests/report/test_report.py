@@ -258,8 +258,8 @@ def test_runs_that_differ_only_in_the_seed_share_a_row(tmp_path: Path, capsys: p
 
 
 def test_of_one_run_its_clients_are_drawn_and_of_several_their_comparison(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        make_run(tmp_path / name)
+    for seed, name in enumerate(("a", "b")):
+        make_run(tmp_path / name, seed=seed)
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert names == ["compare_client_losses.png", "compare_dev_exact_match.png"]  # no examples, so rounds have no loss

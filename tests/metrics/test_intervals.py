@@ -1,0 +1,45 @@
+"""Intervals are those of scipy."""
+
+from __future__ import annotations
+
+import pytest
+from scipy import stats
+
+from fedtorch.metrics.intervals import counts_hits, of_mean, student, wilson
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 1), (1, 1), (3, 7), (7, 7), (0, 24), (506, 1044), (1, 100_000)])
+def test_a_shares_interval_is_wilsons(hits: int, count: int) -> None:
+    expected = stats.binomtest(hits, count).proportion_ci(0.95, method="wilson")
+    assert wilson(hits, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_seven_of_seven_is_no_certainty() -> None:
+    low, high = wilson(7, 7)
+    assert round(low, 3) == 0.646 and high == 1.0  # 7 / (7 + 1.96²)
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 0), (3, 2), (-1, 2), (float("nan"), 2)])
+def test_what_is_no_share_has_no_interval(hits: float, count: int) -> None:
+    with pytest.raises(ValueError, match="is no share of rows"):
+        wilson(hits, count)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 5, 10, 11, 12, 20, 40, 1000])
+def test_students_quantile_is_scipys(degrees: int) -> None:
+    assert student(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-5)
+
+
+def test_a_means_interval_is_students() -> None:
+    values = [0.9583, 1.0, 1.0]
+    expected = stats.t.interval(0.95, 2, loc=sum(values) / 3, scale=stats.sem(values))
+    assert of_mean(values) == pytest.approx(expected, abs=1e-7)
+    assert of_mean([0.5]) is None and of_mean([0.5, 0.5]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("accuracy", True), ("boolq/acc", True), ("map", False), ("f1", False), ("rouge_l", False), ("loss", False)],
+)
+def test_only_scores_that_count_rows_have_hits(metric: str, expected: bool) -> None:
+    assert counts_hits(metric) is expected
