@@ -16,7 +16,7 @@ def test_a_shares_interval_is_wilsons(hits: int, count: int) -> None:
 
 def test_seven_of_seven_is_no_certainty() -> None:
     low, high = wilson(7, 7)
-    assert round(low, 3) == 0.646 and high == 1.0  # 7 / (7 + 1.96²)
+    assert low == pytest.approx(7 / (7 + 1.959964**2), abs=1e-6) and high == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 0), (3, 2), (-1, 2), (float("nan"), 2)])
