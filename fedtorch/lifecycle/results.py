@@ -35,6 +35,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
             "status": record.get("status"),
             "loss": record.get("loss_mean"),
             "weight": record.get("weight"),
+            "mean_weight": memory.mean_weight(name),
             "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
         }
     metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})

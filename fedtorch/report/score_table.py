@@ -18,7 +18,6 @@ from fedtorch.report.published import Paper, find_row
 from fedtorch.report.published.changed import changed
 from fedtorch.tracking.run_folder import Evaluation, Pair, Run
 
-
 MANY = 1000
 """From so many examples on a share's interval is narrower than 6.2 points and is not shown."""
 

@@ -43,6 +43,8 @@ class Task:
     """can `eval.metrics` ask for more than the task measures by itself?"""
     built_in: ClassVar[Mapping[str, Any]] = {}
     """metrics that it may ask for, whatever the task's other keys are -> what `with_metrics` takes for each"""
+    replaceable: ClassVar[tuple[str, ...]] = ()
+    """those of them whose name a metric of one's own may have, which then takes its place"""
     chosen: ClassVar[Mapping[str, Any]] = {}
     """what it asks for; set by `with_metrics` in the task that this returns"""
 
