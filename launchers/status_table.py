@@ -13,7 +13,6 @@ from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.tracking import records
-from fedtorch.tracking.records import totals
 from fedtorch.tracking.run_folder import read_run
 
 from .plan import planned, read_status
@@ -34,7 +33,7 @@ class Row:
     rounds: int = 0
     """planned, 0 if unknown"""
     score: float | None = None
-    """macro average of the evaluation that counts"""
+    """of all rows together, in the evaluation that counts, as in the run's own lines"""
     metric: str = ""
     """what the score is called"""
     count: int = 0
@@ -88,13 +87,13 @@ def read_row(run_dir: Path, queue: set[str] | None = None) -> Row:
     evaluation = next(iter(run.last_evaluations()), None)
     if metric is None or evaluation is None or not evaluation.of(metric):
         return Row(run_dir.name, state, run.last_round, run.rounds, age_s=age, reason=reason)
-    average = totals({client: {metric: pair} for client, pair in evaluation.of(metric).items()})[metric]
+    average = evaluation.average(metric)
     return Row(
         run_dir.name,
         state,
         run.last_round,
         run.rounds,
-        score=average["macro"],
+        score=average["micro"],
         metric=f"{evaluation.split} {metric}",
         count=int(average["count"] or 0),
         age_s=age,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 COUNT = "count/"
@@ -11,6 +11,9 @@ COUNT = "count/"
 
 LOSS = "loss"
 """The loss that an evaluation measures beside a task's metrics; the only score of which less is better."""
+
+RECEIVED = "received/"
+"""Before the names of a received model's scores, where both it and the client's own are evaluated."""
 
 AGGREGATION_ERROR = "adapter/aggregation_error"
 """In the record of a round what averaging the factors of adapters one by one has lost."""
@@ -37,3 +40,17 @@ def means(pairs: Iterable[tuple[float, int]]) -> Means:
         return Means(math.nan, math.nan, 0)
     count = sum(n for _, n in kept)
     return Means(sum(total / n for total, n in kept) / len(kept), sum(total for total, _ in kept) / count, count)
+
+
+def told(scores: Mapping[str, tuple[float, int]], behind: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    """A client's scores as they are recorded: (figure · examples, examples), with the examples that are `behind` each.
+
+    A score that is a quotient of counts has their denominator as its number, so that sums over clients pool it, and
+    `behind` says of how many examples it is; of 0 it has no figure.
+    """
+    found = dict(scores)
+    for name, (total, count) in scores.items():
+        examples = behind.get(name.removeprefix(RECEIVED))
+        if examples is not None:
+            found[name] = (total / count * examples if count else 0.0, examples)
+    return found

@@ -11,7 +11,7 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
-from fedtorch.core.scores import COUNT
+from fedtorch.core.scores import COUNT, RECEIVED, told
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import averages
 from fedtorch.setup.build import BuiltRun
@@ -25,6 +25,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
     memory: of the run's rounds; no file is read, as the disk may have refused it.
     """
     last = memory.last
+    behind = {name: built.task.behind(scores) for name, scores in result.scores.items()}
     clients = {}
     seen = [name for name in {*last, *result.scores} if name in built.names]
     for name in sorted(seen, key=built.names.place):
@@ -36,13 +37,16 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
             "loss": record.get("loss_mean"),
             "weight": record.get("weight"),
             "mean_weight": memory.mean_weight(name),
-            "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
+            "scores": {
+                metric: list(pair) for metric, pair in told(result.scores.get(name, {}), behind.get(name, {})).items()
+            },
         }
     metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})
     means = {}
     for metric in metrics:
         macro, micro, count = averages(built.task, result.scores, metric)
-        means[metric] = {"macro": macro, "micro": micro, "count": count}
+        sizes = [own[bare] for own in behind.values() if (bare := metric.removeprefix(RECEIVED)) in own]
+        means[metric] = {"macro": macro, "micro": micro, "count": sum(sizes) if sizes else count}
     return {
         "rounds": result.rounds,
         "best_round": result.best_round,

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.scores import RECEIVED
 from fedtorch.metrics.apir import Comparison, compare
 from fedtorch.report.apir_plots import plot_energies, plot_tasks, plot_weights
 from fedtorch.report.compared import (
@@ -26,7 +27,6 @@ from fedtorch.report.compared import (
 from fedtorch.report.find_runs import Found
 from fedtorch.report.published.changed import changed
 from fedtorch.report.published.fewfedweight import BASE, CLIENTS, COSTS, Published, row_of
-from fedtorch.tracking.records import RECEIVED
 from fedtorch.tracking.run_folder import Run, read_run
 
 

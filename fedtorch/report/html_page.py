@@ -9,12 +9,12 @@ from html import escape
 from statistics import fmean, stdev
 from typing import Any
 
+from fedtorch.core.scores import RECEIVED
 from fedtorch.report.find_runs import Found
 from fedtorch.report.groups import Group, charts, differences
 from fedtorch.report.html_style import SORT, STYLE
 from fedtorch.report.svg import bar_chart, line_chart
 from fedtorch.tracking.promise import promise
-from fedtorch.tracking.records import RECEIVED
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """What a browser may load: nothing but what stands in the page, whatever else should be in it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtorch.tracking.records import RECEIVED
+from fedtorch.core.scores import RECEIVED
 from fedtorch.tracking.run_folder import Run
 
 if TYPE_CHECKING:

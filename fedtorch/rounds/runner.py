@@ -284,9 +284,9 @@ class Runner:
         if self.components.tracker is not None and scores:
             split = config.final_split if final else config.split
             label = "final" if final else "training"
-            pooled = self.components.task.pooled_scores(scores)
-            round = self.context.round - 1
+            task, round = self.components.task, self.context.round - 1
+            pooled, behind = task.pooled_scores(scores), {name: task.behind(found) for name, found in scores.items()}
             scored = self.evaluation.best.round if final else None
             self.components.tracker.evaluation(
-                round, split, scores, label=label, pooled=pooled, late=late, weights_of=scored
+                round, split, scores, label=label, pooled=pooled, late=late, weights_of=scored, behind=behind
             )

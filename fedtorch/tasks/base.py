@@ -189,6 +189,10 @@ class Task:
         """Of metrics that are no means: the figure of all clients' examples together."""
         return {}
 
+    def behind(self, scores: Scores) -> Mapping[str, int]:
+        """Of how many examples a client's scores are, by name, where that is not the second number of the pair."""
+        return {}
+
     def counts(self, examples: Sequence[Any]) -> Mapping[str, float]:
         """Numbers about a client's training examples, for its report; one under `fedtorch.core.update.SIZE` is what the
         client weighs by in place of its examples."""

@@ -12,7 +12,7 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
-from fedtorch.core.scores import COUNT, LOSS
+from fedtorch.core.scores import COUNT, LOSS, RECEIVED, told
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
@@ -173,6 +173,7 @@ class Tracker:
         pooled: Mapping[str, float] | None = None,
         late: bool = False,
         weights_of: int | None = None,
+        behind: Mapping[str, Mapping[str, int]] | None = None,
     ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
@@ -181,17 +182,23 @@ class Tracker:
         examples together, which takes the place of their micro average. Called before `round` of the same round, the
         score is part of that round's line; otherwise it gets its own. late: the next round is under way, and a resume
         after round `round` will evaluate again (`eval.overlap`). weights_of: the round (from 1) whose weights were
-        evaluated, where they are not those after `round`; recorded, and shown in the line.
+        evaluated, where they are not those after `round`; recorded, and shown in the line. behind: client -> metric ->
+        examples, where that is not the second number of the pair; see `core.scores.told`.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
         base = {"round": round + 1, "split": split, "label": label, **({"late": True} if late else {})}
         if weights_of is not None:
             base["weights_of"] = weights_of
+        behind = behind or {}
         for client, metrics in scores.items():
-            pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
+            shown = told(metrics, behind.get(client, {}))
+            pairs = {name: list(pair) for name, pair in shown.items() if not name.startswith(COUNT)}
             self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
         result = {name: found for name, found in totals(scores).items() if not name.startswith(COUNT)}
+        for metric, found in result.items():
+            if sizes := [own[bare] for own in behind.values() if (bare := metric.removeprefix(RECEIVED)) in own]:
+                found["count"] = sum(sizes)
         for metric, figure in (pooled or {}).items():
             if metric in result:
                 result[metric]["micro"] = figure

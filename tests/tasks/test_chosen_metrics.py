@@ -180,6 +180,12 @@ TAGGED = {**TASK, "name": "token_classification", "data": {**TASK["data"], "sour
 def test_words_and_their_tags_are_compared_as_strings() -> None:
     results = run(["span_f1", "mine:wrong", "mine:length"], "tags", task=TAGGED)
     assert results["averages"]["span_f1"]["micro"] == results["summary"]["pooled"]["f1"]
+    spans = sum(kind["spans"] for kind in results["summary"]["labels"].values())
+    assert results["averages"]["f1"]["count"] == results["averages"]["span_f1"]["count"] == spans
+    assert sum(entry["scores"]["f1"][1] for entry in results["clients"].values()) == spans
+    for client, figures in results["summary"]["clients"].items():
+        total, count = results["clients"][client]["scores"]["f1"]
+        assert total / count == pytest.approx(figures["f1"])
     assert results["averages"]["length"]["macro"] == 3.0
     config = load(written(["mine:wrong"], task=TAGGED))
     task: Any = Plan.of(config, 1).task
