@@ -11,15 +11,6 @@ Z = NormalDist().inv_cdf(0.975)
 _T = (12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469118, 2.3646243, 2.3060041, 2.2621572, 2.2281389)
 """Student's t for 0.975 with 1 to 10 degrees of freedom."""
 
-_PARTS = ("overall", "agg", "sel", "wn", "wc", "op", "val", "logical_form", "execution")
-HITS = frozenset(("accuracy", "acc", "exact_match", "em", *_PARTS))
-"""Scores whose sum counts rows (or words) that are right, so that their mean is a share of them."""
-
-
-def counts_hits(metric: str) -> bool:
-    """Is the score's sum a number of right rows? A few-shot task's score is called `<task>/<metric>`."""
-    return metric.rpartition("/")[2] in HITS
-
 
 def wilson(hits: float, count: int) -> tuple[float, float]:
     """(low, high) of a share: `hits` of `count` rows, taken as independent draws.

@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.shown import for_csv, for_markdown
-from fedtorch.metrics.intervals import counts_hits, of_mean, wilson
+from fedtorch.metrics.about import about, counts_hits
+from fedtorch.metrics.intervals import of_mean, wilson
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
@@ -110,6 +111,7 @@ def markdown(table: Table) -> str:
         cells.append(f"{fmean(row.correct):.6g} of {examples}" if row.correct else examples)
         lines.append("| " + " | ".join(map(for_markdown, [row.label, row.split or "-", *cells])) + " |")
     notes = [f"- {for_markdown(row.label)}: {for_markdown(note)}" for row in table.rows for note in _notes(row, scale)]
+    notes += [f"- {table.metric}: {told}" for told in [about(table.metric)] if told]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from fedtorch.metrics.intervals import counts_hits, of_mean, student, wilson
+from fedtorch.metrics.intervals import of_mean, student, wilson
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 1), (1, 1), (3, 7), (7, 7), (0, 24), (506, 1044), (1, 100_000)])
@@ -35,11 +35,3 @@ def test_a_means_interval_is_students() -> None:
     expected = stats.t.interval(0.95, 2, loc=sum(values) / 3, scale=stats.sem(values))
     assert of_mean(values) == pytest.approx(expected, abs=1e-7)
     assert of_mean([0.5]) is None and of_mean([0.5, 0.5]) == (0.5, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("metric", "expected"),
-    [("accuracy", True), ("boolq/acc", True), ("map", False), ("f1", False), ("rouge_l", False), ("loss", False)],
-)
-def test_only_scores_that_count_rows_have_hits(metric: str, expected: bool) -> None:
-    assert counts_hits(metric) is expected
