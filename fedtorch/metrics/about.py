@@ -20,6 +20,14 @@ _OF_TASKS = {
 """Of few-shot tasks, whose scores are called `<task>/<metric>`."""
 
 
+_ERRORS = frozenset(("loss", "rmse", "mae", "perplexity"))
+
+
+def less_is_better(metric: str) -> bool:
+    """Is the best client the one with the least of it?"""
+    return metric.rpartition("/")[2] in _ERRORS
+
+
 def counts_hits(metric: str) -> bool:
     """Is the score's sum a number of right rows?"""
     return metric.rpartition("/")[2] in HITS

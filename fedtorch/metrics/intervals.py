@@ -30,8 +30,11 @@ def wilson(hits: float, count: int) -> tuple[float, float]:
 
 
 def of_mean(values: Sequence[float]) -> tuple[float, float] | None:
-    """(low, high) of a mean over seeds, mean ± t · s/√n; None of fewer than two."""
-    if len(values) < 2:
+    """(low, high) of a mean over seeds, mean ± t · s/√n; None of fewer than two, and of equal ones.
+
+    Seeds that all came to the same figure have no spread; an interval without a width would say that they never differ.
+    """
+    if len(values) < 2 or min(values) == max(values):
         return None
     half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half

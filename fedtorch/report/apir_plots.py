@@ -91,7 +91,7 @@ def plot_weights(run: Run, path: Path) -> list[Path]:
     """Every client's weight in the aggregation, round by round; nothing for a run that averages nothing."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for record in run.of_kind("client"):
-        if record.get("weight") and record["status"] == "ok":
+        if record.get("weight") is not None and record["status"] == "ok":
             xs, ys = lines.setdefault(record["client"], ([], []))
             xs.append(record["round"])
             ys.append(record["weight"])

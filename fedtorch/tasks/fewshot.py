@@ -110,8 +110,8 @@ class FewShotTasks(Prepared):
             return None
         return (
             f"{', '.join(found)}: no answer is `acceptable`, against which {metrics[found[0]]} compares all others, so "
-            "it is 0 whatever is predicted; give the task another metric, such as Classification-F1, or write its answers "
-            "as acceptable and unacceptable"
+            "it is 0 whatever is predicted; give the task another metric, such as Classification-F1, or write its "
+            "answers as acceptable and unacceptable"
         )
 
     def load(self, client: str, split: str) -> list[Example]:

@@ -40,6 +40,8 @@ class Evaluation:
     """metric -> macro, micro and count as they were recorded; micro of a metric that is no mean is pooled"""
     weights_of: int | None = None
     """the round whose weights were evaluated, where one was chosen for all clients"""
+    own_rounds: Mapping[str, int] = field(default_factory=dict)
+    """client -> the round of its own best model, where each has one"""
 
     def average(self, metric: str) -> Mapping[str, Any]:
         """macro, micro and count over the clients; where they were not recorded, the means."""
@@ -133,15 +135,18 @@ class Run:
     def all_evaluations(self) -> list[Evaluation]:
         """All evaluations, in the order they were made."""
         found: dict[tuple[str, str, int], dict[str, Mapping[str, Pair]]] = {}
-        chosen: dict[tuple[str, str, int], int | None] = {}
+        chosen: dict[tuple[str, str, int], dict[str, int | None]] = {}
         for record in self.of_kind("eval"):
             key = (record["label"], record["split"], record["round"])
-            chosen[key] = record.get("weights_of")
+            chosen.setdefault(key, {})[record["client"]] = record.get("weights_of")
             found.setdefault(key, {})[record["client"]] = {
                 name: (pair[0], pair[1]) for name, pair in record["metrics"].items() if pair[0] is not None
             }
         means = {(r["label"], r["split"], r["round"]): r["metrics"] for r in self.of_kind("eval_total")}
-        return [Evaluation(*key, metrics, means.get(key, {}), chosen[key]) for key, metrics in found.items()]
+        return [
+            Evaluation(*key, metrics, means.get(key, {}), *_chosen_rounds(chosen[key]))
+            for key, metrics in found.items()
+        ]
 
     def last_evaluations(self) -> list[Evaluation]:
         """The last evaluation of every label and split, the one that counts first.
@@ -161,6 +166,13 @@ class Run:
         names = [name for evaluation in counting for metrics in evaluation.metrics.values() for name in metrics]
         names = [name for name in names if name != LOSS] or names
         return chosen if chosen in names else next(iter(names), None)
+
+
+def _chosen_rounds(told: Mapping[str, int | None]) -> tuple[int | None, dict[str, int]]:
+    """(the round that is everybody's, client -> its own where they differ)."""
+    if len(rounds := set(told.values())) == 1:
+        return rounds.pop(), {}
+    return None, {client: round for client, round in told.items() if round is not None}
 
 
 def read_run(folder: Path) -> Run:
