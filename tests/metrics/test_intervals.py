@@ -19,15 +19,25 @@ def test_seven_of_seven_is_no_certainty() -> None:
     assert low == pytest.approx(7 / (7 + 1.959964**2), abs=1e-6) and high == pytest.approx(1.0, abs=1e-12)
 
 
+def test_a_shares_interval_stays_within_0_and_1() -> None:
+    """Rounding would lead out of it: at 9 of 9 rows, at 0 of 61."""
+    assert all(0.0 <= wilson(0, count)[0] < 1e-15 and wilson(count, count)[1] <= 1.0 for count in range(1, 400))
+
+
 @pytest.mark.parametrize(("hits", "count"), [(0, 0), (3, 2), (-1, 2), (float("nan"), 2)])
 def test_what_is_no_share_has_no_interval(hits: float, count: int) -> None:
     with pytest.raises(ValueError, match="is no share of rows"):
         wilson(hits, count)
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 5, 10, 11, 12, 20, 40, 1000])
+@pytest.mark.parametrize("degrees", [*range(1, 13), 20, 40, 1000])
 def test_students_quantile_is_scipys(degrees: int) -> None:
     assert student(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-5)
+
+
+@pytest.mark.parametrize("degrees", [11, 20, 40, 100])
+def test_what_the_expansion_leaves_out_is_of_the_fifth_order(degrees: int) -> None:
+    assert 0.72 < (stats.t.ppf(0.975, degrees) - student(degrees)) * degrees**5 < 0.82
 
 
 def test_a_means_interval_is_students() -> None:
