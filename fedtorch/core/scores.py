@@ -54,3 +54,9 @@ def told(scores: Mapping[str, tuple[float, int]], behind: Mapping[str, int]) -> 
         if examples is not None:
             found[name] = (total / count * examples if count else 0.0, examples)
     return found
+
+
+def number_behind(metric: str, behind: Mapping[str, Mapping[str, int]], otherwise: int) -> int:
+    """Examples of all clients behind a score. behind: client -> metric -> examples, see `told`; otherwise: not there."""
+    sizes = [own[bare] for own in behind.values() if (bare := metric.removeprefix(RECEIVED)) in own]
+    return sum(sizes) if sizes else otherwise

@@ -11,7 +11,7 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
-from fedtorch.core.scores import COUNT, RECEIVED, told
+from fedtorch.core.scores import COUNT, number_behind, told
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import averages
 from fedtorch.setup.build import BuiltRun
@@ -45,8 +45,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
     means = {}
     for metric in metrics:
         macro, micro, count = averages(built.task, result.scores, metric)
-        sizes = [own[bare] for own in behind.values() if (bare := metric.removeprefix(RECEIVED)) in own]
-        means[metric] = {"macro": macro, "micro": micro, "count": sum(sizes) if sizes else count}
+        means[metric] = {"macro": macro, "micro": micro, "count": number_behind(metric, behind, count)}
     return {
         "rounds": result.rounds,
         "best_round": result.best_round,

@@ -35,9 +35,10 @@ def runs_table(groups: Sequence[Group], metric: str) -> str:
     has_ends = any(row[heads.index("95 % interval of micro")] != NOTHING for row in rows)
     several = max(len(group.runs) for group in groups) > 1
     told = ["A mean over seeds has its standard deviation beside it."] if several else []
-    told += ["95 % interval: Student's t, of the mean over seeds."] if has_ends and several else []
-    if has_ends and counts_hits(metric) and min(len(group.runs) for group in groups) == 1:
-        told.append(f"95 % interval of one run: Wilson's, of the share of its {where}rows, taken as independent draws.")
+    told += ["95 % interval over seeds: Student's t, of their mean."] if has_ends and several else []
+    if has_ends and counts_hits(metric):
+        seeds = "of one seed, or of seeds that are all alike" if several else "of one run"
+        told.append(f"95 % interval {seeds}: Wilson's, of the share of {where}rows, taken as independent draws.")
     told += [f"{metric}: {about(metric)}."] if about(metric) else []
     told += ["micro: all rows together; macro: the mean over clients."]
     text = table([heads[place] for place in kept], [[row[place] for place in kept] for row in rows])
@@ -79,10 +80,12 @@ def _listed(values: Sequence[int]) -> Cell:
 
 
 def _of_micro(found: Sequence[Evaluation], metric: str) -> tuple[float, float] | None:
-    """Of the mean over seeds, or of one run's share of rows."""
-    if len(found) != 1:
-        ends = of_mean([mean for e in found if (mean := e.average(metric)["micro"]) is not None])
-        return (max(0.0, ends[0]), min(1.0, ends[1])) if ends and counts_hits(metric) else ends
+    """Of the mean over seeds; of one run, or of seeds that all came to the same, the share of rows."""
+    if not found:
+        return None
+    ends = of_mean([mean for e in found if (mean := e.average(metric)["micro"]) is not None])
+    if ends:
+        return (max(0.0, ends[0]), min(1.0, ends[1])) if counts_hits(metric) else ends
     pairs = found[0].of(metric).values()
     return _of_share((sum(total for total, _ in pairs), sum(count for _, count in pairs)), metric)
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
-from fedtorch.core.scores import COUNT, LOSS, RECEIVED, told
+from fedtorch.core.scores import COUNT, LOSS, number_behind, told
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
@@ -195,13 +195,7 @@ class Tracker:
             shown = told(metrics, behind.get(client, {}))
             pairs = {name: list(pair) for name, pair in shown.items() if not name.startswith(COUNT)}
             self._record({"kind": "eval", **base, "client": client, "metrics": pairs})
-        result = {name: found for name, found in totals(scores).items() if not name.startswith(COUNT)}
-        for metric, found in result.items():
-            if sizes := [own[bare] for own in behind.values() if (bare := metric.removeprefix(RECEIVED)) in own]:
-                found["count"] = sum(sizes)
-        for metric, figure in (pooled or {}).items():
-            if metric in result:
-                result[metric]["micro"] = figure
+        result = _averages(scores, pooled or {}, behind)
         self._record({"kind": "eval_total", **base, "metrics": result})
         self._flush()
         names = [name for name in _shown(self.metric, result) if result[name]["count"]]
@@ -306,6 +300,17 @@ class Tracker:
 
     def _warn(self, what: str, error: BaseException) -> None:
         logger.warning("%s: %s: %s; training goes on", what, type(error).__name__, error)
+
+
+def _averages(
+    scores: Scores, pooled: Mapping[str, float], behind: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, Any]]:
+    """metric -> macro, micro and count, as they are told."""
+    found = {name: mean for name, mean in totals(scores).items() if not name.startswith(COUNT)}
+    for name, mean in found.items():
+        count = number_behind(name, behind, mean["count"])
+        found[name] = {"macro": mean["macro"], "micro": pooled.get(name, mean["micro"]), "count": count}
+    return found
 
 
 def _shown(metric: str | None, found: Mapping[str, Any]) -> list[str]:

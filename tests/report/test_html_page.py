@@ -98,6 +98,14 @@ def test_seeds_have_students_interval(tmp_path: Path) -> None:
     assert "Student" in page and "3 runs in 1 row" in page
 
 
+def test_seeds_that_are_all_alike_have_the_interval_of_their_rows(tmp_path: Path) -> None:
+    """A mean without spread is no certainty: it is 35 of 47 rows each time."""
+    page = page_of(*(make_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)))
+    ends = stats.binomtest(35, 47).proportion_ci(0.95, method="wilson")
+    assert column(tables(page)["Runs"], "95 % interval of micro") == [f"{ends.low:.3f} to {ends.high:.3f}"]
+    assert "of seeds that are all alike: Wilson" in page
+
+
 def test_a_metric_that_is_no_share_of_rows_has_no_interval_of_them(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "a", metric="map", scores={"one": (1.5, 2), "two": (0.25, 1)}))
     assert "95 % interval of micro" not in tables(page)["Runs"][0] and "Wilson" not in page
