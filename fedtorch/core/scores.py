@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 COUNT = "count/"
@@ -56,7 +56,17 @@ def told(scores: Mapping[str, tuple[float, int]], behind: Mapping[str, int]) -> 
     return found
 
 
-def number_behind(metric: str, behind: Mapping[str, Mapping[str, int]], otherwise: int) -> int:
-    """Examples of all clients behind a score. behind: client -> metric -> examples, see `told`; otherwise: not there."""
-    sizes = [own[bare] for own in behind.values() if (bare := metric.removeprefix(RECEIVED)) in own]
-    return sum(sizes) if sizes else otherwise
+def number_behind(
+    metric: str, behind: Mapping[str, Mapping[str, int]], otherwise: int, shared: Collection[str] = ()
+) -> int:
+    """Examples of all clients behind a score. behind: client -> metric -> examples, see `told`.
+
+    otherwise: the number where no client has the score there. shared: clients that have the same examples, which count
+    once.
+    """
+    name = metric.removeprefix(RECEIVED)
+    sizes = {client: own[name] for client, own in behind.items() if name in own}
+    if not sizes:
+        return otherwise
+    together = [size for client, size in sizes.items() if client in shared]
+    return sum(size for client, size in sizes.items() if client not in shared) + max(together, default=0)

@@ -72,6 +72,16 @@ class Group:
         """Of each run that chose one for all clients, the round whose weights were scored."""
         return [round for run in self.runs if (round := run.chosen_round) is not None]
 
+    def shared_by(self, metric: str) -> int:
+        """How many clients have the same rows of the split that was scored, as the records say; 0: each has its own."""
+        counted = 0
+        for run in self.runs:
+            for evaluation in [e for e in run.last_evaluations() if e.of(metric)][:1]:
+                key = (evaluation.label, evaluation.split, evaluation.round)
+                told = [r for r in run.of_kind("eval") if (r["label"], r["split"], r["round"]) == key]
+                counted = max(counted, sum(bool(record.get("shared")) for record in told))
+        return counted
+
     def own_rounds(self) -> dict[str, list[int]]:
         """client -> the rounds of its own best models, one for each run whose clients choose for themselves."""
         found: dict[str, list[int]] = {}

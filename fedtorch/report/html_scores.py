@@ -40,6 +40,8 @@ def runs_table(groups: Sequence[Group], metric: str) -> str:
         seeds = "of one seed, or of seeds that are all alike" if several else "of one run"
         told.append(f"95 % interval {seeds}: Wilson's, of the share of {where}rows, taken as independent draws.")
     told += [f"{metric}: {about(metric)}."] if about(metric) else []
+    shared = max(group.shared_by(metric) for group in groups)
+    told += [f"{where}rows: the same ones for {shared} clients; they count once in micro."] if shared else []
     told += ["micro: all rows together; macro: the mean over clients."]
     text = table([heads[place] for place in kept], [[row[place] for place in kept] for row in rows])
     return text + note(" ".join(told))
@@ -86,15 +88,13 @@ def _of_micro(found: Sequence[Evaluation], metric: str) -> tuple[float, float] |
     ends = of_mean([mean for e in found if (mean := e.average(metric)["micro"]) is not None])
     if ends:
         return (max(0.0, ends[0]), min(1.0, ends[1])) if counts_hits(metric) else ends
-    pairs = found[0].of(metric).values()
-    return _of_share((sum(total for total, _ in pairs), sum(count for _, count in pairs)), metric)
+    average = found[0].average(metric)  # in which rows that clients share count once
+    return _of_share(((average["micro"] or 0.0) * average["count"], average["count"]), metric)
 
 
 def _of_share(pair: Pair, metric: str) -> tuple[float, float] | None:
     """Wilson's interval of right rows; None of what does not count rows."""
-    if not counts_hits(metric) or not 0 <= pair[0] <= pair[1]:
-        return None
-    return wilson(pair[0], pair[1])
+    return wilson(min(pair), pair[1]) if counts_hits(metric) and pair[1] else None
 
 
 def scores_table(groups: Sequence[Group], metric: str) -> str:

@@ -37,6 +37,8 @@ class TableRow:
     """client -> examples"""
     correct: list[float] = field(default_factory=list)
     """right examples, one number per seed; empty for a metric that does not count them, such as MAP"""
+    examples: int = 0
+    """of all clients together; rows that several clients share count once"""
     num_runs: int = 1
     """seeds behind its figures"""
     interval: tuple[float, float, str] | None = None
@@ -107,7 +109,7 @@ def markdown(table: Table) -> str:
             suffix = f" of {count}" if count not in (None, table.sizes.get(client)) else ""
             cells.append(_scaled(row.values.get(client, []), scale) + suffix)
         cells += [_scaled(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
-        examples = str(sum(row.counts.values()) or "-")
+        examples = str(row.examples or "-")
         cells.append(f"{fmean(row.correct):.6g} of {examples}" if row.correct else examples)
         lines.append("| " + " | ".join(map(for_markdown, [row.label, row.split or "-", *cells])) + " |")
     notes = [f"- {for_markdown(row.label)}: {for_markdown(note)}" for row in table.rows for note in _notes(row, scale)]
@@ -131,7 +133,7 @@ def as_csv(table: Table) -> str:
             cells += [f"{fmean(values):.4f}" if values else "", f"{stdev(values):.4f}" if len(values) > 1 else ""]
             cells += [row.counts.get(key, "")] if key in table.columns else []
         correct = f"{fmean(row.correct):.6g}" if row.correct else ""
-        examples = sum(row.counts.values()) or ""
+        examples = row.examples or ""
         line = [
             row.label,
             row.split,
@@ -185,6 +187,7 @@ def _rows(group: Sequence[NamedRun], metric: str) -> list[TableRow]:
                 },
                 _sizes(paper),
                 [] if published.correct is None or not counts_hits(metric) else [published.correct],
+                sum(_sizes(paper).values()),
                 notes=[f"{paper.title}; {paper.remark}"],
                 is_published=True,
             )
@@ -208,21 +211,22 @@ def _row(label: str, members: Sequence[Evaluation], metric: str) -> TableRow:
         average = evaluation.average(metric)
         for kind in ("macro", "micro"):
             row.values.setdefault(kind, []).append(average[kind] or 0.0)
+        row.examples = average["count"]
         if counts_hits(metric):
-            row.correct.append(sum(total for total, _ in pairs.values()))
+            row.correct.append((average["micro"] or 0.0) * average["count"])
     row.interval = _interval(row)
     return row
 
 
 def _interval(row: TableRow) -> tuple[float, float, str] | None:
     """(low, high, of what): of the micro average over seeds, or of the share of one run's rows where these are few."""
-    found, examples = row.values["micro"], sum(row.counts.values())
+    found, examples = row.values["micro"], row.examples
     if (ends := of_mean(found)) is not None:
         if all(0 <= value <= 1 for value in found):  # so is their mean
             ends = max(0.0, ends[0]), min(1.0, ends[1])
         return *ends, f"mean over {len(found)} seeds, by Student's t"
     if row.correct and 0 < examples < MANY:
-        return *wilson(row.correct[0], examples), f"{examples} examples of {row.split}, by Wilson"
+        return *wilson(min(row.correct[0], examples), examples), f"{examples} examples of {row.split}, by Wilson"
     return None
 
 

@@ -308,7 +308,7 @@ def _averages(
     """metric -> macro, micro and count, as they are told."""
     found = {name: mean for name, mean in totals(scores).items() if not name.startswith(COUNT)}
     for name, mean in found.items():
-        count = number_behind(name, behind, mean["count"])
+        count = number_behind(name, behind, int(mean["count"] or 0))
         found[name] = {"macro": mean["macro"], "micro": pooled.get(name, mean["micro"]), "count": count}
     return found
 

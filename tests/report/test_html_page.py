@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from scipy import stats
 
+from fedtorch.core.scores import number_behind, told
 from fedtorch.core.update import Report
 from fedtorch.report.apir_plots import plot_weights
 from fedtorch.report.command_line import main
@@ -104,6 +106,38 @@ def test_seeds_that_are_all_alike_have_the_interval_of_their_rows(tmp_path: Path
     ends = stats.binomtest(35, 47).proportion_ci(0.95, method="wilson")
     assert column(tables(page)["Runs"], "95 % interval of micro") == [f"{ends.low:.3f} to {ends.high:.3f}"]
     assert "of seeds that are all alike: Wilson" in page
+
+
+def test_rows_that_clients_share_count_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same four rows at each of three clients are four rows, not twelve."""
+    run = make_run(tmp_path / "a", scores=dict.fromkeys(("one", "two", "three"), (3, 4)))
+    lines = []
+    for record in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        if record.get("label") == "final":
+            record["shared"] = True
+            if record["kind"] == "eval_total":
+                record["metrics"]["accuracy"]["count"] = 4
+        lines.append(json.dumps(record) + "\n")
+    (run / "metrics.jsonl").write_text("".join(lines))
+    page = page_of(run)
+    ends = stats.binomtest(3, 4).proportion_ci(0.95, method="wilson")
+    assert column(tables(page)["Runs"], "95 % interval of micro") == [f"{ends.low:.3f} to {ends.high:.3f}"]
+    assert column(tables(page)["Runs"], "test rows") == ["4"]
+    assert "test rows: the same ones for 3 clients; they count once in micro." in page
+    assert "| 3 of 4 |" in capsys.readouterr().out and number_behind("f1", BEHIND, 9, ("a", "b")) == 5
+
+
+BEHIND = {"a": {"f1": 3}, "b": {"f1": 3}, "c": {"f1": 2}}
+
+
+def test_examples_behind_a_score_are_told_also_of_received_models() -> None:
+    assert number_behind("f1", BEHIND, 9) == number_behind("received/f1", BEHIND, 9) == 8
+    assert number_behind("accuracy", BEHIND, 9) == 9
+    assert told({"f1": (2.0, 6), "received/f1": (1.0, 4), "accuracy": (1.0, 2)}, {"f1": 3}) == {
+        "f1": (1.0, 3),
+        "received/f1": (0.75, 3),
+        "accuracy": (1.0, 2),
+    }
 
 
 def test_a_metric_that_is_no_share_of_rows_has_no_interval_of_them(tmp_path: Path) -> None:
