@@ -25,11 +25,12 @@ def figures(found: Mapping[str, float]) -> dict[str, float]:
     """RMSE, MAE, R² and Pearson's correlation of all rows behind the sums; nothing of no rows.
 
     R² = 1 − Σ(t − p)² / Σ(t − mean t)². It has no value, and is left out, where the true values are all equal, so of
-    one row too: scikit-learn gives 0, 1 or NaN there. Pearson's correlation is 0 where it has no value.
+    one row too: scikit-learn gives 0, 1 or NaN there. Pearson's correlation is 0 where it has no value. Of predictions
+    that are not finite, as of a model that diverged, the errors are left out.
     """
     if not (count := found.get("n", 0.0)):
         return {}
     result = {"rmse": math.sqrt(found["squared"] / count), "mae": found["absolute"] / count}
     if not is_constant(found["x"], found["xx"], count):
         result["r2"] = 1 - found["squared"] / (found["xx"] - found["x"] * found["x"] / count)
-    return {**result, "pearson": pearson(found)}
+    return {name: value for name, value in result.items() if math.isfinite(value)} | {"pearson": pearson(found)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtorch.metrics.about import about, counts_hits
+from fedtorch.metrics.about import about, counts_hits, less_is_better
 from fedtorch.metrics.generation import rouge_l
 from fedtorch.metrics.text import row_scores
 
@@ -28,3 +28,10 @@ def test_what_is_said_of_rouges_words_is_what_they_are() -> None:
 
 def test_a_name_that_says_all_needs_no_words() -> None:
     assert about("accuracy") == about("boolq/acc") == ""
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"), [("rmse", True), ("received/loss", True), ("r2", False), ("acc", False)]
+)
+def test_of_errors_less_is_better(metric: str, expected: bool) -> None:
+    assert less_is_better(metric) is expected

@@ -58,3 +58,9 @@ def test_a_spread_a_thousand_times_smaller_than_the_mean_is_one() -> None:
         warnings.simplefilter("error")
         assert pearson(moments(true, found)) == pytest.approx(stats.pearsonr(TRUE, FOUND).statistic, rel=1e-8)
         assert figures(sums(true, found))["r2"] == pytest.approx(metrics.r2_score(true, found), rel=1e-8)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e200])
+def test_a_model_that_diverged_has_no_figures(wrong: float) -> None:
+    found = figures(sums([1.0, 2.0, 4.0], [wrong, 2.0, 4.0]))
+    assert found["pearson"] == 0.0 and "r2" not in found and "rmse" not in found
