@@ -32,7 +32,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
         client = built.clients.named(name)
         record = last.get(name, {})
         clients[name] = {
-            "examples": client.sizes["train"] if client is not None else 0,
+            "examples": (client.sizes["train"] if client is not None else 0) if _shows_sizes(built) else None,
             "status": record.get("status"),
             "loss": record.get("loss_mean"),
             "weight": record.get("weight"),
@@ -64,8 +64,13 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
 
 def _privacy(built: BuiltRun, result: Result) -> dict[str, Any]:
     """What was promised to clients, with the number of rows only where that is revealed."""
-    is_open = "sizes" in built.config.privacy.reveal
-    return {**result.privacy, "rows": int(built.clients.train_sizes.sum()) if is_open else None}
+    return {**result.privacy, "rows": int(built.clients.train_sizes.sum()) if _shows_sizes(built) else None}
+
+
+def _shows_sizes(built: BuiltRun) -> bool:
+    """May the number of rows that clients train on be told?"""
+    privacy = built.config.privacy
+    return privacy.kind == "none" or "sizes" in privacy.reveal
 
 
 def show_beside(config: Config) -> None:

@@ -57,7 +57,7 @@ def show_results(
         table.add_row(name, *cells, *(_pair(pairs.get(name)) for _, pairs, _ in columns))
     table.add_section()
     averages = [average for _, _, average in columns]
-    for kind, total in (("macro", ""), ("micro", str(sum(examples.get(name, 0) for name in names)))):
+    for kind, total in (("macro", ""), ("micro", str(sum(examples.get(name, 0) for name in names) or "-"))):
         cells = [f"{average[kind]:.4f} of {average['count']}" for average in averages]
         table.add_row(kind, total, "", "", *cells)
     if len(columns) > 1:
