@@ -173,13 +173,13 @@ def test_every_client_has_rows_weight_and_loss_also_one_that_was_never_drawn(tmp
 
 
 def test_a_client_that_chose_its_own_round_shows_it(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a")
-    lines = (
-        (run / "metrics.jsonl")
-        .read_text()
-        .replace('"weights_of":2,"client":"small"', '"weights_of":3,"client":"small"')
-    )
-    (run / "metrics.jsonl").write_text(lines)
+    run, lines = make_run(tmp_path / "a"), []
+    for record in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        if record.get("label") == "final":
+            own = {"weights_of": {"big": 2, "small": 3, "idle": 2}[record["client"]]} if "client" in record else {}
+            record = {key: value for key, value in record.items() if key != "weights_of"} | own
+        lines.append(json.dumps(record) + "\n")
+    (run / "metrics.jsonl").write_text("".join(lines))
     (final,) = [e for e in read_run(run).all_evaluations() if e.label == "final"]
     assert final.weights_of is None and final.own_rounds == {"big": 2, "small": 3, "idle": 2}
     page = tables(page_of(run))
