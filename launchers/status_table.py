@@ -33,7 +33,7 @@ class Row:
     rounds: int = 0
     """planned, 0 if unknown"""
     score: float | None = None
-    """macro average of the evaluation that counts"""
+    """of all rows together, in the evaluation that counts, as in the run's own lines"""
     metric: str = ""
     """what the score is called"""
     count: int = 0
@@ -93,7 +93,7 @@ def read_row(run_dir: Path, queue: set[str] | None = None) -> Row:
         state,
         run.last_round,
         run.rounds,
-        score=average["macro"],
+        score=average["micro"],
         metric=f"{evaluation.split} {metric}",
         count=int(average["count"] or 0),
         age_s=age,

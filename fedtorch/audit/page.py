@@ -7,8 +7,9 @@ from html import escape
 from typing import Any
 
 from fedtorch.audit.finding import Finding
-from fedtorch.report.html_page import POLICY, table
+from fedtorch.report.html_page import POLICY
 from fedtorch.report.html_style import SORT, STYLE
+from fedtorch.report.html_table import table
 
 WARNING = (
     "That an attack found little says what this attack, in this form, found on this run. It is no proof that nothing "

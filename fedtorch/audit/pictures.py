@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedtorch.report.svg import BOTTOM, COLORS, HEIGHT, LEFT, TOP, WIDTH, bar_chart, ticks
+from fedtorch.report.svg import BOTTOM, COLORS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes, bar_chart, start
 
 MOST_BINS = 40
 
@@ -14,27 +14,21 @@ MOST_BINS = 40
 def bars(figures: Sequence[Mapping[str, Any]], *keys: str) -> str:
     """Bars of some figures of each row, named after channel and client."""
     rows = {
-        f"{row['channel']}: {row['client']}": [None if row[key] is None else (float(row[key]), 0.0) for key in keys]
+        f"{row['channel']}: {row['client']}": [None if row[key] is None else (float(row[key]),) * 3 for key in keys]
         for row in figures
     }
-    return bar_chart(rows, keys)
+    return bar_chart(rows, keys, is_share=all(bar is None or bar[0] <= 1 for found in rows.values() for bar in found))
 
 
 def curve(points: Sequence[tuple[float, float]], x_label: str, y_label: str) -> str:
     """A line over [0, 1] x [0, 1], with the diagonal of pure chance; empty without points."""
     if not points:
         return ""
-    right, down = WIDTH - LEFT - 12, HEIGHT - TOP - BOTTOM
-    path = " ".join(f"{LEFT + x * right:.1f},{TOP + (1 - y) * down:.1f}" for x, y in points)
-    parts = [_start()]
-    for tick in ticks(0.0, 1.0):
-        x, y = LEFT + tick * right, TOP + (1 - tick) * down
-        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - 12}M{x:.1f} {TOP}V{TOP + down}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{TOP + down + 16}" text-anchor="middle">{tick:g}</text>')
-    parts.append(f'<path d="M{LEFT} {TOP + down}L{LEFT + right} {TOP}" class="error" stroke-dasharray="4 4"/>')
-    parts.append(f'<polyline points="{path}" fill="none" stroke="{COLORS[0]}" stroke-width="1.8"/>')
-    return "".join([*parts, _labels(x_label, y_label), "</svg>"])
+    axes = Axes((-0.02, 1.02), (-0.02, 1.02))  # so that the line is seen where it runs along an edge
+    parts = [start(kind=" bars"), *axes.frame(x_label, y_label)]
+    parts.append(f'<polyline points="{axes.path([(0, 0), (1, 1)])}" class="error" fill="none" stroke-dasharray="4 4"/>')
+    line = f'<polyline points="{axes.path(points)}" fill="none" stroke="{COLORS[0]}" stroke-width="1.8"/>'
+    return "".join([*parts, line, "</svg>"])
 
 
 def histogram(values: Sequence[float], marks: Mapping[str, float], x_label: str) -> str:
@@ -46,30 +40,20 @@ def histogram(values: Sequence[float], marks: Mapping[str, float], x_label: str)
     bins = [0] * count
     for value in values:
         bins[min(count - 1, int((value - low) / (high - low) * count))] += 1
-    right, down, most = WIDTH - LEFT - 12, HEIGHT - TOP - BOTTOM, max(bins)
-    parts = [_start()]
+    axes = Axes((low, high), (0, max(bins)))
+    parts = [start(kind=" bars"), *axes.frame(x_label, "how many", has_y=False)]
+    right = (WIDTH - LEFT - RIGHT) / count
     for place, number in enumerate(bins):
-        tall = number / most * down
+        x, y = axes.place(low + place * (high - low) / count, number)
         parts.append(
-            f'<rect x="{LEFT + place * right / count:.1f}" y="{TOP + down - tall:.1f}" width="{right / count - 1:.1f}" '
-            f'height="{tall:.1f}" fill="{COLORS[0]}"><title>{number}</title></rect>'
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{right - 1:.1f}" height="{HEIGHT - BOTTOM - y:.1f}" '
+            f'fill="{COLORS[0]}"><title>{number}</title></rect>'
         )
-    for tick in ticks(low, high):
-        x = LEFT + (tick - low) / (high - low) * right
-        parts.append(f'<text x="{x:.1f}" y="{TOP + down + 16}" text-anchor="middle">{tick:.3g}</text>')
     for place, (name, value) in enumerate(marks.items()):
-        x = LEFT + (value - low) / (high - low) * right
-        parts.append(f'<path d="M{x:.1f} {TOP}V{TOP + down}" stroke="{COLORS[1]}" stroke-width="2"/>')
-        parts.append(f'<text x="{x + 4:.1f}" y="{TOP + 12 + 14 * place}">{escape(name)}</text>')
-    return "".join([*parts, _labels(x_label, ""), "</svg>"])
-
-
-def _start() -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="chart bars">'
-
-
-def _labels(x_label: str, y_label: str) -> str:
-    return (
-        f'<text x="{WIDTH - 12}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_label)}</text>'
-        f'<text x="{LEFT}" y="{HEIGHT - 6}">{escape(y_label)}</text>'
-    )
+        x, _ = axes.place(value, 0)
+        side = ("end", -4) if x > (LEFT + WIDTH) / 2 else ("start", 4)  # towards the middle, where there is room
+        parts.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{COLORS[1]}" stroke-width="2"/>')
+        parts.append(
+            f'<text x="{x + side[1]:.1f}" y="{TOP + 12 + 14 * place}" text-anchor="{side[0]}">{escape(name)}</text>'
+        )
+    return "".join([*parts, "</svg>"])

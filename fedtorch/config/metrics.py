@@ -51,7 +51,7 @@ def _label(name: str, task: Any, where: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", label):
         raise ConfigError(f"eval.metrics has `{name}`{where}, whose scores would be called {label!r}; rename it so "
                           "that it begins with a letter and has no others than a-z, digits and _")  # fmt: skip
-    if label in {"loss", *task.built_in, *task.metrics()}:
+    if label in {"loss", *task.built_in, *task.metrics()} - {*task.replaceable}:
         raise ConfigError(
             f"eval.metrics has `{name}`{where}, but `{label}` is something that the task measures; give it another name"
         )

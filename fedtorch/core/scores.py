@@ -12,6 +12,9 @@ COUNT = "count/"
 LOSS = "loss"
 """The loss that an evaluation measures beside a task's metrics; the only score of which less is better."""
 
+RECEIVED = "received/"
+"""Before the names of a received model's scores, where both it and the client's own are evaluated."""
+
 AGGREGATION_ERROR = "adapter/aggregation_error"
 """In the record of a round what averaging the factors of adapters one by one has lost."""
 
@@ -81,3 +84,33 @@ def sharers(clients: Collection[str], shared: Collection[str]) -> str:
 def _mean(pairs: Sequence[Pair]) -> Pair:
     total, count = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
     return total, int(count) if count == int(count) else count
+
+
+def told(scores: Mapping[str, tuple[float, int]], behind: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    """A client's scores as they are recorded: (figure · examples, examples), with the examples that are `behind` each.
+
+    A score that is a quotient of counts has their denominator as its number, so that sums over clients pool it, and
+    `behind` says of how many examples it is; of 0 it has no figure.
+    """
+    found = dict(scores)
+    for name, (total, count) in scores.items():
+        examples = behind.get(name.removeprefix(RECEIVED))
+        if examples is not None:
+            found[name] = (total / count * examples if count else 0.0, examples)
+    return found
+
+
+def number_behind(
+    metric: str, behind: Mapping[str, Mapping[str, int]], otherwise: int, shared: Collection[str] = ()
+) -> int:
+    """Examples of all clients behind a score. behind: client -> metric -> examples, see `told`.
+
+    otherwise: the number where no client has the score there. shared: clients that have the same examples, which count
+    once.
+    """
+    name = metric.removeprefix(RECEIVED)
+    sizes = {client: own[name] for client, own in behind.items() if name in own}
+    if not sizes:
+        return otherwise
+    together = [size for client, size in sizes.items() if client in shared]
+    return sum(size for client, size in sizes.items() if client not in shared) + max(together, default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,7 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
-from fedtorch.core.scores import COUNT, are_shared_by_all
+from fedtorch.core.scores import COUNT, are_shared_by_all, number_behind, told
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import averages, summary
 from fedtorch.setup.build import BuiltRun
@@ -27,32 +28,31 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
     """
     last, split = memory.last, built.config.eval.final_split
     shared = built.task.sharing(split)
+    behind = {name: built.task.behind(scores) for name, scores in result.scores.items()}
     clients = {}
     seen = [name for name in {*last, *result.scores} if name in built.names]
     for name in sorted(seen, key=built.names.place):
         client = built.clients.named(name)
         record = last.get(name, {})
         clients[name] = {
-            "examples": client.sizes["train"] if client is not None else 0,
+            "examples": (client.sizes["train"] if client is not None else 0) if _shows_sizes(built) else None,
             "status": record.get("status"),
             "loss": record.get("loss_mean"),
             "weight": record.get("weight"),
-            "scores": {metric: list(pair) for metric, pair in result.scores.get(name, {}).items()},
+            "mean_weight": memory.mean_weight(name),
+            "scores": {
+                metric: list(pair) for metric, pair in told(result.scores.get(name, {}), behind.get(name, {})).items()
+            },
             **({"shared": True} if name in shared and name in result.scores else {}),
             **({"best_round": result.client_rounds[name]} if name in result.client_rounds else {}),
         }
-    metrics = sorted({name for scores in result.scores.values() for name in scores if not name.startswith(COUNT)})
-    means = {}
-    for metric in metrics:
-        macro, micro, count = averages(built.task, result.scores, metric, split)
-        means[metric] = {"macro": macro, "micro": micro, "count": count}
     return {
         "rounds": result.rounds,
         "best_round": result.best_round,
         "split": split,
         **({"shared": True} if are_shared_by_all(result.scores, shared) else {}),
         "clients": clients,
-        "averages": means,
+        "averages": _averages(built, result, behind, shared),
         "traffic": dict(memory.traffic),
         "summary": summary(built.task, result.scores, split),
         "digest": result.digest,
@@ -63,10 +63,27 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
     }
 
 
+def _averages(
+    built: BuiltRun, result: Result, behind: Mapping[str, Mapping[str, int]], shared: Collection[str]
+) -> dict[str, Any]:
+    """metric -> macro, micro and count over the clients. behind, shared: see `number_behind`."""
+    means = {}
+    for metric in sorted({name for scores in result.scores.values() for name in scores}):
+        if not metric.startswith(COUNT):
+            macro, micro, count = averages(built.task, result.scores, metric, built.config.eval.final_split)
+            means[metric] = {"macro": macro, "micro": micro, "count": number_behind(metric, behind, count, shared)}
+    return means
+
+
 def _privacy(built: BuiltRun, result: Result) -> dict[str, Any]:
     """What was promised to clients, with the number of rows only where that is revealed."""
-    is_open = "sizes" in built.config.privacy.reveal
-    return {**result.privacy, "rows": int(built.clients.train_sizes.sum()) if is_open else None}
+    return {**result.privacy, "rows": int(built.clients.train_sizes.sum()) if _shows_sizes(built) else None}
+
+
+def _shows_sizes(built: BuiltRun) -> bool:
+    """May the number of rows that clients train on be told?"""
+    privacy = built.config.privacy
+    return privacy.kind == "none" or "sizes" in privacy.reveal
 
 
 def show_beside(config: Config) -> None:

@@ -78,6 +78,15 @@ def matthews(predictions: Sequence[str], golds: Golds) -> float:
     return float(matthews_corrcoef(truth, found)) if truth else 0.0
 
 
+def cannot_tell(metric: str, golds: Golds) -> bool:
+    """Is the metric 0 whatever is predicted, since it looks for an answer that these rows never have?
+
+    Matthews' correlation looks for `acceptable`: of rows with `good` and `bad` it says nothing.
+    """
+    first = {answers[0].strip() for answers in golds}
+    return metric == "Matthew-Correlation" and "acceptable" not in first and bool(first - {"unacceptable"})
+
+
 def pearson(predictions: Sequence[str], golds: Golds) -> float:
     """Pearson's correlation (scipy) of predictions and first gold answers as numbers.
 

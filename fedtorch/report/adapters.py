@@ -50,7 +50,7 @@ def adapters_markdown(runs: Sequence[NamedRun]) -> str:
             group.label,
             _rule(first),
             str(_adapter(first).get("r", "")),
-            str(sum(record.get("examples", 0) for record in first.last.values())),
+            str(sum(first.examples.values())),
             str(first.last_round),
             *(figure([fmean(r[name] for r in one) / 1e6 for one in rounds if one], 3)
               for name in ("bytes_up", "bytes_down")),

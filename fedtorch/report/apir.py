@@ -12,13 +12,22 @@ from statistics import fmean
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.scores import RECEIVED
 from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.metrics.apir import Comparison, compare
 from fedtorch.report.apir_plots import plot_energies, plot_tasks, plot_weights
-from fedtorch.report.compared import figure, same_settings, say_written, show_page
+from fedtorch.report.compared import (
+    counted_once,
+    figure,
+    out_folder,
+    same_settings,
+    say_left_out,
+    say_written,
+    show_page,
+)
+from fedtorch.report.find_runs import Found
 from fedtorch.report.published.changed import changed
 from fedtorch.report.published.fewfedweight import BASE, CLIENTS, COSTS, Published, row_of
-from fedtorch.tracking.records import RECEIVED
 from fedtorch.tracking.run_folder import Run, read_run
 
 
@@ -44,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--new", "runs to compare; those that differ only in the seed share a row"),
     ):
         parser.add_argument(name, help=about, nargs="+", type=Path, metavar="RUN", required=True)
-    parser.add_argument("--out", type=Path, help="folder for apir.md and the plots; default: first new RUN/report")
+    default = "RUN/report of the new run, and of several a folder below `report` beside the first"
+    parser.add_argument("--out", type=Path, help=f"folder for apir.md and the plots; default: {default}")
     parser.add_argument("--no-plots", action="store_true", help="write the tables only")
 
 
@@ -55,8 +65,10 @@ def make(args: argparse.Namespace) -> None:
         ConfigError: a folder is no run, was not evaluated, or was evaluated on other tasks than its base.
     """
     bases = [read_run(folder) for folder in args.base]
-    rows = group([read_run(folder) for folder in args.new], bases)
-    out: Path = args.out or args.new[0] / "report"
+    found = counted_once(Found([(run.name, run) for run in map(read_run, args.new)]))
+    say_left_out(found)
+    rows = group([run for _, run in found.runs], bases)
+    out = out_folder(args.out, args.new)
     page = "\n".join([tables(rows), costs(bases[0], rows), *differences(bases[0], rows)])
     paths = [show_page(page, out / "apir.md")]
     for index, row in enumerate([] if args.no_plots else rows):

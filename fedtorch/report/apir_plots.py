@@ -8,7 +8,7 @@ from statistics import fmean
 
 from fedtorch.core import histograms
 from fedtorch.metrics.apir import Comparison
-from fedtorch.report.plots import plain_text, plot_lines
+from fedtorch.report.plots import plain_text, plot_lines, run_charts
 from fedtorch.tracking.run_folder import Run
 
 
@@ -89,15 +89,9 @@ def plot_energies(run: Run, path: Path) -> list[Path]:
 
 def plot_weights(run: Run, path: Path) -> list[Path]:
     """Every client's weight in the aggregation, round by round; nothing for a run that averages nothing."""
-    lines: dict[str, tuple[list[float], list[float]]] = {}
-    for record in run.of_kind("client"):
-        if record.get("weight") and record["status"] == "ok":
-            xs, ys = lines.setdefault(record["client"], ([], []))
-            xs.append(record["round"])
-            ys.append(record["weight"])
-    if not lines:
+    if (chart := run_charts(run).get("weights")) is None:
         return []
-    plot_lines(path, f"{run.name}: weight in the aggregation", ("round", "weight"), lines)
+    plot_lines(path, f"{run.name}: weight in the aggregation", (chart.x, chart.y), chart.lines)
     return [path]
 
 

@@ -22,7 +22,7 @@ from fedtorch.report import privacy
 from fedtorch.report import significance as paired
 from fedtorch.report import sweep as sweep_report
 from fedtorch.report.adapters import adapters_markdown
-from fedtorch.report.compared import read_all, say_left_out, say_written, show_page
+from fedtorch.report.compared import counted_once, out_folder, read_all, say_left_out, say_written, show_page
 from fedtorch.report.find_runs import NamedRun, find_runs
 from fedtorch.report.groups import make_groups
 from fedtorch.report.html_page import html_page
@@ -33,6 +33,9 @@ from fedtorch.report.published import unknown_row
 from fedtorch.report.robust import robust_markdown
 from fedtorch.report.score_table import as_csv, build, markdown
 from fedtorch.report.wikisql import measures_markdown
+
+DEFAULT_OUT = "RUN/report, and of several runs a folder below `report` beside the first"
+"""For the help of `--out`, see `compared.out_folder`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/my_run, or of a sweep"
     )
-    parser.add_argument("--out", type=Path, help="folder for tables, plots and page; default: RUN/report")
+    parser.add_argument("--out", type=Path, help=f"folder for tables, plots and page; default: {DEFAULT_OUT}")
     parser.add_argument("--metric", help="score to show; default: the one the first run was selected by")
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown", help="of what is printed")
     parser.add_argument("--no-plots", action="store_true", help="write the table only")
@@ -65,24 +68,24 @@ def make_table(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a folder has no run, or no run has the metric.
     """
-    found = find_runs(args.runs)
+    found = counted_once(find_runs(args.runs))
     found.left_out += map(unknown_row, (run for _, run in found.runs if unknown_row(run)))
-    say_left_out(found.left_out)
+    say_left_out(found)
     runs = found.runs
     table = build(runs, args.metric)
     texts = {"markdown": markdown(table), "csv": as_csv(table)}
     sys.stdout.write(plain(texts[args.format]))
-    out: Path = args.out or args.runs[0] / "report"
+    out = out_folder(args.out, args.runs)
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(texts["markdown"])
     (out / "table.csv").write_text(texts["csv"])
     paths = [out / "table.md", out / "table.csv"]
     if args.html:
         title = ", ".join(folder.resolve().name for folder in args.runs)
-        replace_file(out / "report.html", html_page(title, make_groups(runs), table.metric, found.left_out))
+        replace_file(out / "report.html", html_page(title, make_groups(runs), table.metric, found))
         paths.append(out / "report.html")
     elif not args.no_plots:
-        is_one = len(args.runs) == 1 and runs[0][1].folder == args.runs[0]
+        is_one = len({path.resolve() for path in args.runs}) == 1 and runs[0][1].folder == args.runs[0]
         paths += plot_run(runs[0][1], out) if is_one else []
         paths += plot_comparison(make_groups(runs), out) if len(runs) > 1 else []
     say_written(paths)
@@ -96,11 +99,11 @@ def page(about: str, name: str, whose: str, markdown_of: Callable[[Sequence[Name
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"folder of a run {whose}")
-        parser.add_argument("--out", type=Path, help=f"folder for {name}.md; default: RUN/report")
+        parser.add_argument("--out", type=Path, help=f"folder for {name}.md; default: {DEFAULT_OUT}")
 
     def make(args: argparse.Namespace) -> None:
         text = markdown_of(read_all(args.runs))
-        say_written([show_page(text, (args.out or args.runs[0] / "report") / f"{name}.md")])
+        say_written([show_page(text, out_folder(args.out, args.runs) / f"{name}.md")])
 
     return Command(about, add_arguments, make)
 

@@ -9,27 +9,69 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fedtorch.core.shown import plain
-from fedtorch.report.find_runs import NamedRun, find_runs
+from fedtorch.report.find_runs import Found, NamedRun, find_runs
 from fedtorch.tracking.run_folder import Run
 
 _IGNORED = ("run", "track", "system", "checkpoint", "compare")
+LONGEST = 80
+"""Characters in the name of a folder that is made of others' names."""
 
 
 def read_all(folders: Sequence[Path]) -> list[NamedRun]:
-    """The runs in the folders, each followed by its companions, with the names they go by; says what is left out.
+    """The runs in the folders, each followed by its companions, with the names they go by; each seed once.
+
+    Says what is left out and what is merged.
 
     Raises:
         ConfigError: a folder has no run.
     """
-    found = find_runs(folders)
-    say_left_out(found.left_out)
+    found = counted_once(find_runs(folders))
+    say_left_out(found)
     return found.runs
 
 
-def say_left_out(lines: Sequence[str]) -> None:
-    """Name what is no run, on stderr."""
-    for line in lines:
-        print(plain(f"left out: {line}"), file=sys.stderr)
+def counted_once(found: Found) -> Found:
+    """What was found with one run for each config and seed; `merged` names the others.
+
+    Two runs of one config and seed are one draw, so that figures over seeds may count only one of them: the finished
+    one, else the one that came further, else the first.
+    """
+    best: dict[tuple[str, str], NamedRun] = {}
+    for name, run in found.runs:
+        kept = best.setdefault(_draw_of(run), (name, run))[1]
+        if (run.is_finished, run.last_round) > (kept.is_finished, kept.last_round):
+            best[_draw_of(run)] = (name, run)
+    merged = []
+    for _, run in found.runs:
+        kept = best[_draw_of(run)][1]
+        if run is not kept:
+            one = f"the same config and seed {run.setting('run.seed')} as {kept.folder}"
+            differ = ", although their digests differ" if len({_digest(run), _digest(kept)} - {None}) > 1 else ""
+            merged.append(f"{run.folder}: {one}, counted once{differ}")
+    return Found(list(best.values()), found.left_out, [*found.merged, *merged])
+
+
+def say_left_out(found: Found) -> None:
+    """Name what is no run and what is counted once, on stderr."""
+    for word, lines in (("left out", found.left_out), ("merged", found.merged)):
+        for line in lines:
+            print(plain(f"{word}: {line}"), file=sys.stderr)
+
+
+def out_folder(out: Path | None, folders: Sequence[Path]) -> Path:
+    """Where a report goes: `--out`, or `report` in the folder it is about.
+
+    A report about several folders belongs to none of them: it goes beside the first, below `report`, into a folder
+    named after all.
+    """
+    different = list({folder.resolve(): folder for folder in folders}.values())
+    if out is not None or len(different) == 1:
+        return out or different[0] / "report"
+    names = [folder.resolve().name or "root" for folder in different]
+    name = "-".join(names)
+    first = different[0]
+    beside = first.parent if first.name not in ("", "..") else first.resolve().parent
+    return beside / "report" / (name if len(name) <= LONGEST else f"{names[0][:LONGEST]}-and-{len(names) - 1}-others")
 
 
 def same_settings(run: Run) -> str:
@@ -37,6 +79,16 @@ def same_settings(run: Run) -> str:
     if not run.config:
         return str(run.folder.resolve())
     return json.dumps({k: v for k, v in run.config.items() if k not in _IGNORED}, sort_keys=True, default=str)
+
+
+def _draw_of(run: Run) -> tuple[str, str]:
+    """Equal for runs of one config and seed."""
+    return same_settings(run), str(run.setting("run.seed"))
+
+
+def _digest(run: Run) -> str | None:
+    results = run.of_kind("result")
+    return results[-1].get("digest") if results else None
 
 
 def by_settings(runs: Iterable[NamedRun]) -> list[list[NamedRun]]:

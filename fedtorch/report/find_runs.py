@@ -27,6 +27,8 @@ class Found:
     """each followed by its companions"""
     left_out: list[str] = field(default_factory=list)
     """what is no run, with the reason, and which records of runs are missing, one line each"""
+    merged: list[str] = field(default_factory=list)
+    """runs that are counted once although they were found twice, one line each"""
 
 
 def find_runs(folders: Sequence[Path]) -> Found:
@@ -56,8 +58,13 @@ def find_runs(folders: Sequence[Path]) -> Found:
 
 
 def _add(found: Found, folder: Path) -> None:
+    if folder.resolve() in {run.folder.resolve() for _, run in found.runs}:
+        found.merged.append(f"{folder}: named twice, counted once")
+        return
     run = read_run(folder)
     inner = [(path, read_run(path)) for path in companions(folder)]
+    known = {other.folder.resolve() for _, other in found.runs}  # a companion may have been named before its run
+    inner = [(path, other) for path, other in inner if path.resolve() not in known]
     found.runs.append((run.name, run))
     found.runs += [(other.name if other.config else f"{run.name}/{path.name}", other) for path, other in inner]
     found.left_out += [f"{one.folder}: {one.gap}" for one in (run, *(other for _, other in inner)) if one.gap]

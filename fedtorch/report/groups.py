@@ -65,13 +65,58 @@ class Group:
 
     def client_losses(self, client: str) -> Band:
         """Mean loss of a round of one client."""
-        return _band(
-            [
-                [(r["round"], r.get("loss_mean")) for r in run.of_kind("client")
-                 if r["client"] == client and r["status"] == "ok"]
-                for run in self.runs
-            ]
-        )  # fmt: skip
+        return self.of_clients("loss_mean").get(client, Band([], [], []))
+
+    @property
+    def chosen_rounds(self) -> list[int]:
+        """Of each run that chose one for all clients, the round whose weights were scored."""
+        return [round for run in self.runs if (round := run.chosen_round) is not None]
+
+    def shared_by(self, metric: str) -> int:
+        """How many clients have the same rows of the split that was scored, as the records say; 0: each has its own."""
+        counted = 0
+        for run in self.runs:
+            for evaluation in [e for e in run.last_evaluations() if e.of(metric)][:1]:
+                key = (evaluation.label, evaluation.split, evaluation.round)
+                told = [r for r in run.of_kind("eval") if (r["label"], r["split"], r["round"]) == key]
+                counted = max(counted, sum(bool(record.get("shared")) for record in told))
+        return counted
+
+    def own_rounds(self) -> dict[str, list[int]]:
+        """client -> the rounds of its own best models, one for each run whose clients choose for themselves."""
+        found: dict[str, list[int]] = {}
+        for run in self.runs:
+            for evaluation in run.last_evaluations():
+                for client, round in evaluation.own_rounds.items() if evaluation.label == "final" else ():
+                    found.setdefault(client, []).append(round)
+        return found
+
+    def of_round(self, key: str, scale: float = 1.0) -> Band:
+        """A number of each round, such as `bytes_up`, divided by `scale`."""
+        rounds = [run.of_kind("round") for run in self.runs]
+        return _band([[(r["round"], r[key] / scale) for r in found if r.get(key) is not None] for found in rounds])
+
+    def of_clients(self, key: str) -> dict[str, Band]:
+        """client -> a number of its rounds, such as `loss_mean` or `weight`."""
+        points: dict[str, list[list[tuple[int, float | None]]]] = {}
+        for place, run in enumerate(self.runs):
+            for r in run.of_kind("client"):
+                if r["status"] == "ok":
+                    own = points.setdefault(r["client"], [[] for _ in self.runs])
+                    own[place].append((r["round"], r.get(key)))
+        return {client: _band(curves) for client, curves in points.items()}
+
+    def scores_of_clients(self, split: str, metric: str) -> dict[str, Band]:
+        """client -> its scores during training."""
+        points: dict[str, list[list[tuple[int, float | None]]]] = {}
+        for place, run in enumerate(self.runs):
+            for r in run.of_kind("eval"):
+                if r["split"] == split and r["label"] in ("training", "global") and metric in r["metrics"]:
+                    total, count = r["metrics"][metric]
+                    if count and total is not None:
+                        own = points.setdefault(r["client"], [[] for _ in self.runs])
+                        own[place].append((r["round"], total / count))
+        return {client: _band(curves) for client, curves in points.items()}
 
     def scores(self, split: str, metric: str) -> Band:
         """Of all examples together, during training."""

@@ -2,22 +2,32 @@
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1250px; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em; }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5em auto; max-width: 1720px; padding: 0 16px; }
+h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.2em; margin-top: 2em; }
+h3 { font-size: 1em; overflow-wrap: anywhere; } p { max-width: 80em; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 3px 9px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-thead th { cursor: pointer; background: var(--soft); user-select: none; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: Canvas; }
+td:first-child { white-space: normal; min-width: 6em; }
+thead th { cursor: pointer; user-select: none; vertical-align: bottom; white-space: normal; }
+thead th, thead th:first-child { background: linear-gradient(var(--soft), var(--soft)), Canvas; }
 thead th[aria-sort=ascending]::after { content: " \\25B2"; }
 thead th[aria-sort=descending]::after { content: " \\25BC"; }
 td.text { text-align: left; font-family: ui-monospace, monospace; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(430px, 1fr)); gap: 1.5em; }
-figure { margin: 0; } figcaption { font-weight: 600; }
-.chart { width: 100%; height: auto; } .chart text { font-size: 11px; fill: currentColor; }
-.bars { max-width: 620px; display: block; margin-top: 1em; }
-.grid { stroke: var(--line); stroke-width: 0.7; fill: none; } .error { stroke: currentColor; stroke-width: 1; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(360px, 100%), 1fr)); gap: 1.5em; }
+figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; overflow-wrap: anywhere; }
+.chart { width: 100%; height: auto; display: block; max-width: 560px; }
+.chart text { font-size: 11px; fill: currentColor; }
+.bars { margin-top: 1em; max-width: 460px; }
+.frame { fill: none; stroke: var(--line); } .grid { stroke: var(--line); stroke-width: 0.7; fill: none; }
+.error { stroke: currentColor; stroke-width: 1; } .chosen { stroke-width: 1; stroke-dasharray: 2 3; }
+.legend { display: flex; flex-wrap: wrap; gap: 0 1em; font-size: 12px; max-width: 560px; }
+.legend span { display: inline-flex; align-items: center; gap: 0.5em; overflow-wrap: anywhere; }
+.legend i { min-width: 14px; flex: none; }
 .heat td { border: 1px solid var(--line); } .note { opacity: 0.75; font-size: 14px; }
+@media (max-width: 500px) { th, td { padding: 3px 6px; } }
 """
 
 SORT = """

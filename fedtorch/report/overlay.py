@@ -20,7 +20,7 @@ MAX_PANELS = 12
 def plot_comparison(groups: Sequence[Group], out: Path) -> list[Path]:
     """Write `compare_loss.png`, `compare_SPLIT_METRIC.png` and `compare_client_losses.png`, each with all groups.
 
-    Returns the paths of what was written.
+    Rings are around the rounds whose weights were scored, of every seed one. Returns the paths of what was written.
     """
     pictures = {"loss": ("training loss", "mean loss in the round", {g.label: g.losses() for g in groups})}
     for split, metric in charts(groups):
@@ -32,7 +32,7 @@ def plot_comparison(groups: Sequence[Group], out: Path) -> list[Path]:
     paths = []
     for stem, (title, y_label, bands) in list(kept.items())[:MAX_CHARTS]:
         paths.append(out / f"compare_{stem}.png")
-        _draw(paths[-1], title, y_label, bands)
+        _draw(paths[-1], title, y_label, bands, {group.label: group.chosen_rounds for group in groups})
     clients = list(dict.fromkeys(name for group in groups for run in group.runs for name in run.clients))
     panels = {name: {group.label: group.client_losses(name) for group in groups} for name in clients[:MAX_PANELS]}
     if any(band.xs for bands in panels.values() for band in bands.values()):
@@ -43,13 +43,14 @@ def plot_comparison(groups: Sequence[Group], out: Path) -> list[Path]:
     return paths
 
 
-def _draw(path: Path, title: str, y_label: str, bands: Mapping[str, Band]) -> None:
+def _draw(path: Path, title: str, y_label: str, bands: Mapping[str, Band], chosen: Mapping[str, Sequence[int]]) -> None:
     # imported here: it takes a second
     from fedtorch.report.figure import RunFigure
 
     figure = RunFigure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     _draw_bands(axes, bands)
+    _ring(axes, bands, chosen)
     axes.set(title=f"{title}, mean and standard deviation over seeds", xlabel="round", ylabel=y_label)
     small = "x-small" if len(bands) > MAX_NAMED else "small"
     axes.legend(fontsize=small, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -74,6 +75,18 @@ def _draw_panels(path: Path, title: str, panels: Mapping[str, Mapping[str, Band]
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", fontsize="small", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def _ring(axes: Any, bands: Mapping[str, Band], chosen: Mapping[str, Sequence[int]]) -> None:
+    """Rings around the points of the chosen rounds, in their curve's colour, and one in the legend."""
+    is_named = False
+    for index, (name, band) in enumerate(bands.items()):
+        at = dict(zip(band.xs, band.mean, strict=True))
+        if xs := sorted({round for round in chosen.get(name, ()) if round in at}):
+            axes.plot(xs, [at[x] for x in xs], "o", ms=10, mfc="none", color=f"C{index % 10}")
+            is_named = True
+    if is_named:
+        axes.plot([], [], "o", ms=8, mfc="none", color="0.3", label="chosen round")
 
 
 def _draw_bands(axes: Any, bands: Mapping[str, Band]) -> None:

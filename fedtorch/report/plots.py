@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtorch.tracking.records import RECEIVED
+from fedtorch.core.scores import RECEIVED
 from fedtorch.tracking.run_folder import Run
 
 if TYPE_CHECKING:
@@ -37,14 +37,18 @@ class Chart(NamedTuple):
     """client -> line"""
     heavy: Mapping[str, Line]
     """means over all clients"""
+    chosen: int | None = None
+    """the round whose weights were scored, where the axis has rounds"""
 
 
 def run_charts(run: Run) -> dict[str, Chart]:
     """Name of a PNG -> what is on it; nothing for what was not recorded. Those of single tasks' scores come last."""
+    chosen = run.chosen_round
+    losses, weights = _per_round(run, "loss_mean"), _per_round(run, "weight")
     charts = {
         "loss_steps": Chart("training loss", "optimiser steps of the client", "loss", _steps(run), {}),
-        "loss_rounds": Chart("training loss", "round", "mean loss in the round", _per_round(run, "loss_mean"), {}),
-        "weights": Chart("weight in the combined update", "round", "weight", _per_round(run, "weight"), {}),
+        "loss_rounds": Chart("training loss", "round", "mean loss in the round", losses, {}, chosen),
+        "weights": Chart("weight in the combined update", "round", "weight", weights, {}, chosen),
     }
     scores = _scores(run)
     for label, split, metric in sorted(scores, key=lambda key: "/" in key[2].removeprefix(RECEIVED)):
@@ -56,6 +60,7 @@ def run_charts(run: Run) -> dict[str, Chart]:
             metric,
             clients,
             averages,
+            chosen,
         )
     return {stem: chart for stem, chart in charts.items() if chart.lines}
 
@@ -75,7 +80,7 @@ def plot_run(run: Run, out: Path, prefix: str = "") -> list[Path]:
 
 def chart_figure(run: Run, chart: Chart) -> RunFigure:
     """The chart, drawn."""
-    return _drawn(f"{run.name}: {chart.title}", (chart.x, chart.y), chart.lines, chart.heavy)
+    return _drawn(f"{run.name}: {chart.title}", (chart.x, chart.y), chart.lines, chart.heavy, chart.chosen)
 
 
 def _steps(run: Run) -> dict[str, Line]:
@@ -132,7 +137,13 @@ def _save(figure: RunFigure, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _drawn(title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], heavy: Mapping[str, Line]) -> RunFigure:
+def _drawn(
+    title: str,
+    axes_names: tuple[str, str],
+    lines: Mapping[str, Line],
+    heavy: Mapping[str, Line],
+    chosen: int | None = None,
+) -> RunFigure:
     # here, for matplotlib takes a second and is no part of a base installation
     from matplotlib.ticker import MaxNLocator
 
@@ -149,6 +160,8 @@ def _drawn(title: str, axes_names: tuple[str, str], lines: Mapping[str, Line], h
         axes.plot(xs, ys, label=None if is_crowded else plain_text(name), marker=marker, ms=3, **style)
     for (name, (xs, ys)), dash in zip(heavy.items(), ("-", "--"), strict=False):
         axes.plot(xs, ys, label=name, color="black", lw=2.2, ls=dash)
+    if chosen is not None:
+        axes.axvline(chosen, color="0.4", lw=1, ls=":", label=f"chosen round {chosen}")
     axes.set(title=plain_text(title), xlabel=axes_names[0], ylabel=axes_names[1])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # rounds and steps
     axes.grid(alpha=0.3)

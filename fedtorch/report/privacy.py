@@ -16,7 +16,7 @@ from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.privacy.accounting import Accountant, parts_of, shared, total_epsilon
 from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, read_releases
-from fedtorch.report.compared import say_written, show_page
+from fedtorch.report.compared import out_folder, say_written, show_page
 from fedtorch.report.find_runs import find_runs
 
 
@@ -46,7 +46,7 @@ def make(args: argparse.Namespace) -> None:
     folders = [path for path in args.runs if path not in ledgers]
     found = dict.fromkeys(run.folder for _, run in find_runs(folders).runs) if folders else {}
     text = privacy_markdown(found, ledgers)
-    say_written([show_page(text, (args.out or [*folders, Path()][0] / "report") / "privacy.md")])
+    say_written([show_page(text, out_folder(args.out, folders or [Path()]) / "privacy.md")])
 
 
 def _check_ledger(path: Path) -> None:

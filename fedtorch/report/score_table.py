@@ -10,12 +10,17 @@ from statistics import fmean, stdev
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.shown import for_csv, for_markdown, markdown_row
+from fedtorch.metrics.about import about, counts_hits
+from fedtorch.metrics.intervals import of_mean, wilson
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.groups import group_name
 from fedtorch.report.published import Paper, find_row
 from fedtorch.report.published.changed import changed
 from fedtorch.tracking.run_folder import Evaluation, Pair, Run
+
+MANY = 1000
+"""From so many examples on a share's interval is narrower than 6.2 points and is not shown."""
 
 
 @dataclass
@@ -31,9 +36,13 @@ class TableRow:
     counts: dict[str, int] = field(default_factory=dict)
     """client -> examples"""
     correct: list[float] = field(default_factory=list)
-    """sum over all examples, one per seed"""
+    """right examples, one number per seed; empty for a metric that does not count them, such as MAP"""
+    examples: int = 0
+    """of all clients together; rows that several clients share count once"""
     num_runs: int = 1
     """seeds behind its figures"""
+    interval: tuple[float, float, str] | None = None
+    """ends of the 95 % interval of `micro`, and what it is over"""
     notes: list[str] = field(default_factory=list)
     """remarks below the table"""
     is_published: bool = False
@@ -90,7 +99,7 @@ def markdown(table: Table) -> str:
     scale = 100 if table.is_percent else 1
     sizes = {client: f" ({table.sizes[client]})" if client in table.sizes else "" for client in table.columns}
     heads = [f"{heading}{sizes[client]}" for client, heading in table.columns.items()]
-    header = ["run", "split", *heads, "Macro", "Micro", "correct" if table.is_percent else "sum"]
+    header = ["run", "split", *heads, "Macro", "Micro", "correct" if counts_hits(table.metric) else "examples"]
     lines = [f"{table.metric}{', percent' if table.is_percent else ''} (examples in brackets)", ""]
     lines += [markdown_row(header), "|---|---|" + "---:|" * (len(header) - 2)]
     for row in table.rows:
@@ -100,9 +109,11 @@ def markdown(table: Table) -> str:
             suffix = f" of {count}" if count not in (None, table.sizes.get(client)) else ""
             cells.append(_scaled(row.values.get(client, []), scale) + suffix)
         cells += [_scaled(row.values.get(kind, []), scale) for kind in ("macro", "micro")]
-        cells.append(f"{fmean(row.correct):.6g} of {sum(row.counts.values())}" if row.correct else "-")
+        examples = str(row.examples or "-")
+        cells.append(f"{fmean(row.correct):.6g} of {examples}" if row.correct else examples)
         lines.append(markdown_row([row.label, row.split or "-", *cells]))
-    notes = [f"- {for_markdown(row.label)}: {for_markdown(note)}" for row in table.rows for note in row.notes]
+    notes = [f"- {for_markdown(row.label)}: {for_markdown(note)}" for row in table.rows for note in _notes(row, scale)]
+    notes += [f"- {table.metric}: {told}" for told in [about(table.metric)] if told]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
@@ -122,10 +133,27 @@ def as_csv(table: Table) -> str:
             cells += [f"{fmean(values):.4f}" if values else "", f"{stdev(values):.4f}" if len(values) > 1 else ""]
             cells += [row.counts.get(key, "")] if key in table.columns else []
         correct = f"{fmean(row.correct):.6g}" if row.correct else ""
-        examples = sum(row.counts.values()) or ""
-        line = [row.label, row.split, table.metric, row.num_runs, *cells, correct, examples, "; ".join(row.notes)]
+        examples = row.examples or ""
+        line = [
+            row.label,
+            row.split,
+            table.metric,
+            row.num_runs,
+            *cells,
+            correct,
+            examples,
+            "; ".join(_notes(row, scale)),
+        ]
         writer.writerow([for_csv(cell) for cell in line])
     return text.getvalue()
+
+
+def _notes(row: TableRow, scale: int) -> list[str]:
+    """What stands below the table about a row."""
+    if row.interval is None:
+        return row.notes
+    low, high = (f"{scale * end:.{1 if scale == 100 else 4}f}" for end in row.interval[:2])
+    return [*row.notes, f"95 % interval of Micro: {low} to {high} ({row.interval[2]})"]
 
 
 def _rows(group: Sequence[NamedRun], metric: str) -> list[TableRow]:
@@ -158,7 +186,8 @@ def _rows(group: Sequence[NamedRun], metric: str) -> list[TableRow]:
                     "micro": [] if published.micro is None else [published.micro / 100],
                 },
                 _sizes(paper),
-                [] if published.correct is None else [published.correct],
+                [] if published.correct is None or not counts_hits(metric) else [published.correct],
+                sum(_sizes(paper).values()),
                 notes=[f"{paper.title}; {paper.remark}"],
                 is_published=True,
             )
@@ -182,8 +211,23 @@ def _row(label: str, members: Sequence[Evaluation], metric: str) -> TableRow:
         average = evaluation.average(metric)
         for kind in ("macro", "micro"):
             row.values.setdefault(kind, []).append(average[kind] or 0.0)
-        row.correct.append(sum(total for total, _ in pairs.values()))
+        row.examples = average["count"]
+        if counts_hits(metric):
+            row.correct.append((average["micro"] or 0.0) * average["count"])
+    row.interval = _interval(row)
     return row
+
+
+def _interval(row: TableRow) -> tuple[float, float, str] | None:
+    """(low, high, of what): of the micro average over seeds, or of the share of one run's rows where these are few."""
+    found, examples = row.values["micro"], row.examples
+    if (ends := of_mean(found)) is not None:
+        if all(0 <= value <= 1 for value in found):  # so is their mean
+            ends = max(0.0, ends[0]), min(1.0, ends[1])
+        return *ends, f"mean over {len(found)} seeds, by Student's t"
+    if row.correct and 0 < examples < MANY:
+        return *wilson(min(row.correct[0], examples), examples), f"{examples} examples of {row.split}, by Wilson"
+    return None
 
 
 def _remarks(name: str, run: Run, *, is_alone: bool) -> list[str]:

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedtorch.core.shown import for_csv, markdown_row
-from fedtorch.report.compared import figure, read_all, say_written, show_page
+from fedtorch.report.compared import figure, out_folder, read_all, say_written, show_page
 from fedtorch.report.groups import make_groups
 from fedtorch.report.plots import MAX_NAMED, plain_text
 from fedtorch.report.swept import AVERAGES, Line, Sweep, sweep_of
@@ -39,7 +39,7 @@ def make(args: argparse.Namespace) -> None:
     runs = read_all(args.runs)
     metric = args.metric or next((name for _, run in runs if (name := run.metric())), "loss")
     sweep = sweep_of(make_groups(runs), metric, args.over)
-    out: Path = args.out or args.runs[0] / "report"
+    out = out_folder(args.out, args.runs)
     stem = re.sub(r"[^A-Za-z0-9_-]", "_", f"sweep_{sweep.key}_{metric}")
     paths = [show_page(sweep_markdown(sweep), out / f"{stem}.md"), out / f"{stem}.csv"]
     paths[1].write_text(sweep_csv(sweep))

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.own_frames import own_place
-from fedtorch.core.scores import COUNT, LOSS
+from fedtorch.core.scores import COUNT, LOSS, RECEIVED
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.rounds.best_model import BestModel
 from fedtorch.rounds.context import RoundContext
@@ -20,7 +20,6 @@ from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.private_weights import private_weights
 from fedtorch.rounds.scoring import added, chooses_by, evaluate
 from fedtorch.tasks.base import Scores
-from fedtorch.tracking.records import RECEIVED
 
 log = logging.getLogger(__name__)
 

@@ -285,9 +285,8 @@ class Runner:
         if self.components.tracker is not None and scores:
             split = config.final_split if final else config.split
             label = "final" if final else "training"
-            task = self.components.task
-            pooled = pooled_scores(task, scores, split)
-            round = self.context.round - 1
+            task, round = self.components.task, self.context.round - 1
+            pooled, behind = pooled_scores(task, scores, split), {name: task.behind(s) for name, s in scores.items()}
             scored = self.evaluation.best.round if final else None
             own = self.evaluation.rounds if final else {}
             self.components.tracker.evaluation(
@@ -300,4 +299,5 @@ class Runner:
                 weights_of=scored,
                 own_rounds=own,
                 shared=task.sharing(split),
+                behind=behind,
             )

@@ -17,11 +17,10 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.overrides import overrides
-from fedtorch.core.scores import LOSS
+from fedtorch.core.scores import LOSS, RECEIVED
 from fedtorch.setup.lateness import clients_may_be_late
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.base import SERVER, Task
-from fedtorch.tracking.records import RECEIVED
 from fedtorch.train.engine import Engine
 from fedtorch.train.precision import has_fp16
 from fedtorch.train.zero import checkpointable

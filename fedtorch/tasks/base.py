@@ -43,6 +43,8 @@ class Task:
     """can `eval.metrics` ask for more than the task measures by itself?"""
     built_in: ClassVar[Mapping[str, Any]] = {}
     """metrics that it may ask for, whatever the task's other keys are -> what `with_metrics` takes for each"""
+    replaceable: ClassVar[tuple[str, ...]] = ()
+    """those of them whose name a metric of one's own may have, which then takes its place"""
     chosen: ClassVar[Mapping[str, Any]] = {}
     """what it asks for; set by `with_metrics` in the task that this returns"""
 
@@ -189,6 +191,10 @@ class Task:
 
     def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
         """Of metrics that are no means: the figure of all clients' examples together."""
+        return {}
+
+    def behind(self, scores: Scores) -> Mapping[str, int]:
+        """Of how many examples a client's scores are, by name, where that is not the second number of the pair."""
         return {}
 
     def counts(self, examples: Sequence[Any]) -> Mapping[str, float]:

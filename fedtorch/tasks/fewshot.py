@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fedtorch.core.ranges import Count
 from fedtorch.data.prepared_gym import PreparedGym, score_name
-from fedtorch.metrics.generation import MEANS, METRICS, STRIPPING, is_undefined
+from fedtorch.metrics.generation import MEANS, METRICS, STRIPPING, cannot_tell, is_undefined
 from fedtorch.models.adapters.saved import bases_elsewhere
 from fedtorch.models.encoder_decoder import RANDOM, EncoderDecoder
 from fedtorch.models.generation import Generated, decode_greedily, token_energies
@@ -99,10 +99,20 @@ class FewShotTasks(Prepared):
             for client, splits in self.gym.sizes.items()
         }
 
-    def check(self, client: str) -> None:
-        """Parse all rows; every task must be one whose metric is known."""
+    def check(self, client: str) -> str | None:
+        """Parse all rows; every task must be one whose metric is known. Names tasks whose metric tells nothing."""
+        golds: dict[str, list[list[str]]] = {}
         for split in self.gym.sizes[client]:
-            self.gym.rows(client, split, None)
+            for row in self.gym.rows(client, split, None):
+                golds.setdefault(row["task"], []).append(row["outputs"])
+        metrics = self.gym.metric_of
+        if not (found := [task for task, rows in golds.items() if cannot_tell(metrics[task], rows)]):
+            return None
+        return (
+            f"{', '.join(found)}: no answer is `acceptable`, against which {metrics[found[0]]} compares all others, so "
+            "it is 0 whatever is predicted; give the task another metric, such as Classification-F1, or write its "
+            "answers as acceptable and unacceptable"
+        )
 
     def load(self, client: str, split: str) -> list[Example]:
         """Tokenised examples, task after task; a fixed random subset of each where `max_<split>` says so."""

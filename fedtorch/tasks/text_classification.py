@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.metrics.confusion import count_labels
-from fedtorch.metrics.correlation import moments
+from fedtorch.metrics.regression import FIGURES, sums
 from fedtorch.models.classified import classify
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
@@ -60,6 +61,8 @@ class TextClassification(LongTexts):
     head: ClassVar[Any] = "SequenceClassification"
     kind: ClassVar[str] = "text_classification"
     built_in: ClassVar[Mapping[str, Any]] = BUILT_IN
+    lower_is_better: ClassVar[tuple[str, ...]] = ("rmse", "mae")
+    replaceable: ClassVar[tuple[str, ...]] = ("rmse", "mae", "r2")
 
     problem: Problem = "single_label"
     """what a label is: a word, a list of words, or a number (`regression`; no labels are declared then)"""
@@ -245,13 +248,13 @@ class TextClassification(LongTexts):
         return {**chosen, "probabilities": {label: round(p, 6) for label, p in zip(self.labels, shares, strict=True)}}
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
-        """accuracy and the counts from which F1 and Matthews correlation are made; or sums of the values' moments."""
+        """accuracy and the counts from which F1 and Matthews correlation are made; or sums of errors and moments."""
         count = len(examples)
         targets = [example.target for example in examples]
         if self.problem == "regression":
             error = -sum((true - found) ** 2 for true, found in zip(targets, predictions, strict=True))
-            sums = moments(targets, predictions).items()
-            return {"negative_squared_error": (error, count), **{COUNT + name: (value, count) for name, value in sums}}
+            found = sums(targets, predictions).items()
+            return {"negative_squared_error": (error, count), **{COUNT + name: (value, count) for name, value in found}}
         listed = [(t, p) if isinstance(t, list) else ([t], [p]) for t, p in zip(targets, predictions, strict=True)]
         hits = sum(set(true) == set(found) for true, found in listed)
         scores: Scores = {"accuracy": (float(hits), count)}
@@ -266,6 +269,11 @@ class TextClassification(LongTexts):
         """Those of what a label is."""
         return known_metrics(self.problem)
 
+    def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
+        """The same; of numbers errors and Pearson's correlation are measured without being asked for."""
+        always = FIGURES if self.problem == "regression" else ()
+        return super().with_metrics({name: name for name in always} | dict(chosen))
+
     def compared(self, examples: Sequence[Example], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Labels, lists of labels, or numbers."""
         references = [example.target for example in examples]
@@ -277,7 +285,7 @@ class TextClassification(LongTexts):
         return [self.labels[i] for i in value] if isinstance(value, list) else self.labels[value]
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """F1 and Matthews correlation, or Pearson's correlation."""
+        """F1 and Matthews correlation; or RMSE, MAE, R² and Pearson's correlation."""
         return label_figures(self.problem, len(self.labels), totals)
 
     def _target(self, label: Any, where: str) -> Any:

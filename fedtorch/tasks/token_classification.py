@@ -213,6 +213,12 @@ class TokenClassification(LongTexts):
                     scores[f"{COUNT}{kind}/{name}"] = (float(value), len(examples))
         return scores
 
+    def behind(self, scores: Scores) -> dict[str, int]:
+        """Figures of spans are of the true ones, those that are there to be found."""
+        true = sum(count.true for count in self._counts({name: value for name, (value, _) in scores.items()}))
+        names = [F1, *(name for name, figure in self.chosen.items() if figure in _figures([]))]
+        return dict.fromkeys(names, int(true))
+
     def metrics(self) -> tuple[str, ...]:
         """What a best model can be chosen by."""
         return tuple(dict.fromkeys((*super().metrics(), ACCURACY)))

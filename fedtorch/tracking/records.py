@@ -20,8 +20,6 @@ from fedtorch.core.names import Names
 from fedtorch.core.scores import means_of
 
 NAME = "metrics.jsonl"
-RECEIVED = "received/"
-"""Before the names of a received model's scores, where both it and the client's own are evaluated."""
 Record = dict[str, Any]
 Scores = Mapping[str, Mapping[str, tuple[float, int]]]
 """client -> metric -> (sum over examples, number of examples)."""

@@ -13,6 +13,7 @@ import yaml
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import LOSS
 from fedtorch.tracking import records
+from fedtorch.tracking.memory import Memory
 from fedtorch.tracking.records import Record
 
 Pair = tuple[float, int]  # sum over examples, examples
@@ -97,6 +98,39 @@ class Run:
         """What results.json says under `privacy`; empty where nothing was promised, or the run is not over."""
         results = self.of_kind("result")
         return results[-1].get("privacy", {}) if results else {}
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The clients with rows to train on, drawn or not; nobody where records may not name them."""
+        heads = [record for record in self.records if record["kind"] == "run"]
+        return tuple(heads[0].get("clients", ())) if heads else ()
+
+    @property
+    def examples(self) -> dict[str, int]:
+        """client -> rows of train, as far as it is known: of clients that were drawn or scored."""
+        found = {name: record["examples"] for name, record in self.last.items() if "examples" in record}
+        told = self.of_kind("result")[-1:]
+        known = {name: entry for record in told for name, entry in record.get("clients", {}).items()}
+        return {name: entry["examples"] for name, entry in known.items() if entry.get("examples") is not None} | found
+
+    @property
+    def mean_weights(self) -> dict[str, float]:
+        """client -> weight in the combined update, the mean over all rounds; empty where nothing was combined."""
+        results = self.of_kind("result")[-1:] if self.gap else []
+        if results:  # of rounds whose records are missing too
+            told = {name: entry.get("mean_weight") for name, entry in results[0].get("clients", {}).items()}
+        else:
+            memory = Memory()
+            for record in self.records:
+                memory.see(record)
+            told = {name: memory.mean_weight(name) for name in dict.fromkeys((*self.trained, *memory.last))}
+        return {name: weight for name, weight in told.items() if weight is not None}
+
+    @property
+    def chosen_round(self) -> int | None:
+        """The round whose weights were scored at the end, where one was chosen for all clients."""
+        final = [e.weights_of for e in self.all_evaluations() if e.label == "final"]
+        return final[-1] if final else None
 
     def of_kind(self, kind: str) -> list[Record]:
         """The records of one kind, in their order."""

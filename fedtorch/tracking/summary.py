@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from fedtorch.core.scores import LOSS, sharers
 from fedtorch.core.terminal import PlainConsole
 from fedtorch.tracking.promise import promise
 from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
+
+MOST_NAMED = 10
+"""Clients that are named in a line."""
 
 
 def show_results(
@@ -35,7 +38,7 @@ def show_results(
     table.add_column("client")
     counting = _counting(run, metric)
     rounds = {} if counting is None else counting.own_rounds
-    for heading in ("examples", loss_heading, "weight", *(["weights of round"] if rounds else [])):
+    for heading in ("examples", loss_heading, "mean weight", *(["weights of round"] if rounds else [])):
         table.add_column(heading, justify="right")
     scores = _scores(run, metric)
     columns, steps = ([], []) if scores is None else ([scores], [_steps(run)])
@@ -50,27 +53,29 @@ def show_results(
     for heading, *_ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     names = [name for name in run.clients if name in run.last or any(name in pairs for _, pairs, _ in columns)]
+    examples, weights = run.examples, run.mean_weights
     for name in names:
-        record = run.last.get(name, {})
-        cells = [str(record.get("examples", "-")), _number(losses.get(name)), _number(record.get("weight"))]
+        cells = [str(examples.get(name, "-")), _number(losses.get(name)), _number(weights.get(name))]
         cells += [str(rounds.get(name, "-"))] if rounds else []
         table.add_row(name, *cells, *(_pair(pairs.get(name)) for _, pairs, _ in columns))
     table.add_section()
     averages = [average for _, _, average in columns]
-    for kind, examples in (("macro", ""), ("micro", str(sum(r.get("examples", 0) for r in run.last.values())))):
+    for kind, total in (("macro", ""), ("micro", str(sum(examples.get(name, 0) for name in names) or "-"))):
         cells = [f"{average[kind]:.4f} of {average['count']}" for average in averages]
-        table.add_row(kind, examples, "", "", *([""] if rounds else []), *cells)
+        table.add_row(kind, total, "", "", *([""] if rounds else []), *cells)
     if len(columns) > 1:
         table.add_row("steps", "", "", "", *([""] if rounds else []), *map(str, steps))
     console.print(table)
-    _after(run, _counting(run, metric), console, has_commands=has_commands)
+    _after(run, counting, metric, console, has_commands=has_commands)
 
 
-def _after(run: Run, counting: Evaluation | None, console: Console, *, has_commands: bool) -> None:
+def _after(run: Run, counting: Evaluation | None, metric: str | None, console: Console, *, has_commands: bool) -> None:
     """What stands below the table."""
     if counting is not None and counting.shared:
         whose = sharers(counting.metrics, counting.shared)
         console.print(f"{counting.split}: the same rows, shared by {whose}; they count once in micro")
+    for line in (*_other_scores(counting, metric), *_without_weight(run)):
+        console.print(line)
     if run.gap:
         console.print(f"records: {run.gap}")
     if run.privacy:
@@ -80,6 +85,33 @@ def _after(run: Run, counting: Evaluation | None, console: Console, *, has_comma
     here = shlex.quote(str(run.folder))
     console.print(f"curves:  tensorboard --logdir {here}")
     console.print(f"report:  fedtorch report {here}")
+
+
+def _other_scores(counting: Evaluation | None, metric: str | None) -> list[str]:
+    """A line for each further score of the evaluation that counts; a few-shot run has one for each task, too many."""
+    if counting is None:
+        return []
+    lines = []
+    for name, mean in counting.averages.items():
+        if name not in (metric, LOSS) and "/" not in name and mean["count"]:
+            figures = f"micro {mean['micro']:.4f} macro {mean['macro']:.4f} of {mean['count']}"
+            lines.append(f"{counting.split} {name} {figures}")
+    return lines
+
+
+def _without_weight(run: Run) -> list[str]:
+    """Which clients the model has nothing of, where updates are combined."""
+    if not any((weights := run.mean_weights).values()):
+        return []
+    never = [name for name in run.trained if name not in run.last]
+    idle = [name for name in run.trained if name in run.last and not weights.get(name)]
+    lines = [f"weight 0 in every round: {_named(idle)}"] if idle else []
+    return lines + ([f"never drawn in {run.last_round} rounds: {_named(never)}"] if never else [])
+
+
+def _named(clients: Sequence[str]) -> str:
+    more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
+    return ", ".join(clients[:MOST_NAMED]) + more
 
 
 def _scores(run: Run, metric: str | None) -> tuple[str, dict[str, Pair], Mapping[str, Any]] | None:
@@ -107,7 +139,7 @@ def _losses(run: Run, metric: str | None) -> tuple[str, dict[str, float | None]]
     counting = _counting(run, metric)
     if counting is not None and (pairs := counting.of(LOSS)):
         return f"{counting.split} loss", {name: total / count for name, (total, count) in pairs.items()}
-    return "last round's loss", {name: record.get("loss_mean") for name, record in run.last.items()}
+    return "last train loss", {name: record.get("loss_mean") for name, record in run.last.items()}
 
 
 def _steps(run: Run) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.names import Names
-from fedtorch.core.scores import COUNT, LOSS, are_shared_by_all
+from fedtorch.core.scores import COUNT, LOSS, are_shared_by_all, number_behind, told
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
@@ -175,6 +175,7 @@ class Tracker:
         weights_of: int | None = None,
         own_rounds: Mapping[str, int] | None = None,
         shared: Collection[str] = (),
+        behind: Mapping[str, Mapping[str, int]] | None = None,
     ) -> dict[str, Any]:
         """The scores of a model after round `round` (0-based; −1: before the first round).
 
@@ -185,23 +186,22 @@ class Tracker:
         after round `round` will evaluate again (`eval.overlap`). weights_of: the round (from 1) whose weights were
         evaluated, where they are not those after `round`; recorded, and shown in the line. own_rounds: the same by
         client, of those that have chosen for themselves. shared: clients that have the same rows in this split, which
-        count once; recorded.
+        count once; recorded. behind: client -> metric -> examples, where that is not the second number of the pair; see
+        `core.scores.told`.
 
         Returns metric -> {macro, micro, count}; what only counts (`core.scores.COUNT`) is left out.
         """
         base = {"round": round + 1, "split": split, "label": label, **({"late": True} if late else {})}
         if weights_of is not None:
             base["weights_of"] = weights_of
-        own_rounds = own_rounds or {}
+        own_rounds, behind = own_rounds or {}, behind or {}
         for client, metrics in scores.items():
             chosen = {"weights_of": own_rounds[client]} if client in own_rounds else {}
-            pairs = {name: list(pair) for name, pair in metrics.items() if not name.startswith(COUNT)}
+            shown = told(metrics, behind.get(client, {}))
+            pairs = {name: list(pair) for name, pair in shown.items() if not name.startswith(COUNT)}
             is_shared = {"shared": True} if client in shared else {}
             self._record({"kind": "eval", **base, **chosen, **is_shared, "client": client, "metrics": pairs})
-        result = {name: found for name, found in totals(scores, shared).items() if not name.startswith(COUNT)}
-        for metric, figure in (pooled or {}).items():
-            if metric in result:
-                result[metric]["micro"] = figure
+        result = _averages(scores, pooled or {}, behind, shared)
         are_shared = {"shared": True} if are_shared_by_all(scores, shared) else {}
         self._record({"kind": "eval_total", **base, **are_shared, "metrics": result})
         self._flush()
@@ -321,6 +321,17 @@ def _scored(weights_of: int | None, own_rounds: Mapping[str, int]) -> str:
     first, last = rounds[0], rounds[-1]
     of = f"round {first}" if first == last else f"rounds {first} to {last}, each client's best"
     return f"  scored: weights of {of}"
+
+
+def _averages(
+    scores: Scores, pooled: Mapping[str, float], behind: Mapping[str, Mapping[str, int]], shared: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """metric -> macro, micro and count, as they are told."""
+    found = {name: mean for name, mean in totals(scores, shared).items() if not name.startswith(COUNT)}
+    for name, mean in found.items():
+        count = number_behind(name, behind, int(mean["count"] or 0), shared)
+        found[name] = {"macro": mean["macro"], "micro": pooled.get(name, mean["micro"]), "count": count}
+    return found
 
 
 def _shown(metric: str | None, found: Mapping[str, Any]) -> list[str]:

@@ -56,9 +56,9 @@ def test_every_run_has_a_row_also_those_that_have_not_begun(sweep: Path) -> None
     assert summary(rows) == "1 done, 1 failed, 1 died, 1 waiting"
 
 
-def test_the_score_is_the_mean_over_clients_and_says_of_how_many_examples(sweep: Path) -> None:
+def test_the_score_is_that_of_a_runs_own_lines_and_says_of_how_many_examples(sweep: Path) -> None:
     row = read_rows(sweep)[0]
-    assert (row.score, row.metric, row.count) == ((1 / 2 + 6 / 8) / 2, "dev exact_match", 10)
+    assert (row.score, row.metric, row.count) == ((1 + 6) / 10, "dev exact_match", 10)
 
 
 def test_the_table_gives_reasons_and_numbers(sweep: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_table_gives_reasons_and_numbers(sweep: Path) -> None:
     show(sweep, Console(file=out, width=160))
     text = out.getvalue()
     assert text.startswith(f"{sweep}: 1 done, 1 failed, 1 died, 1 waiting\n")
-    assert "client `x` sent NaN" in text and "dev exact_match 0.6250 of 10" in text and "4/4" in text
+    assert "client `x` sent NaN" in text and "dev exact_match 0.7000 of 10" in text and "4/4" in text
     assert "its process ended without a word" in text
 
 

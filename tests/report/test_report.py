@@ -258,8 +258,8 @@ def test_runs_that_differ_only_in_the_seed_share_a_row(tmp_path: Path, capsys: p
 
 
 def test_of_one_run_its_clients_are_drawn_and_of_several_their_comparison(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        make_run(tmp_path / name)
+    for seed, name in enumerate(("a", "b")):
+        make_run(tmp_path / name, seed=seed)
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert names == ["compare_client_losses.png", "compare_dev_exact_match.png"]  # no examples, so rounds have no loss
@@ -327,7 +327,7 @@ def test_another_metric_and_csv_can_be_asked_for(tmp_path: Path, capsys: pytest.
     run = make_run(tmp_path / "a")
     assert main(["table", "--no-plots", str(run), "--metric", "f1", "--format", "csv"]) == 0
     (line,) = csv.DictReader(capsys.readouterr().out.splitlines())
-    assert (line["metric"], line["macro"], line["correct"]) == ("f1", "50.0000", "1.5")
+    assert (line["metric"], line["macro"], line["correct"], line["examples"]) == ("f1", "50.0000", "", "3")
     assert main(["--no-plots", str(run), "--metric", "bleu"]) == 2
     assert "--metric is bleu but the runs have exact_match, f1" in capsys.readouterr().err
 
@@ -439,3 +439,46 @@ def test_a_client_that_is_named_like_a_formula_is_a_text_in_the_table_and_markup
     assert line[head.index("'@SUM(A1)")] == "-0.5000"
     assert not [cell for cell in head + line if cell.startswith(("=", "@", "+"))]
     assert r"=run\|&lt;b>" in markdown(table)
+
+
+def test_only_a_metric_that_counts_right_rows_has_a_number_of_right_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_evaluated_run(tmp_path / "a", "mine", {"fiqa": [0.5, 1 / 3], "medquad": [0.5]}, metric="map")
+    assert main([str(run), "--no-plots"]) == 0
+    table = rows(capsys.readouterr().out)
+    assert (table["run"][-1], table["mine"][-1]) == ("examples", "3")  # and not `1.33333 of 3`
+    (line,) = csv.DictReader((run / "report" / "table.csv").open())
+    assert (line["correct"], line["examples"]) == ("", "3")
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ({"a": [1.0] * 24}, "95 % interval of Micro: 86.2 to 100.0 (24 examples of test, by Wilson)"),
+        ({"a": [1.0] * 600, "b": [0.0] * 400}, ""),  # many
+    ],
+)
+def test_few_rows_have_an_interval_beside_their_share(
+    values: dict[str, list[float]], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_evaluated_run(tmp_path / "a", "mine", values, metric="accuracy")
+    assert main([str(run), "--no-plots"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "interval" in line] == (
+        [f"- mine: {note}"] if note else []
+    )
+
+
+def test_a_mean_over_seeds_has_students_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 573 questions 300, 303 and 312 are right, and 206 of 471: micro 48.47, 48.75 and 49.62."""
+    from scipy import stats
+
+    runs = [
+        make_run(tmp_path / str(seed), seed=seed, correct={**CORRECT, "advising": right})
+        for seed, right in ((1, 300), (2, 303), (3, 312))
+    ]
+    assert main(["table", "--no-plots", *map(str, runs)]) == 0
+    micros = [100 * (right + 206) / 1044 for right in (300, 303, 312)]
+    low, high = stats.t.interval(0.95, 2, loc=fmean(micros), scale=stats.sem(micros))
+    told = f"95 % interval of Micro: {low:.1f} to {high:.1f} (mean over 3 seeds, by Student's t)"
+    assert told in capsys.readouterr().out

@@ -215,16 +215,18 @@ def test_the_page_asks_nobody_for_anything_and_quotes_names_as_text(sweep: Path)
 def test_the_page_has_every_part(sweep: Path) -> None:
     page = Page(page_of(sweep))
     kinds = [tag for tag, _ in page.tags]
-    assert kinds.count("svg") == 3 and kinds.count("table") == 4 and kinds.count("polygon") == 4
+    # losses and scores of both rows with a band each, losses of both clients, bytes, and bars; no bytes come down
+    assert kinds.count("svg") == 6 and kinds.count("table") == 5 and kinds.count("polygon") == 8
     text = "|".join(page.text)
-    for part in ("Runs", "What sets them apart", "client.lr", "Curves", "acc of each client", "clients by labels"):
+    parts = ("Runs", "What sets them apart", "client.lr", "Curves", "acc on test: how clients spread")
+    for part in (*parts, "acc of each client on test", "clients by labels"):
         assert part in text
     heat = [attrs for tag, attrs in page.tags if tag == "td" and "style" in attrs]
     assert [(a["data-v"], a["style"]) for a in heat[:2]] == [
         ("6", "background:rgba(31,119,180,0.75)"),
         ("2", "background:rgba(31,119,180,0.25)"),
     ]
-    assert "3.000 ± 0.000" in text  # MB of three rounds
+    assert "3.00 ± 0.00" in text  # MB of three rounds
 
 
 def test_a_run_that_has_nothing_yet_is_a_page(tmp_path: Path) -> None:
@@ -232,38 +234,63 @@ def test_a_run_that_has_nothing_yet_is_a_page(tmp_path: Path) -> None:
     groups = make_groups(find_runs([tmp_path]).runs)
     assert "0 of 3, not finished" in html_page("a", groups, "acc")
     assert line_chart({}, "y") == bar_chart({}, []) == bar_chart({"a": [None]}, ["x"]) == ""
+    assert "<p>1 run. A click" in html_page("a", groups, "acc")  # and not `1 runs`
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LOOK = """<script>
-const heads = [...document.querySelectorAll("section:nth-of-type(4) thead th")];
-const first = () => document.querySelector("section:nth-of-type(4) tbody").rows[0].cells[0].textContent;
+const sections = [...document.querySelectorAll("section")];
+const section = sections.find(e => e.firstChild.textContent.includes("of each client"));
+const heads = [...section.querySelectorAll("thead th")];
+const first = () => section.querySelector("tbody").rows[0].cells[0].textContent;
 const seen = [first()];
 heads[1].click(); seen.push(first());
 heads[1].click(); seen.push(first());
 const boxes = [...document.querySelectorAll("svg, table")].map(e => e.getBoundingClientRect());
+const texts = [...document.querySelectorAll("svg text")];
+const inside = texts.every(e => {
+  const box = e.getBoundingClientRect(), around = e.ownerSVGElement.getBoundingClientRect();
+  return box.left >= around.left - 1 && box.right <= around.right + 1 && box.bottom <= around.bottom + 1;
+});
 document.title = JSON.stringify({
   seen, drawn: boxes.every(b => b.width > 50 && b.height > 30), asked: performance.getEntriesByType("resource").length,
-  wide: document.documentElement.scrollWidth <= innerWidth,
+  wide: document.documentElement.scrollWidth <= innerWidth, width: innerWidth, inside,
+  readable: texts.every(e => e.getBoundingClientRect().height >= 9),
 });
 </script>"""
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-def test_a_browser_shows_the_page_and_sorts_its_tables(sweep: Path, tmp_path: Path) -> None:
-    """With a script of the test's own at its end, which clicks and measures."""
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page_and_sorts_its_tables(sweep: Path, tmp_path: Path, width: int) -> None:
+    """With a script of the test's own at its end, which clicks and measures, in a frame as wide as a telephone too.
+
+    Nothing is wider than the page, no text leaves its chart, and none is so small that nobody reads it.
+    """
     page = tmp_path / "page.html"
-    page.write_text(page_of(sweep).replace("</body>", f"{LOOK}</body>"))
+    tell = LOOK.replace("document.title =", "parent.document.title =")
+    page.write_text(page_of(sweep).replace("</body>", f"{tell}</body>"))
+    frame = tmp_path / "frame.html"
+    frame.write_text(f'<iframe src="page.html" style="width:{width}px;height:900px;border:0"></iframe>')
     flags = [
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
+        "--allow-file-access-from-files",
         f"--user-data-dir={tmp_path / 'b'}",
     ]
     offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking", "--no-first-run"]
-    command = [str(BROWSER), *flags, *offline, "--window-size=1100,900", "--dump-dom", page.as_uri()]
+    command = [str(BROWSER), *flags, *offline, "--window-size=1400,1000", "--dump-dom", frame.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     shown = Page(done.stdout)
     found = json.loads("".join(shown.text).partition("}")[0] + "}")
-    assert found == {"seen": ["big", EVIL, "big"], "drawn": True, "asked": 0, "wide": True}
+    assert found == {
+        "seen": ["big", EVIL, "big"],
+        "drawn": True,
+        "asked": 0,
+        "wide": True,
+        "width": width,
+        "inside": True,
+        "readable": True,
+    }

@@ -49,7 +49,7 @@ def test_ours_stand_above_the_papers_and_seeds_share_a_row(tmp_path: Path, capsy
     ):
         assert change in note
     assert "- mine: 20 test questions (paper: 10107)" in out and "- mine: 20 dev questions (paper: 5340)" in out
-    assert (folders[0] / "report" / "measures.md").read_text() == out
+    assert (tmp_path / "report" / "1-2" / "measures.md").read_text() == out
 
 
 def test_the_papers_table_is_whole_and_gains_are_those_it_prints() -> None:

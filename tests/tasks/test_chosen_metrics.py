@@ -65,6 +65,9 @@ class Uneven:
 class Needy:
     def __init__(self, something): ...
 
+def rmse(predictions, references):
+    return -1.0
+
 text = "neither"
 """
 TASK: dict[str, Any] = {
@@ -177,6 +180,12 @@ TAGGED = {**TASK, "name": "token_classification", "data": {**TASK["data"], "sour
 def test_words_and_their_tags_are_compared_as_strings() -> None:
     results = run(["span_f1", "mine:wrong", "mine:length"], "tags", task=TAGGED)
     assert results["averages"]["span_f1"]["micro"] == results["summary"]["pooled"]["f1"]
+    spans = sum(kind["spans"] for kind in results["summary"]["labels"].values())
+    assert results["averages"]["f1"]["count"] == results["averages"]["span_f1"]["count"] == spans
+    assert sum(entry["scores"]["f1"][1] for entry in results["clients"].values()) == spans
+    for client, figures in results["summary"]["clients"].items():
+        total, count = results["clients"][client]["scores"]["f1"]
+        assert total / count == pytest.approx(figures["f1"])
     assert results["averages"]["length"]["macro"] == 3.0
     config = load(written(["mine:wrong"], task=TAGGED))
     task: Any = Plan.of(config, 1).task
@@ -241,10 +250,44 @@ def test_numbers_have_correlations_and_spearmans_is_scipys(tmp_path: Path) -> No
     true, found = [3.0, 1.0, 2.0, 2.0, 9.0, -1.0], [2.5, 2.5, 0.0, 1.0, 5.0, 0.0]
     assert spearman(found, true) == pytest.approx(spearmanr(found, true).statistic, abs=1e-12)
     assert spearman([], []) == spearman([1.0], [2.0]) == 0.0
-    write_rows(Path("numbers.jsonl"), [{**row, "label": float(row["label"] == "good") * 4 - 1} for row in weather()])
-    task = {**TASK, "problem": "regression", "data": {**TASK["data"], "source": "numbers.jsonl"}}
+    task = numbers()
     results = run(["pearson", "spearman"], "numbers", task=task)
     assert results["averages"]["pearson"]["micro"] == results["summary"]["pooled"]["pearson"]
     assert math.isfinite(results["averages"]["spearman"]["macro"])
     with pytest.raises(ConfigError, match="`matthews`.*rows of another kind"):
         load(written(["matthews"], task=task))
+
+
+def numbers() -> dict[str, Any]:
+    """A task over notes between −1 and 3."""
+    write_rows(Path("numbers.jsonl"), [{**row, "label": float(row["label"] == "good") * 4 - 1} for row in weather()])
+    return {**TASK, "problem": "regression", "data": {**TASK["data"], "source": "numbers.jsonl"}}
+
+
+def test_of_numbers_errors_and_correlation_are_measured_and_shown_without_being_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = run([], "errors", task=numbers())
+    averages, pooled = results["averages"], results["summary"]["pooled"]
+    error = results["averages"]["negative_squared_error"]["micro"]
+    assert pooled["rmse"] == pytest.approx(math.sqrt(-error)) and 0 < pooled["mae"] <= pooled["rmse"]
+    for name in ("rmse", "mae", "r2", "pearson"):
+        assert averages[name]["micro"] == pooled[name] and averages[name]["count"] > 0
+    final = [r for r in read_run(Path("runs/errors")).of_kind("eval_total") if r["label"] == "final"]
+    assert {"rmse", "mae", "r2", "pearson"} <= set(final[-1]["metrics"])
+    capsys.readouterr()
+    show_results(Path("runs/errors"))
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in ("rmse", "mae", "r2", "pearson"):
+        assert f"test {name} micro {pooled[name]:.4f} macro {averages[name]['macro']:.4f} of" in shown
+
+
+def test_a_best_round_may_be_chosen_by_r2_and_not_by_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    task = numbers()
+    run([], "by_r2", task=task, eval={"select_by": "r2"})
+    assert main(["--config", str(written([], task=task, eval={"select_by": "rmse"})), "--resume", "never"]) == 2
+    assert "eval.select_by is rmse but the task `text_classification` measures negative_squa" in capsys.readouterr().err
+
+
+def test_an_own_metric_called_rmse_takes_the_place_of_ours() -> None:
+    assert run(["mine:rmse"], "own_rmse", task=numbers())["averages"]["rmse"]["micro"] == pytest.approx(-1.0)

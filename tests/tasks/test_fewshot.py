@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from fedtorch.algorithms.token_weights import token_weights
 from fedtorch.config.schema import ClientConfig, EvalConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.synthetic.gym import prepare
+from fedtorch.metrics.generation import cannot_tell
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import Generated
 from fedtorch.setup.checks import single_examples_have_scores
@@ -143,3 +146,25 @@ def test_the_made_up_gym_is_prepared_where_it_is_missing(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert list(FewShotTasks().manifest()) == ["client1", "client2", "client3", "client4"]
     assert (tmp_path / "data" / "synthetic_gym" / "manifest.json").is_file()
+
+
+def test_matthews_of_answers_that_are_never_acceptable_warns(task: FewShotTasks, tmp_path: Path) -> None:
+    """CrossFit's compares `acceptable` with all else, so of good and bad it is 0 whatever is predicted."""
+    shutil.copytree(task.data, tmp_path / "gym")
+    manifest = json.loads((tmp_path / "gym" / "manifest.json").read_text())
+    manifest["record"]["tasks"]["made-mood"]["metric"] = "Matthew-Correlation"
+    (tmp_path / "gym" / "manifest.json").write_text(json.dumps(manifest))
+    changed = FewShotTasks(data=str(tmp_path / "gym"), model=MODEL)
+    (client,) = {name for name in task.manifest() if any(row.task == "made-mood" for row in task.load(name, "train"))}
+    said = changed.check(client)
+    assert said is not None and said.startswith("made-mood: no answer is `acceptable`, against which Matthew-Corr")
+    assert task.check(client) is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [(["good", "bad"], True), (["acceptable", "bad"], False), (["unacceptable"], False), ([" acceptable"], False)],
+)
+def test_matthews_cannot_tell_where_nothing_is_acceptable(answers: list[str], told: bool) -> None:
+    assert cannot_tell("Matthew-Correlation", [[answer] for answer in answers]) is told
+    assert not cannot_tell("ACC", [[answer] for answer in answers])

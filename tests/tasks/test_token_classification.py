@@ -26,6 +26,8 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.tasks.tagged_words import TaggedWords, words_of
 from fedtorch.tasks.word_tokens import Example, first_pieces
 from fedtorch.text.byte_bpe import train_subwords
+from fedtorch.tracking.run_folder import read_run
+from fedtorch.tracking.tracker import Tracker
 
 TAGGERS = [kind for kind in ARCHITECTURES if kind != "bart"]  # transformers has no head for it
 
@@ -377,3 +379,26 @@ def test_spans_come_in_several_forms(spans: Any) -> None:
 def test_spans_have_no_scheme() -> None:
     with pytest.raises(ConfigError, match=r"task\.scheme is iob1, but task\.annotation is spans"):
         tagger("x.jsonl", annotation="spans", scheme="iob1")
+
+
+def test_f1_of_spans_is_of_the_true_spans_wherever_it_is_shown(tmp_path: Path) -> None:
+    """Of 3 true spans 1 is found, and 2 others are predicted: F1 2·1 / (3 + 3), of 3 spans and not of 6."""
+    task = tagger("rows.jsonl").with_metrics({"span_precision": "precision"})
+    kind = task.labels[0]
+    begin = task.numbers[f"B-{kind}"]
+    true, found = [begin, begin, begin, 0, 0], [begin, 0, 0, begin, begin]
+    scores = task.score([Example([], [], true)], [found])
+    scores |= task.client_scores("a", scores, [Example([], [], true)], [found])
+    behind = task.behind(scores)
+    assert scores["f1"] == (2.0, 6) and behind == {"f1": 3, "span_precision": 3}
+    track = Tracker(tmp_path, clients=["a", "none"], rounds=1, tensorboard=False, progress="off")
+    none = task.score([Example([], [], [0, 0])], [[begin, 0]])
+    told = track.evaluation(
+        0, "test", {"a": scores, "none": none}, "final", behind={"a": behind, "none": task.behind(none)}
+    )
+    track.close()
+    # the false span of the client without any counts in the mean of all spans together, 2 / 7, and as 0 in macro
+    assert told["f1"] == {"macro": pytest.approx(1 / 6), "micro": pytest.approx(2 / 7), "count": 3}
+    (final,) = read_run(tmp_path).last_evaluations()
+    assert final.of("f1") == {"a": (pytest.approx(1.0), 3)} and final.average("f1")["count"] == 3
+    assert final.of("span_precision")["a"] == (pytest.approx(1.0), 3)

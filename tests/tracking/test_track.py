@@ -403,3 +403,47 @@ def test_round_lines_are_in_the_log_file_too(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.DEBUG, "fedtorch.tracking.tracker"):
         play(tracker(tmp_path), range(1))
     assert [r for r in caplog.records if r.levelno == logging.DEBUG and r.getMessage().startswith("round 1/4")]
+
+
+def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    show_results(folder)
+    return capsys.readouterr().out
+
+
+def test_the_table_has_the_mean_weight_of_all_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """atis: 1, 0.5 and not drawn, so 0.5; yelp: not drawn, 0.5 and 1."""
+    track = tracker(tmp_path)
+    for round, weights in enumerate(({"atis": 1.0}, {"atis": 0.5, "yelp": 0.5}, {"yelp": 1.0})):
+        track.round(round, [report(client, round) for client in weights], weights, SECONDS, TRAFFIC)
+    track.close()
+    out = shown(tmp_path, capsys)
+    rows = {words[0]: words for line in out.splitlines() if (words := line.split())}
+    assert "mean weight" in out and rows["atis"][3] == rows["yelp"][3] == "0.5000"
+    assert "weight 0" not in out and "never drawn" not in out
+
+
+def test_a_client_without_weight_and_one_that_was_never_drawn_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    track = Tracker(tmp_path, clients=["atis", "yelp", "imdb"], rounds=2, tensorboard=False, progress="off")
+    for round in range(2):
+        reports = [report(client, round) for client in ("atis", "yelp")]
+        track.round(round, reports, {"atis": 1.0, "yelp": 0.0}, SECONDS, TRAFFIC)
+    scores = {client: {"em": (1, 4)} for client in ("atis", "yelp", "imdb")}
+    track.evaluation(1, "test", scores, label="final")
+    track.result({"clients": {c: {"examples": n} for c, n in (("atis", 30), ("yelp", 10), ("imdb", 7))}})
+    track.close()
+    lines = [" ".join(line.split()) for line in shown(tmp_path, capsys).splitlines()]
+    assert "weight 0 in every round: yelp" in lines and "never drawn in 2 rounds: imdb" in lines
+    assert "imdb 7 - 0.0000 0.2500 of 4" in lines  # its rows are known, though it never trained
+    assert "micro 47 0.2500 of 12" in lines
+
+
+def test_where_nothing_is_combined_nobody_is_without_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    track = tracker(tmp_path)
+    track.round(0, [report("atis", 0)], {}, SECONDS, TRAFFIC)
+    track.close()
+    out = shown(tmp_path, capsys)
+    assert "weight 0" not in out and "never drawn" not in out
+    assert ["atis", "30", "4.0000", "-"] in [line.split() for line in out.splitlines()]
