@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.checks import LimitCheck, SumCheck, claim_problem, norm_problem
-from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
+from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.windows import SUM_DTYPE
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.norms import is_finite, norm_and_max
 from fedtorch.core.places import Places

@@ -59,9 +59,10 @@ from fedtorch.comm.faults import Faults
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op, Problem, problem_of
 from fedtorch.comm.meter import Meter
-from fedtorch.comm.reproducible import SUM_DTYPE, SumScale
+from fedtorch.comm.reproducible import SumScale
 from fedtorch.comm.telling import tell, told
 from fedtorch.comm.update_memory import UpdateMemory
+from fedtorch.comm.windows import SUM_DTYPE
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import UpdateBuffer
 from fedtorch.privacy.public_sum import Masking

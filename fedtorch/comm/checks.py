@@ -16,14 +16,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fedtorch.comm.digests import window_digest
-from fedtorch.comm.reproducible import SumScale, windows
+from fedtorch.comm.digests import DAMAGED
+from fedtorch.comm.reproducible import SumScale
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report
 
 TOLERANCE = 1e-6  # of a norm: both sides compute it in float64, some 1e-15 apart; a lie below this changes nothing
-DAMAGED = "did not arrive as it was sent (other length, dtype or bytes)"
 _ROW = 1 << 12  # numbers of a window that are projected together
 
 
@@ -43,11 +42,6 @@ def norm_problem(report: Report, norm: float, max_abs: float) -> str:
         if not abs(found - said) <= TOLERANCE * max(found, said):
             return f"its update has the {name} {found:.6g}, but it reported {said:.6g}"
     return ""
-
-
-def window_digests(payload: Tensor) -> list[int]:
-    """Those of all windows of a payload."""
-    return [window_digest(payload[start:stop]) for start, stop in windows(payload.numel())]
 
 
 def as_integers(numbers: Sequence[float]) -> list[int]:

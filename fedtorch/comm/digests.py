@@ -1,4 +1,4 @@
-"""What is noted of a window of a payload, by whoever sends it and by whoever receives it."""
+"""Digests of payload windows, computed by sender and receiver and compared to find corruption."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import xxhash
 from torch import Tensor
 
 from fedtorch.comm.header import DTYPES
+from fedtorch.comm.windows import windows
+
+DAMAGED = "did not arrive as it was sent (other length, dtype or bytes)"
 
 
 class Passing:
@@ -35,7 +38,12 @@ class Passing:
 
 
 def window_digest(window: Tensor) -> int:
-    """The same of a whole window."""
+    """Digest of a whole window."""
     passing = Passing(window.numel(), window.dtype)
     passing.read(window.numpy())
     return passing.digest
+
+
+def window_digests(payload: Tensor) -> list[int]:
+    """Digests of all windows of a payload, in order."""
+    return [window_digest(payload[start:stop]) for start, stop in windows(payload.numel())]

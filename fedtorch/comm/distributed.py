@@ -19,7 +19,7 @@ from fedtorch.comm import mail
 from fedtorch.comm.addresses import bind, check_master
 from fedtorch.comm.aggregation import Aggregation, Request, Term
 from fedtorch.comm.arrivals import SharedArrivals
-from fedtorch.comm.backend import Choice, OwnGpu
+from fedtorch.comm.backend import Choice, OwnGpu, choose
 from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.disconnect import DisconnectMonitor
 from fedtorch.comm.door import join_job, let_in, waiting
@@ -135,7 +135,8 @@ class DistributedCommunicator(Communicator):
         """See the base class; through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
-        verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._options.device).note(), self._options.backend)
+        own_gpu, decide = OwnGpu.of(self._options.device), partial(choose, self._options.backend)
+        verdict = self._rendezvous.preflight(facts, own_gpu.note(), decide)
         self._shared = frozenset(verdict["shared"])
         if verdict["backend"] == "nccl":
             self.stage(Staging("nccl", self._options.device, pin=True))

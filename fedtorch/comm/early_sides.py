@@ -22,10 +22,11 @@ from fedtorch.comm.early import Early, Queued
 from fedtorch.comm.header import Op
 from fedtorch.comm.local_updates import send_sum, send_updates
 from fedtorch.comm.notes import read_part
-from fedtorch.comm.reproducible import SUM_DTYPE, RunningSum, SumScale, windows
+from fedtorch.comm.reproducible import RunningSum, SumScale
 from fedtorch.comm.sending_pace import SendingPace
 from fedtorch.comm.store import Store
 from fedtorch.comm.window_memory import give_back, start_take
+from fedtorch.comm.windows import SUM_DTYPE, windows
 from fedtorch.core.names import Names
 from fedtorch.core.update import Report
 

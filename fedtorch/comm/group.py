@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedtorch.comm.checks import DAMAGED, window_digests
+from fedtorch.comm.digests import DAMAGED, window_digests
 from fedtorch.comm.direct import Direct, Transfer, Transport, Work
 from fedtorch.comm.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.liveness import Liveness

@@ -12,7 +12,8 @@ from fedtorch.comm.base import Combine, Communicator
 from fedtorch.comm.checks import SumCheck
 from fedtorch.comm.messages import count_replicated
 from fedtorch.comm.peers import Alone
-from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.reproducible import Accumulator, SumScale
+from fedtorch.comm.windows import WINDOW, windows
 from fedtorch.comm.wire import Message, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
 

@@ -18,8 +18,9 @@ from fedtorch.comm.digests import Passing, window_digest
 from fedtorch.comm.direct import Transfer
 from fedtorch.comm.header import Op
 from fedtorch.comm.masked import take_part
-from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.reproducible import Accumulator, SumScale
 from fedtorch.comm.window_memory import OutgoingWindows
+from fedtorch.comm.windows import SUM_DTYPE, WINDOW, windows
 from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 

@@ -13,7 +13,6 @@ from fedtorch.comm.node_sums import NodeSums
 from fedtorch.comm.pieces import InPieces
 from fedtorch.comm.segment import Segment, machine, path_of
 from fedtorch.comm.shared import SLOT_BYTES, SLOTS, Shared, all_gather
-from fedtorch.comm.sum_ways import first_of_each
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +87,11 @@ def numbered(found: Sequence[int]) -> tuple[int, ...]:
     keys = [number or -1 - place for place, number in enumerate(found)]
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return tuple(order[key] for key in keys)
+
+
+def first_of_each(machines: Sequence[int]) -> list[int]:
+    """The first rank of each machine, which leads it; machines: of each rank, numbered as they first occur."""
+    return [machines.index(number) for number in range(max(machines) + 1)]
 
 
 def _open(own: Sequence[Sequence[int]], at: int) -> dict[int, Segment] | None:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fedtorch.comm.aggregation import Aggregation, Term
 from fedtorch.comm.digests import window_digest
-from fedtorch.comm.reproducible import SumScale, windows
+from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.windows import windows
 from fedtorch.core.errors import PreflightError
 from fedtorch.privacy.secure_sum.collector import Collector
 from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed

@@ -16,7 +16,8 @@ from fedtorch.comm.aggregation import Aggregation, Request, Term
 from fedtorch.comm.checks import norm_problem
 from fedtorch.comm.header import Op
 from fedtorch.comm.meter import Meter
-from fedtorch.comm.reproducible import CHUNK, SUM_DTYPE, Accumulator, SumScale
+from fedtorch.comm.reproducible import CHUNK, Accumulator, SumScale
+from fedtorch.comm.windows import SUM_DTYPE
 from fedtorch.compression.payload import PayloadError, Sparse
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.norms import norm_and_max

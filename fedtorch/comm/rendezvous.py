@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedtorch.comm import addresses
-from fedtorch.comm.backend import Choice, choose
 from fedtorch.comm.liveness import Liveness
 from fedtorch.comm.notes import read_note, read_verdict
 from fedtorch.comm.store import Store
@@ -55,14 +54,17 @@ class Rendezvous:
         verdict = self._meet(dict(note), decide)
         return verdict["places"], tuple(verdict["hosts"])
 
-    def preflight(self, facts: Mapping[str, str], gpu: Mapping[str, str], backend: Choice) -> dict[str, Any]:
-        """See Communicator.preflight; the verdict on the GPUs that the ranks have, as `backend.choose` gives it."""
+    def preflight(self, facts: Mapping[str, str], own: Mapping[str, str], decide: Decide) -> dict[str, Any]:
+        """Compare the facts of all ranks; where they agree, the verdict is what `decide` makes of their notes.
 
-        def decide(notes: Notes) -> dict[str, Any]:
+        own: what else this rank tells the others.
+        """
+
+        def compare_and_decide(notes: Notes) -> dict[str, Any]:
             facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
-            return _compare(facts, self._liveness.labels) or choose(backend, notes)
+            return _compare(facts, self._liveness.labels) or decide(notes)
 
-        return self._meet({"facts": dict(facts), **gpu}, decide)
+        return self._meet({"facts": dict(facts), **own}, compare_and_decide)
 
     def barrier(
         self,

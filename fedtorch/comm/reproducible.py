@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,28 +23,14 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.digests import Passing
+from fedtorch.comm.windows import SUM_DTYPE
 from fedtorch.core.kept_vectors import KeptVectors, Lender
 from fedtorch.core.kernels import Fold
 
-# Vectors are summed window by window, so that the sum stays in the cache and no rank ever holds one of full length:
-# 4 MB of fp32 to send, 8 MB of float64 to reduce. Smaller windows cost more in messages than they save.
-WINDOW = 1 << 20
-SUM_DTYPE = torch.float64
 CHUNK = 1 << 17  # elements of a sparse sum that are added to together
 PIECE = 1 << 16  # elements of a window that are looked at and added together
 HEADROOM = 8.0  # of a scale that is fixed before the updates are known: three bits of the 53
 COARSEST = 16  # bits by which such a scale may be coarser than it need be; fp32 has 24, a sum 53
-
-
-def windows(size: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the consecutive windows of a vector of `size` elements."""
-    for start in range(0, size, WINDOW):
-        yield start, min(start + WINDOW, size)
-
-
-def slice_of(size: int, ranks: int, place: int) -> tuple[int, int]:
-    """(start, stop) of the slice of the rank at `place` of `ranks`, which are as equal as can be."""
-    return size * place // ranks, size * (place + 1) // ranks
 
 
 @dataclass(frozen=True)

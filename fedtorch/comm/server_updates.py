@@ -17,18 +17,19 @@ from torch import Tensor
 from fedtorch.comm import sum_slices
 from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.aggregation import IN_FLIGHT, Aggregation, Request, Term
-from fedtorch.comm.checks import DAMAGED, TOLERANCE, SumCheck
-from fedtorch.comm.digests import Passing, window_digest
+from fedtorch.comm.checks import TOLERANCE, SumCheck
+from fedtorch.comm.digests import DAMAGED, Passing, window_digest
 from fedtorch.comm.direct import Transfer
 from fedtorch.comm.early import Early
 from fedtorch.comm.header import Op
 from fedtorch.comm.incoming import Incoming, by_rank, distinct
 from fedtorch.comm.local_updates import reduce_sum
 from fedtorch.comm.masked import Damaged, collect
-from fedtorch.comm.reproducible import SUM_DTYPE, WINDOW, Accumulator, SumScale, windows
+from fedtorch.comm.reproducible import Accumulator, SumScale
 from fedtorch.comm.sum_ways import Exchange, choose
 from fedtorch.comm.update_memory import NOWHERE
 from fedtorch.comm.window_memory import give_back, start_take
+from fedtorch.comm.windows import SUM_DTYPE, WINDOW, windows
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.update import Report
 from fedtorch.privacy.public_sum import Masking

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.direct import Direct, Work
-from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.segment import Segment, path_of
+from fedtorch.comm.windows import WINDOW
 
 log = logging.getLogger(__name__)
 

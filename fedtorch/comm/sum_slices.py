@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedtorch.comm.aggregation import Aggregation, Term
-from fedtorch.comm.checks import DAMAGED, TOLERANCE, SumCheck, as_integers, as_numbers
+from fedtorch.comm.checks import TOLERANCE, SumCheck, as_integers, as_numbers
+from fedtorch.comm.digests import DAMAGED
 from fedtorch.comm.header import Op
-from fedtorch.comm.reproducible import SumScale, add_all, slice_of
+from fedtorch.comm.reproducible import SumScale, add_all
 from fedtorch.comm.update_memory import NOWHERE
+from fedtorch.comm.windows import slice_of
 from fedtorch.core.kernels import Fold
 from fedtorch.core.norms import copied
 

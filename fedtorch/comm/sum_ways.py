@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fedtorch.comm.header import Op
-from fedtorch.comm.reproducible import SUM_DTYPE
+from fedtorch.comm.windows import SUM_DTYPE
 
 Exchange = Literal["auto", "reduce", "send"]
 
@@ -39,8 +39,3 @@ def choose(
     updates = (item_bytes * sum(remote), 2, Op.SEND_UPDATES)
     allowed = {"auto": (sums, reduce, updates), "reduce": (sums, reduce), "send": (updates,)}
     return min((sums, updates) if is_secret else allowed[exchange])[2]
-
-
-def first_of_each(machines: Sequence[int]) -> list[int]:
-    """The first rank of each machine, which leads it; machines: of each rank, numbered as they first occur."""
-    return [machines.index(number) for number in range(max(machines) + 1)]

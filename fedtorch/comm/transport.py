@@ -19,7 +19,7 @@ from torch import Tensor
 from fedtorch.comm.direct import Direct, Work
 from fedtorch.comm.environment import environment
 from fedtorch.comm.ports import Ports, gloo_device
-from fedtorch.comm.reproducible import WINDOW
+from fedtorch.comm.windows import WINDOW
 
 Backend = Literal["gloo", "nccl"]
 WINDOW_BYTES = 8 * WINDOW  # one window of a sum

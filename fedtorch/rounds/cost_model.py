@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedtorch.comm.reproducible import WINDOW
+from fedtorch.comm.windows import WINDOW
 from fedtorch.rounds.round_work import Flow, RoundWork
 
 _REDUCING = 2  # threads of gloo, each with one window of a ring

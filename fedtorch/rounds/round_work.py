@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from fedtorch.comm.header import Op
-from fedtorch.comm.sum_ways import choose, first_of_each
+from fedtorch.comm.machines import first_of_each
+from fedtorch.comm.sum_ways import choose
 
 Way = Literal["sums", "reduce", "updates", "star", "replicated", "allreduce"]
 _WAYS: dict[Op, Way] = {Op.SEND_SUMS: "sums", Op.REDUCE: "reduce", Op.SEND_UPDATES: "updates"}

@@ -17,8 +17,8 @@ from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.server_updates import Exchange
+from fedtorch.comm.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for

@@ -20,9 +20,9 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.server_updates import DistributedUpdates
 from fedtorch.comm.sum_ways import Exchange
+from fedtorch.comm.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for

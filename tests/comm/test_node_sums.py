@@ -19,11 +19,11 @@ from fedtorch.comm.header import Op
 from fedtorch.comm.machines import numbered
 from fedtorch.comm.node_sums import NodeSums
 from fedtorch.comm.options import Network
-from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.segment import Segment
 from fedtorch.comm.shared import Shared
 from fedtorch.comm.sum_ways import choose
 from fedtorch.comm.transport import Staging
+from fedtorch.comm.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 if not hasattr(os, "memfd_create"):

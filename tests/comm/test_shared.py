@@ -19,9 +19,9 @@ from fedtorch.comm import machines, shared
 from fedtorch.comm.direct import Direct
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.segment import Segment
 from fedtorch.comm.shared import SLOT_BYTES, SLOTS, Shared
+from fedtorch.comm.windows import WINDOW
 from fedtorch.compression.compressors import TopK
 
 if not hasattr(os, "memfd_create"):

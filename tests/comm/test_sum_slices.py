@@ -23,9 +23,9 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.reproducible import slice_of
 from fedtorch.comm.server_updates import DistributedUpdates
 from fedtorch.comm.update_memory import NOWHERE, UpdateMemory
+from fedtorch.comm.windows import slice_of
 from fedtorch.core.errors import FedtorchError, RefusedUpdatesError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for

@@ -16,9 +16,9 @@ from fedtorch.comm import local, local_updates, reproducible, server_updates, tr
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.group import Group
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.sum_ways import Exchange
 from fedtorch.comm.transport import Staged, Staging
+from fedtorch.comm.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 from tests.comm.test_exchange import NAMES, one_round, spread

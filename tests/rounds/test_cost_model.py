@@ -13,8 +13,8 @@ import torch
 
 from fedtorch.comm.aggregation import Term
 from fedtorch.comm.header import Op
-from fedtorch.comm.reproducible import WINDOW
 from fedtorch.comm.server_updates import DistributedUpdates
+from fedtorch.comm.windows import WINDOW
 from fedtorch.rounds.cost_model import Constants, ModelSize, Site, memory, seconds
 from fedtorch.rounds.round_work import Counted, RoundWork, Way
 
