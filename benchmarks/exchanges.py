@@ -62,7 +62,7 @@ def move(size: int, one_in: int) -> dict[str, dict[str, int]]:
 
 
 def _moved(exchange: str, comm: Any, local: Any, own: Sequence[Any], size: int, selection: Any) -> dict[str, int]:
-    from fedtorch.comm.allreduce import LeftOut, SparseSum, all_reduce
+    from fedtorch.comm.sparse.allreduce import LeftOut, SparseSum, all_reduce
     from fedtorch.compression.payload import decode
     from fedtorch.core.update import Report
 

@@ -25,7 +25,7 @@ from benchmarks.command import console_of, parser_of, write_figures
 from fedtorch.algorithms.robust import RULES
 from fedtorch.algorithms.robust.base import rule_of
 from fedtorch.comm.local import LocalUpdates
-from fedtorch.comm.windows import windows
+from fedtorch.comm.transport.windows import windows
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.privacy.secure_sum.collector import Collector

@@ -43,7 +43,7 @@ class RankProcess:
         Raises:
             SystemExit: with fedtorch's exit code, or by submitit after it has requeued the job.
         """
-        from fedtorch.comm.signing import VARIABLE  # with torch; a signal meanwhile is submitit's to answer
+        from fedtorch.comm.job.signing import VARIABLE  # with torch; a signal meanwhile is submitit's to answer
         from fedtorch.lifecycle.kept_texts import print_frames
         from fedtorch.main import main
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedtorch.comm.signing import VARIABLE, job_secret, read_secret
-from fedtorch.comm.store import OPTION as ADDRESS_OPTION
-from fedtorch.comm.store import STAY
-from fedtorch.comm.trust import refuse_public
+from fedtorch.comm.job.signing import VARIABLE, job_secret, read_secret
+from fedtorch.comm.job.store import OPTION as ADDRESS_OPTION
+from fedtorch.comm.job.store import STAY
+from fedtorch.comm.job.trust import refuse_public
 from fedtorch.config.masking import set_options
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, RestartsError, print_error

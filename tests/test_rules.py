@@ -20,12 +20,14 @@ ROOMS: dict[str, set[str]] = {
     # processes around `main`; `cli` and `api` look them up by name
     "launchers": {"main", "lifecycle", "setup", "rounds", "comm", "tracking", "config", "core"},
     "cli": {"core"},  # it looks the other rooms up by name, once it knows which one is asked for
-    "main": {"lifecycle", "setup", "config", "core"},
+    "main": {"lifecycle", "planning", "setup", "config", "core"},
     # what Python code calls in place of commands
     "api": {"audit", "cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     # attacks: what a round sends, and what a run's model says
     "audit": {"report", "setup", "rounds", "tasks", "models", "checkpoint", "comm", "privacy", "config", "core"},
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
+    # what a run will do and cost, before it
+    "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "config", "core"},
     "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "privacy", "config", "core"},
     "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},
@@ -122,6 +124,34 @@ def test_an_import_of_another_room_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(ROOMS, "rounds", ROOMS["rounds"] - {"comm"})
     found = {other for name in MODULES if room(name) == "rounds" for other in not_allowed(name)}
     assert found and {room(other) for other in found} == {"comm"}
+
+
+COMM_FLOORS = ("job", "transport", "sums", "sparse")
+"""Rooms inside `comm`, each of which imports those before it. Modules of `comm` itself stand above all four."""
+
+
+def floor(module: str) -> int | None:
+    """Place of a module of `comm` in `COMM_FLOORS`, one more for those above; None: the module is elsewhere."""
+    parts = module.split(".")
+    if parts[:2] != ["fedtorch", "comm"]:
+        return None
+    return COMM_FLOORS.index(parts[2]) if len(parts) > 2 and parts[2] in COMM_FLOORS else len(COMM_FLOORS)
+
+
+def above(name: str, imported: set[str]) -> set[str]:
+    """Modules of `comm` on a higher floor than the one that imports them."""
+    own = floor(name)
+    return set() if own is None else {other for other in imported if (floor(other) or 0) > own}
+
+
+def test_a_room_of_comm_imports_none_above_it() -> None:
+    assert {name: found for name in sorted(MODULES) if (found := above(name, imported_modules(name)))} == {}
+    assert {name.split(".")[2] for name in MODULES if floor(name) in range(4)} == set(COMM_FLOORS)
+
+
+def test_an_import_of_a_room_above_is_found() -> None:
+    up = {"fedtorch.comm.sums.checks", "fedtorch.comm.base", "fedtorch.core.norms", "fedtorch.comm.job.store"}
+    assert above("fedtorch.comm.transport.group", up) == {"fedtorch.comm.sums.checks", "fedtorch.comm.base"}
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
@@ -224,7 +254,7 @@ class Plain:
 
 def test_only_comm_imports_torch_distributed() -> None:
     for path in FILES:
-        if path.parent.name != "comm" and path.name != "deepspeed.py":
+        if "comm" not in path.parts and path.name != "deepspeed.py":
             assert not [name for name in imports(path) if name.startswith("torch.distributed")], path
 
 
@@ -235,7 +265,7 @@ def test_the_loop_names_no_algorithm_task_or_model() -> None:
     for path in (*(PACKAGE / "rounds").glob("*.py"), PACKAGE / "train" / "job.py"):
         # papers may be cited in comments and docstrings
         assert not words.findall(ast.unparse(_without_docstrings(ast.parse(path.read_text())))), path
-    for path in (PACKAGE / "comm").glob("*.py"):
+    for path in (PACKAGE / "comm").rglob("*.py"):
         assert not words.findall(path.read_text()), path
 
 

@@ -11,15 +11,15 @@ from types import TracebackType
 from torch import Tensor
 from typing_extensions import Self
 
-from fedtorch.comm.accepted import AcceptedUpdates
-from fedtorch.comm.arrivals import Arrivals
-from fedtorch.comm.early import Early
-from fedtorch.comm.faults import Faults
-from fedtorch.comm.meter import Meter
-from fedtorch.comm.peers import Peers
-from fedtorch.comm.server_vector import ServerVector
-from fedtorch.comm.store import JobMember
-from fedtorch.comm.update_memory import UpdateMemory
+from fedtorch.comm.job.arrivals import Arrivals
+from fedtorch.comm.job.faults import Faults
+from fedtorch.comm.job.store import JobMember
+from fedtorch.comm.sparse.peers import Peers
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.early import Early
+from fedtorch.comm.transport.meter import Meter
+from fedtorch.comm.transport.server_vector import ServerVector
+from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.comm.wire import Message, message_to_report, report_to_message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError
@@ -153,7 +153,7 @@ class Communicator(ABC):
     def begin_early(
         self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
     ) -> Early | None:
-        """Let updates travel while others train, see `comm.early`; None on all ranks: they do not.
+        """Let updates travel while others train, see `comm.sums.early`; None on all ranks: they do not.
 
         exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks:
         client that will have an update -> rank that it will be on; the same on all ranks.
@@ -168,7 +168,7 @@ class Communicator(ABC):
     ) -> Tensor | None:
         """Call `combine` with the accepted updates on the server and return its result there; elsewhere None.
 
-        Elsewhere this takes part in what `combine` needs; `comm.aggregation` has the protocol.
+        Elsewhere this takes part in what `combine` needs; `comm.sums.aggregation` has the protocol.
 
         local: the updates of this rank's clients; the same length and dtype on all ranks.
         accepted: on the server, some of the reports of the last `gather_reports`; ignored elsewhere.
@@ -188,7 +188,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def peers(self, local: UpdateBuffer, *, round: int) -> Peers:
-        """What a sum of messages in slices goes through (`comm.allreduce`); made anew for each, sends nothing itself.
+        """What a sum of messages in slices goes through (`comm.sparse.allreduce`); made anew for each.
 
         local: the messages of this rank's clients, all of one length.
         """

@@ -16,30 +16,30 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm import mail
-from fedtorch.comm.addresses import bind, check_master
-from fedtorch.comm.aggregation import Aggregation, Request, Term
-from fedtorch.comm.arrivals import SharedArrivals
-from fedtorch.comm.backend import Choice, OwnGpu, choose
 from fedtorch.comm.base import Combine, Communicator
-from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.door import join_job, let_in, waiting
-from fedtorch.comm.early import Early
-from fedtorch.comm.early_sides import begin_early
-from fedtorch.comm.group import Group
-from fedtorch.comm.header import Op
-from fedtorch.comm.liveness import Liveness
-from fedtorch.comm.local_updates import answer_requests
-from fedtorch.comm.mapped_vector import MappedVector
-from fedtorch.comm.messages import all_gather_updates, count_replicated
+from fedtorch.comm.job.addresses import bind, check_master
+from fedtorch.comm.job.arrivals import SharedArrivals
+from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.liveness import Liveness
+from fedtorch.comm.job.rejoin import join_job, let_in, waiting
+from fedtorch.comm.job.rendezvous import Rendezvous
+from fedtorch.comm.job.shutdown import Shutdown
+from fedtorch.comm.job.store import JobMember
 from fedtorch.comm.options import Network, Options
-from fedtorch.comm.peers import GroupPeers
-from fedtorch.comm.rendezvous import Rendezvous
-from fedtorch.comm.server_updates import DistributedUpdates
-from fedtorch.comm.shutdown import Shutdown
-from fedtorch.comm.store import JobMember
-from fedtorch.comm.sum_ways import Exchange
-from fedtorch.comm.transport import Staging
-from fedtorch.comm.update_memory import UpdateMemory
+from fedtorch.comm.sparse.messages import all_gather_updates, count_replicated
+from fedtorch.comm.sparse.peers import GroupPeers
+from fedtorch.comm.sums.aggregation import Aggregation, Request, Term
+from fedtorch.comm.sums.early import Early
+from fedtorch.comm.sums.early_sides import begin_early
+from fedtorch.comm.sums.local_updates import answer_requests
+from fedtorch.comm.sums.server_updates import DistributedUpdates
+from fedtorch.comm.sums.sum_ways import Exchange
+from fedtorch.comm.transport.backend import Choice, OwnGpu, choose
+from fedtorch.comm.transport.device import Staging
+from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.mapped_vector import MappedVector
+from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.comm.wire import Message
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, RefusedUpdatesError
@@ -229,7 +229,7 @@ class DistributedCommunicator(Communicator):
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
     ) -> Tensor | None:
-        """See the base class; the protocol is that of `comm.aggregation`."""
+        """See the base class; the protocol is that of `comm.sums.aggregation`."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:

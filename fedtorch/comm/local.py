@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Combine, Communicator
-from fedtorch.comm.checks import SumCheck
-from fedtorch.comm.messages import count_replicated
-from fedtorch.comm.peers import Alone
-from fedtorch.comm.reproducible import Accumulator, SumScale
-from fedtorch.comm.windows import WINDOW, windows
+from fedtorch.comm.sparse.messages import count_replicated
+from fedtorch.comm.sparse.peers import Alone
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.checks import SumCheck
+from fedtorch.comm.sums.reproducible import Accumulator, SumScale
+from fedtorch.comm.transport.windows import WINDOW, windows
 from fedtorch.comm.wire import Message, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
 

@@ -8,10 +8,10 @@ from typing import IO
 
 import torch
 
-from fedtorch.comm.backend import Choice
-from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.ports import Ports
-from fedtorch.comm.sum_ways import Exchange
+from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.ports import Ports
+from fedtorch.comm.sums.sum_ways import Exchange
+from fedtorch.comm.transport.backend import Choice
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Network:
     """What a rank knows of the others and of the way to them."""
 
     interface: str | None = None
-    """On jobs of several hosts, its name or a network, see `comm.addresses`."""
+    """On jobs of several hosts, its name or a network, see `comm.job.addresses`."""
     trusted: bool = False
     """May the ranks talk to each other over public addresses?"""
     start_s: float | None = None

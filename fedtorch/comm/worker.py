@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedtorch.comm.store import Store
+from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import FedtorchError, PeerError, PreflightError
 
 _MAGIC = 0x776F_726B_6572  # "worker"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fedtorch.checkpoint.apart import Apart
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.topology import Topology
 from fedtorch.comm.wire import NO_CLIENT, Message
 from fedtorch.core.errors import CheckpointError, PreflightError
 from fedtorch.rounds.placement import Placement
+from fedtorch.rounds.topology import Topology
 
 log = logging.getLogger(__name__)
 

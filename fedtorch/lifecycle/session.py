@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
 
-from fedtorch.comm.backend import log_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.door import stay, stay_again
+from fedtorch.comm.job.ports import check_ports
+from fedtorch.comm.job.rejoin import stay, stay_again
+from fedtorch.comm.job.signing import VARIABLE, forget_secret, job_secret
+from fedtorch.comm.job.store import STAY, JobMember, Store
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.ports import check_ports
-from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
-from fedtorch.comm.store import STAY, JobMember, Store
+from fedtorch.comm.transport.backend import log_if_shared
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.config.system import port_range

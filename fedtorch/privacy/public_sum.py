@@ -29,7 +29,7 @@ class WholeSum:
         self.exponent, self.clip = exponent, clip
 
     def __call__(self, updates: Any) -> Tensor:
-        """Σ k_i; `updates` are `comm.accepted.AcceptedUpdates`."""
+        """Σ k_i; `updates` are `comm.sums.accepted.AcceptedUpdates`."""
         total: Tensor = updates.whole_sum(self.exponent, self.clip)
         return total
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.weighting import NothingToWeighError
-from fedtorch.comm.allreduce import Reduced
-from fedtorch.comm.messages import Received
+from fedtorch.comm.sparse.allreduce import Reduced
+from fedtorch.comm.sparse.messages import Received
 from fedtorch.comm.wire import Message
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedtorch.comm.arrivals import Arrivals
+from fedtorch.comm.job.arrivals import Arrivals
 from fedtorch.config.schema import ClientsConfig
 from fedtorch.core.errors import ConfigError, DataError, UpdateError
 from fedtorch.tracking import records

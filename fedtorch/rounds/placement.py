@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedtorch.comm.topology import Topology
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.core.client import Client
 from fedtorch.core.clients import Clients, DealtSizes
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.names import Names
+from fedtorch.rounds.topology import Topology
 from fedtorch.tasks.base import Task
 
 

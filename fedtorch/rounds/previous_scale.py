@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
-from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import SUM_EXPONENT
 from fedtorch.core.update import Report

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedtorch.comm.accepted import AcceptedUpdates
-from fedtorch.comm.allreduce import Reduced
-from fedtorch.comm.messages import Decode, Received, read_messages, sum_of_received
+from fedtorch.comm.sparse.allreduce import Reduced
+from fedtorch.comm.sparse.messages import Decode, Received, read_messages, sum_of_received
+from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report

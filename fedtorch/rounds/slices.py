@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtorch.comm.allreduce import LeftOut, Reduced, SparseSum, all_reduce, move
+from fedtorch.comm.sparse.allreduce import LeftOut, Reduced, SparseSum, all_reduce, move
 from fedtorch.core.state_keys import LEFT_OUT
 from fedtorch.core.update import Report
 from fedtorch.rounds.context import RoundContext

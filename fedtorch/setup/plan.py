@@ -7,7 +7,6 @@ from functools import cached_property
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
-from fedtorch.comm.topology import Topology
 from fedtorch.config.metrics import measured
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
@@ -16,6 +15,7 @@ from fedtorch.core.clients import Clients
 from fedtorch.core.errors import DataError
 from fedtorch.core.sampling import Sampler, cohort
 from fedtorch.rounds.placement import make_topology
+from fedtorch.rounds.topology import Topology
 from fedtorch.tasks.base import Merged, Task
 from fedtorch.train.settings import ClientConfig
 

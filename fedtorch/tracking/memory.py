@@ -21,7 +21,7 @@ class Memory:
         self.steps: Counter[str] = Counter()
         """client -> steps of which losses are recorded"""
         self.traffic: Counter[str] = Counter()
-        """bytes and messages; see `comm.meter.Meter`"""
+        """bytes and messages; see `comm.transport.meter.Meter`"""
         for record in past:
             self.see(record)
             if record["kind"] == "round":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtorch.comm.environment import environment
+from fedtorch.comm.transport.environment import environment
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.store import Store
+from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import PreflightError
 
 

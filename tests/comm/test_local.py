@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.meter import Meter
+from fedtorch.comm.transport.meter import Meter
 from fedtorch.comm.wire import Message
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
