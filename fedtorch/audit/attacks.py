@@ -9,8 +9,8 @@ from pathlib import Path
 from fedtorch.audit import canary_clients, embedding_rows, keys_values, membership, span_check, text_canaries
 from fedtorch.audit.finding import Finding
 from fedtorch.audit.result import AuditResult
-from fedtorch.audit.subject import Options, Subject, opened
-from fedtorch.config.given import Given
+from fedtorch.audit.subject import AuditOptions, Subject, opened
+from fedtorch.config.python_configs import Given
 from fedtorch.core.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def attack_run(
     run: Path | None,
     config: Sequence[Given],
     settings: Sequence[str],
-    options: Options,
+    options: AuditOptions,
     names: Sequence[str] | None = None,
     *,
     note: Callable[[str], None] = lambda line: None,
@@ -77,7 +77,7 @@ def attack_run(
     return AuditResult(f"Audit of {what}", facts, {found.attack: found for found in findings})
 
 
-def seen_by_server(options: Options) -> str:
+def seen_by_server(options: AuditOptions) -> str:
     """What a run of these tells its server, whatever the attacks look at."""
     if not options.hidden:
         return "each update"

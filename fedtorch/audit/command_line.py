@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from fedtorch.audit.attacks import ATTACKS, attack_run
-from fedtorch.audit.subject import Options
+from fedtorch.audit.subject import AuditOptions
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.audit"
     parser = _parser(prog)
     args = parser.parse_args(arguments)
     try:
-        options = Options(
+        options = AuditOptions(
             args.clip,
             args.noise,
             args.delta,

@@ -17,7 +17,7 @@ from fedtorch.audit.layers import FirstLayers
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
-from fedtorch.config.given import Given
+from fedtorch.config.python_configs import Given
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.privacy.settings import PrivacyConfig
@@ -31,7 +31,7 @@ from fedtorch.setup.private import noise_of
 
 
 @dataclass(frozen=True)
-class Options:
+class AuditOptions:
     """What is asked for beside the run; `fedtorch audit` has them as options.
 
     Raises:
@@ -81,7 +81,7 @@ class Subject:
     """server and clients as they are"""
     rounds: int
     """done when it was opened; 0 for a config"""
-    options: Options
+    options: AuditOptions
     """of this audit"""
     evaluation: Evaluation
     """the models that clients are evaluated with"""
@@ -124,7 +124,7 @@ class Subject:
 
     @property
     def attacked(self) -> Mapping[str, Tensor]:
-        """The updates of the first `Options.clients` clients."""
+        """The updates of the first `AuditOptions.clients` clients."""
         return dict(list(self.updates.items())[: self.options.clients])
 
     @property
@@ -196,7 +196,9 @@ class Subject:
 
 
 @contextmanager
-def opened(run: Path | None, config: Sequence[Given], settings: Sequence[str], options: Options) -> Iterator[Subject]:
+def opened(
+    run: Path | None, config: Sequence[Given], settings: Sequence[str], options: AuditOptions
+) -> Iterator[Subject]:
     """A run's folder, or a config; nothing in the folder is changed.
 
     Raises:
@@ -230,7 +232,7 @@ def opened(run: Path | None, config: Sequence[Given], settings: Sequence[str], o
         yield Subject(context, 0 if found is None else found.round, options, evaluation)
 
 
-def _in_the_clear(config: Config, options: Options) -> tuple[Config, Options]:
+def _in_the_clear(config: Config, options: AuditOptions) -> tuple[Config, AuditOptions]:
     """A run with privacy as it would be without: its clip and noise are then defences to try, as any others.
 
     So nothing is released, and no ledger is opened.

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedtorch.checkpoint.form import check_form, paths_of, problems
+from fedtorch.checkpoint.manifest_form import check_form, paths_of, problems
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import hash_file

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from fedtorch.checkpoint.files import FEW, MANIFEST, FileEntry, digest_file, save_tensors, sync, to_json
-from fedtorch.checkpoint.form import FORM, SERVER_FILES
+from fedtorch.checkpoint.manifest_form import FORM, SERVER_FILES
 from fedtorch.core.server import ServerState
 from fedtorch.core.version import VERSION
 

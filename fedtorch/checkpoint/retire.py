@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedtorch.checkpoint.files import CLIENT_FILE, FEW, Manifest, read_manifest, remove_folder
-from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.manifest_form import folders
 from fedtorch.core.errors import CheckpointError
 
 

@@ -20,7 +20,7 @@ from fedtorch.comm.sums.early import Early
 from fedtorch.comm.transport.meter import Meter
 from fedtorch.comm.transport.server_vector import ServerVector
 from fedtorch.comm.transport.update_memory import UpdateMemory
-from fedtorch.comm.wire import Message, message_to_report, report_to_message
+from fedtorch.comm.wire import Packet, packet_to_report, report_to_packet
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.names import Names
@@ -135,7 +135,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """On the server all ranks' messages by client index (those of `NO_CLIENT` first, by rank); elsewhere [].
 
         Raises:
@@ -143,11 +143,11 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """The server's `messages` on every rank; what other ranks pass is ignored."""
 
     @abstractmethod
-    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+    def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
         """This rank's of the server's `messages`, by rank; what other ranks pass is ignored. No rank gets another's."""
 
     def begin_early(
@@ -212,8 +212,8 @@ class Communicator(ABC):
     def gather_reports(self, reports: Sequence[Report], *, round: int) -> list[Report]:
         """On the server all ranks' reports in manifest order; elsewhere []."""
         self.faults("header", round=round)
-        messages = [report_to_message(report, self.names.place(report.client)) for report in reports]
-        return [message_to_report(message, self.names) for message in self.gather(messages, round=round)]
+        messages = [report_to_packet(report, self.names.place(report.client)) for report in reports]
+        return [packet_to_report(message, self.names) for message in self.gather(messages, round=round)]
 
     def __enter__(self) -> Self:
         return self
@@ -223,7 +223,7 @@ class Communicator(ABC):
     ) -> None:
         self.close()
 
-    def _sorted(self, messages: Sequence[Message]) -> list[Message]:
+    def _sorted(self, messages: Sequence[Packet]) -> list[Packet]:
         """By client, stable; no client may have sent two of a kind."""
         seen: set[tuple[int, str]] = set()
         for message in messages:

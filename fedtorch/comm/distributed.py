@@ -25,7 +25,7 @@ from fedtorch.comm.job.rejoin import join_job, let_in, waiting
 from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.shutdown import Shutdown
 from fedtorch.comm.job.store import JobMember
-from fedtorch.comm.options import Network, Options
+from fedtorch.comm.options import CommOptions, Network
 from fedtorch.comm.sparse.messages import all_gather_updates, count_replicated
 from fedtorch.comm.sparse.peers import GroupPeers
 from fedtorch.comm.sums.aggregation import Aggregation, Request, Term
@@ -40,7 +40,7 @@ from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.mapped_vector import MappedVector
 from fedtorch.comm.transport.update_memory import UpdateMemory
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
@@ -61,7 +61,7 @@ class DistributedCommunicator(Communicator):
     """How payloads travel; None: over gloo as they are."""
     member: JobMember
 
-    def __init__(self, names: Sequence[str], member: JobMember, options: Options) -> None:
+    def __init__(self, names: Sequence[str], member: JobMember, options: CommOptions) -> None:
         super().__init__(names)
         store, self.rank, self.size = member.store, member.rank, member.size
         self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
@@ -94,14 +94,15 @@ class DistributedCommunicator(Communicator):
         backend: Choice = "auto",
         device: torch.device | None = None,
         secret: str = "",
-        grace_s: float = Options.grace_s,
+        grace_s: float = CommOptions.grace_s,
         network: Network | None = None,
         member: JobMember | None = None,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
-        stacks: an open file for the stacks of this rank's threads, should it be silent or crash. grace_s: see Options.
+        stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
+        grace_s: of `CommOptions`.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU. secret: `signing.job_secret`. member: `reopen`.
 
@@ -115,7 +116,7 @@ class DistributedCommunicator(Communicator):
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
-        joined = cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
+        joined = cls(names, member, CommOptions(exchange, stacks, disconnects, backend, own, grace_s))
         joined._liveness.labels, member.store.shares_memory = network.labels(member.entry.hosts), network.shares_memory
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
@@ -203,18 +204,18 @@ class DistributedCommunicator(Communicator):
         logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)
 
-    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""
         found = mail.gather(self._group, self.meter, messages, round=round, num_clients=len(self.names))
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
         return self._sorted([message for _, message in found])
 
-    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """See the base class."""
         return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
-    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+    def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
         """See the base class."""
         return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 

@@ -14,7 +14,7 @@ from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.checks import SumCheck
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.transport.windows import WINDOW, windows
-from fedtorch.comm.wire import Message, decode, encode
+from fedtorch.comm.wire import Packet, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
 
 
@@ -74,21 +74,21 @@ class LocalCommunicator(Communicator):
         logical = flat.nbytes * clients if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=clients)
 
-    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """The messages by client index, encoded and decoded, so that what cannot travel fails here too."""
         packed = [encode(message, round=round, sequence=0) for message in messages]
         self.meter.count("up", "gather", logical=sum(map(len, packed)), messages=len(packed))
         return self._sorted([decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed])
 
-    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """The same messages, encoded and decoded."""
         packed = [encode(message, round=round, sequence=0) for message in messages]
         self.meter.count("down", "share", logical=sum(map(len, packed)), messages=len(packed))
         return [decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed]
 
-    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+    def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
         """Those for this rank, encoded and decoded."""
-        return self.broadcast_messages(messages.get(0, ()), round=round)
+        return self.broadcast_packets(messages.get(0, ()), round=round)
 
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False

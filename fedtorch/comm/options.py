@@ -45,7 +45,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Options:
+class CommOptions:
     """The same on all ranks but for `stacks`, `disconnects` and `device`."""
 
     exchange: Exchange = "auto"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.config.find import find
-from fedtorch.config.given import plain_data
+from fedtorch.config.python_configs import plain_data
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.samplers import without_other_sampler
 from fedtorch.config.validate import at, check_text, field_names

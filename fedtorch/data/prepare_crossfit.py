@@ -13,7 +13,17 @@ import torch
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
-from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, TaskRows, files_of, find_tasks, known_tasks, read_task
+from fedtorch.data.crossfit import (
+    SEEDS,
+    SPLITS,
+    CrossfitRow,
+    FewShot,
+    TaskRows,
+    files_of,
+    find_tasks,
+    known_tasks,
+    read_task,
+)
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.left_out import OMITTED, LeftOut
@@ -180,11 +190,11 @@ def run(args: argparse.Namespace) -> Mapping[str, Any]:
     )
 
 
-def _as_row(task: str, row: Row) -> dict[str, Any]:
+def _as_row(task: str, row: CrossfitRow) -> dict[str, Any]:
     return {"task": task, "input": row.input, "outputs": list(row.outputs)}
 
 
-def _texts(task: str, row: Row) -> list[str]:
+def _texts(task: str, row: CrossfitRow) -> list[str]:
     return [f"{task}: {row.input}", *row.outputs]
 
 

@@ -10,7 +10,7 @@ from fedtorch.checkpoint.own_disk import Held, held
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.load import digest
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, NoStoreError
@@ -36,9 +36,9 @@ def agree_to_lose(
     if found is not None and _refuses(found, resume, run, round=round, known=known):
         log.error("%s holds %s", checkpoints.folder.absolute(), _described(found))
         numbers = {"rank": comm.rank, "round": found.round, "clients": found.clients}
-        messages = [Message(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in ("", run))})]
+        messages = [Packet(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in ("", run))})]
     comm.barrier("held states", round=0)
-    told = comm.broadcast_messages(comm.gather(messages, round=0), round=0)
+    told = comm.broadcast_packets(comm.gather(messages, round=0), round=0)
     if not told:
         return
     labels = Network(who=who(built.config)).labels(comm.hosts)
@@ -89,7 +89,7 @@ def _refuses(found: Held, resume: str, run: str, *, round: int, known: int) -> b
     return resume == "auto" and (found.round > known or found.run not in ("", run))
 
 
-def _line(label: str, message: Message) -> str:
+def _line(label: str, message: Packet) -> str:
     found = Held(int(message.numbers["round"]), int(message.numbers["clients"]), "")
     other = ", of a run with another config" if message.numbers["other"] else ""
     return f"rank {int(message.numbers['rank'])}{label} holds {_described(found)}{other}"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import Death, LostRankError, RepeatedLossError
 from fedtorch.core.files import replace_file
@@ -67,12 +67,12 @@ def agree_on_left_out(built: BuiltRun, comm: Communicator, start: int | None) ->
     config, messages = built.config, []
     if comm.is_server and comm.size > 1:
         messages = [
-            Message(comm.names.place(name), "decision", numbers=numbers)
+            Packet(comm.names.place(name), "decision", numbers=numbers)
             for name, numbers in _decide(config, start or 0).items()
             if name in comm.names
         ]
     comm.barrier("left out", round=0)
-    told = {comm.names[m.client]: m.numbers for m in comm.broadcast_messages(messages, round=0)}
+    told = {comm.names[m.client]: m.numbers for m in comm.broadcast_packets(messages, round=0)}
     deaths = {name: int(numbers["deaths"]) for name, numbers in told.items() if numbers["deaths"]}
     if deaths and config.clients.on_repeated_loss == "stop":
         raise RepeatedLossError(

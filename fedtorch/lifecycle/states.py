@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtorch.checkpoint import apart
+from fedtorch.checkpoint import local_disks as apart
 from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.core.errors import CheckpointError
 from fedtorch.setup.build import BuiltRun
 
@@ -38,9 +38,9 @@ def agree_on_states(
     messages = []
     if found is not None:
         clients = [name for name in found.clients if name in comm.names]
-        messages = [Message(comm.names.place(name), "numbers", lists=apart.to_lists(found, name)) for name in clients]
+        messages = [Packet(comm.names.place(name), "numbers", lists=apart.to_lists(found, name)) for name in clients]
     comm.barrier("states", round=0)
-    told = comm.broadcast_messages(messages, round=0)
+    told = comm.broadcast_packets(messages, round=0)
     here = found or apart.told(checkpoints.folder, round, {comm.names[m.client]: m.lists for m in told})
     own = [name for name in here.clients if _home(built, name) == comm.rank]
     if source is not None:
@@ -53,12 +53,12 @@ def agree_on_states(
         name: {"newest": apart.newest(checkpoints.folder, name)} for name in faults
     }
     gathered = comm.gather(
-        [Message(comm.names.place(n), "numbers", status="failed", numbers=has) for n, has in found_there.items()],
+        [Packet(comm.names.place(n), "numbers", status="failed", numbers=has) for n, has in found_there.items()],
         round=0,
     )
     missing = {
         comm.names[message.client]: int(message.numbers.get("newest", -1))
-        for message in comm.broadcast_messages(gathered, round=0)
+        for message in comm.broadcast_packets(gathered, round=0)
     }
     if missing:
         _refuse_or_say(built, comm, here, missing)

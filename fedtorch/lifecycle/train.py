@@ -12,7 +12,7 @@ import torch
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import FedtorchError, Interrupted, LostRankError
-from fedtorch.core.heap import keep_freed
+from fedtorch.core.freed_memory import keep_freed
 from fedtorch.lifecycle.exit import explained, last_words, note_end, of_last_attempt
 from fedtorch.lifecycle.log_files import start_logging
 from fedtorch.lifecycle.run_lock import held

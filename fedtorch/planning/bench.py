@@ -21,7 +21,7 @@ import torch
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.files import replace_file
-from fedtorch.core.heap import keep_freed
+from fedtorch.core.freed_memory import keep_freed
 from fedtorch.planning.cost_model import Constants
 from fedtorch.planning.light_rounds import MANY, LightRounds, with_rounds
 from fedtorch.planning.probe import own_bytes

@@ -25,7 +25,7 @@ import torch
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
-from fedtorch.comm.transport.digests import Passing, window_digest
+from fedtorch.comm.transport.digests import WindowDigest, window_digest
 from fedtorch.comm.transport.group import Group
 from fedtorch.core.norms import difference
 
@@ -77,7 +77,7 @@ def kernels(vector: torch.Tensor) -> dict[str, float]:
 
     def whole(updates: Sequence[torch.Tensor] = (), sums: torch.Tensor | None = None) -> None:
         for start in range(0, size, _WINDOW):
-            part, came = slice(start, start + _WINDOW), Passing(_WINDOW, torch.float64)
+            part, came = slice(start, start + _WINDOW), WindowDigest(_WINDOW, torch.float64)
             accumulator.reset(scale)
             for update in updates:
                 accumulator.add(update[part], 0.5)

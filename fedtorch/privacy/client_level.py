@@ -52,7 +52,7 @@ REVEALED = {
 
 
 @dataclass(frozen=True)
-class Terms:
+class PrivacyTerms:
     """The public numbers that the promise rests on."""
 
     rate: float
@@ -97,7 +97,7 @@ class ClientLevel(Mechanism):
     hides_clients = True
     may_withhold = True
 
-    def __init__(self, terms: Terms, ledger: Ledger | None, masking: Masking | None = None) -> None:
+    def __init__(self, terms: PrivacyTerms, ledger: Ledger | None, masking: Masking | None = None) -> None:
         """masking: of a secure sum; None: the server sees the updates."""
         self.terms, self.ledger, self.masking = terms, ledger, masking
         self.settings = terms.settings

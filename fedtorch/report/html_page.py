@@ -12,7 +12,7 @@ from typing import Any
 from fedtorch.report.groups import Group, charts, differences
 from fedtorch.report.html_style import SORT, STYLE
 from fedtorch.report.svg import bar_chart, line_chart
-from fedtorch.tracking.promise import promise
+from fedtorch.tracking.privacy_statement import promise
 from fedtorch.tracking.records import RECEIVED
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

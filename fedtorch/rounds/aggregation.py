@@ -14,7 +14,7 @@ from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.weighting import NothingToWeighError
 from fedtorch.comm.sparse.allreduce import Reduced
 from fedtorch.comm.sparse.messages import Received
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
 from fedtorch.core.server import ServerState
@@ -274,7 +274,7 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
 
 
 def _share(context: RoundContext, decision: Decision) -> Decision:
-    def say() -> list[Message]:
+    def say() -> list[Packet]:
         return [
             context.message("decision", status=decision.verdict),
             *(context.message("decision", r.client, numbers=_claims(context, r)) for r in decision.accepted),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
 from fedtorch.core.overrides import overrides
@@ -155,12 +155,12 @@ class RoundContext:
         status: str = "ok",
         numbers: Mapping[str, int | float] | None = None,
         lists: Mapping[str, tuple[float, ...]] | None = None,
-    ) -> Message:
+    ) -> Packet:
         """A message about `client`, or about the run."""
         index = NO_CLIENT if client is None else self.comm.names.place(client)
-        return Message(index, kind, status, dict(numbers or {}), dict(lists or {}))
+        return Packet(index, kind, status, dict(numbers or {}), dict(lists or {}))
 
-    def name(self, message: Message) -> str:
+    def name(self, message: Packet) -> str:
         """The client a message is about."""
         return self.comm.names[message.client]
 

@@ -101,7 +101,7 @@ def _sent_to_all(context: RoundContext, chosen: Tensor) -> Tensor:
     """The server's message, on all ranks; its length first, if that is not known."""
     if context.message_algorithm.choice_varies:
         told = [context.message("numbers", numbers={"bytes": len(chosen)})] if context.comm.is_server else []
-        (head,) = context.comm.broadcast_messages(told, round=context.round)
+        (head,) = context.comm.broadcast_packets(told, round=context.round)
         if not context.comm.is_server:
             chosen = torch.zeros(int(head.numbers["bytes"]), dtype=torch.uint8)
     context.comm.broadcast(chosen)
@@ -123,7 +123,7 @@ def compare(context: RoundContext) -> None:
         gathered = context.comm.gather([context.message("numbers", lists={"words": words})], round=context.round)
         differing = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
         verdict = [context.message("decision", status="differ" if differing else "ok")]
-        (answered,) = context.comm.broadcast_messages(verdict if context.comm.is_server else [], round=context.round)
+        (answered,) = context.comm.broadcast_packets(verdict if context.comm.is_server else [], round=context.round)
         return answered.status, differing
 
     status, differing = context.members.retry_on_loss("compare", ask)
@@ -141,7 +141,7 @@ def share_state(context: RoundContext) -> None:
     messages = [context.message("numbers", numbers={name: context.server.tensors[name].numel()}) for name in names]
     kept = {name: value for name, value in context.server.numbers.items() if name == SERVER_STEPS}
     first = context.message("decision", numbers=kept)
-    head, *sizes = context.comm.broadcast_messages(
+    head, *sizes = context.comm.broadcast_packets(
         [first, *messages] if context.comm.is_server else [], round=context.round
     )
     context.server.numbers.update(head.numbers)

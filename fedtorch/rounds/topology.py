@@ -15,7 +15,7 @@ _LOOKS = 20_000  # at parts of splits; some 20 ms, once for the same costs
 
 
 @dataclass(frozen=True)
-class Placement:
+class WorkerRow:
     """One worker's row of the placement table that `--dry-run` prints."""
 
     worker: int
@@ -137,13 +137,13 @@ class Topology:
             raise ValueError(f"client `{missing[0]}` has no home worker; homes are known for {len(homes)} clients")
         return {name: homes[name] for name in costs}
 
-    def describe(self, costs: Mapping[str, float], assigned: Mapping[str, int]) -> list[Placement]:
+    def describe(self, costs: Mapping[str, float], assigned: Mapping[str, int]) -> list[WorkerRow]:
         """One row per worker, idle ones included: its ranks, its clients in the order of `costs`, their total cost."""
         clients: list[list[str]] = [[] for _ in self.workers]
         for name in costs:
             clients[assigned[name]].append(name)
         return [
-            Placement(worker, ranks, tuple(clients[worker]), math.fsum(costs[name] for name in clients[worker]))
+            WorkerRow(worker, ranks, tuple(clients[worker]), math.fsum(costs[name] for name in clients[worker]))
             for worker, ranks in enumerate(self.workers)
         ]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.ranges import Count, Whole
 from fedtorch.core.seeds import seed_for
-from fedtorch.data.cover import cover_triples, require_packages
+from fedtorch.data.cover_queries import cover_triples, require_packages
 from fedtorch.data.qa_folder import POOL, QARow, check_counts, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder

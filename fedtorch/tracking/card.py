@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedtorch.core.files import replace_file
 from fedtorch.core.shown import for_markdown
-from fedtorch.tracking.promise import NOTHING
+from fedtorch.tracking.privacy_statement import NOTHING
 
 NAME = "README.md"
 

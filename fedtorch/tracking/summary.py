@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import LOSS
-from fedtorch.tracking.promise import promise
+from fedtorch.tracking.privacy_statement import promise
 from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
 
 

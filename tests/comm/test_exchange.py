@@ -258,8 +258,8 @@ def mismatched(case: str, folder: str) -> None:
             comm.gather([], round=1) if odd else comm.broadcast(torch.zeros(10))
         elif case == "skipped":
             if not odd:
-                comm.broadcast_messages([], round=1)
-            comm.broadcast_messages([], round=2)
+                comm.broadcast_packets([], round=1)
+            comm.broadcast_packets([], round=2)
         elif case == "round":
             comm.gather([], round=2 if odd else 1)
         else:

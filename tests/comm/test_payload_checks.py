@@ -21,7 +21,7 @@ from fedtorch.comm.sums import local_updates, reproducible, server_updates
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.checks import SumCheck, projection
 from fedtorch.comm.sums.reproducible import SumScale
-from fedtorch.comm.transport.digests import Passing, window_digest
+from fedtorch.comm.transport.digests import WindowDigest, window_digest
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
 from fedtorch.core.errors import FedtorchError, PreflightError
@@ -324,8 +324,8 @@ def test_honest_sums_of_any_size_pass() -> None:
         total = reproducible.Accumulator(1000)
         total.reset(scale)
         for report, vector in zip(reports, vectors, strict=True):
-            came = Passing(1000, vector.dtype)
-            total.add(vector, 0.5, came=came)
+            came = WindowDigest(1000, vector.dtype)
+            total.add(vector, 0.5, incoming=came)
             check.see_client(report.client, came.squares)
             assert came.digest == window_digest(vector)
         out = total.result(torch.empty(1000))

@@ -18,7 +18,7 @@ from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
 from fedtorch.comm.transport import machines, shared
-from fedtorch.comm.transport.direct import Direct
+from fedtorch.comm.transport.process_group import Direct
 from fedtorch.comm.transport.segment import Segment
 from fedtorch.comm.transport.shared import SLOT_BYTES, SLOTS, Shared
 from fedtorch.comm.transport.windows import WINDOW

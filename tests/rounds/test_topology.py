@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.rounds.topology import FEW, Placement, Topology
+from fedtorch.rounds.topology import FEW, Topology, WorkerRow
 
 names = st.text("abcdefgh", min_size=1, max_size=4)
 costs = st.dictionaries(names, st.floats(0, 1e6), max_size=30)
@@ -90,7 +90,7 @@ def test_with_more_workers_than_clients_the_rest_are_idle() -> None:
     topology = Topology(6)
     costs = {"a": 1.0, "b": 2.0}
     table = topology.describe(costs, topology.homes(costs))
-    assert table[:2] == [Placement(0, (1,), ("b",), 2.0), Placement(1, (2,), ("a",), 1.0)]
+    assert table[:2] == [WorkerRow(0, (1,), ("b",), 2.0), WorkerRow(1, (2,), ("a",), 1.0)]
     assert [row.clients for row in table[2:]] == [()] * 3
 
 

@@ -32,7 +32,7 @@ _ADVICE = (
 Notes = Mapping[int, Mapping[str, Any]]
 
 
-class Store(Protocol):
+class AddressStore(Protocol):
     """What is needed of `comm.job.store.Store`."""
 
     address: str
@@ -82,7 +82,7 @@ def check_master(environ: Mapping[str, str], *, trusts: bool) -> None:
 
 
 def bind(
-    store: Store, meeting: Meeting, wanted: str | None, before: Sequence[str] = (), *, trusts: bool = False
+    store: AddressStore, meeting: Meeting, wanted: str | None, before: Sequence[str] = (), *, trusts: bool = False
 ) -> tuple[str, ...]:
     """Set where this rank's groups listen, see `agree`; the name of every rank's host, none on a job of one host.
 

@@ -22,9 +22,9 @@ from fedtorch.comm.sums.early import Early, Queued
 from fedtorch.comm.sums.local_updates import send_sum, send_updates
 from fedtorch.comm.sums.reproducible import RunningSum, SumScale
 from fedtorch.comm.sums.sending_pace import SendingPace
-from fedtorch.comm.transport.digests import Passing
-from fedtorch.comm.transport.direct import Transfer
+from fedtorch.comm.transport.digests import WindowDigest
 from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import give_back, start_take
 from fedtorch.comm.transport.windows import SUM_DTYPE, windows
 from fedtorch.core.names import Names
@@ -174,10 +174,10 @@ class EarlyReceiver(Early):
         weight = next(iter(weights.values())) if len(weights) == 1 else None
         squares, digests = 0.0, []
         for start, window in self._arriving(rank, SUM_DTYPE if weight is None else self._main.local.dtype):
-            came = Passing(len(window), window.dtype)
-            self._sum.add(start, window, weight, came)
-            squares += came.squares
-            digests.append(came.digest)
+            incoming = WindowDigest(len(window), window.dtype)
+            self._sum.add(start, window, weight, incoming)
+            squares += incoming.squares
+            digests.append(incoming.digest)
         group = self._aside.group
         give_back(group)
         is_whole = group.receive_numbers(len(digests), rank) == digests

@@ -16,9 +16,9 @@ from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation
 from fedtorch.comm.sums.checks import SumCheck, as_integers, as_numbers, projection
 from fedtorch.comm.sums.masked import take_part
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
-from fedtorch.comm.transport.digests import Passing, window_digest
-from fedtorch.comm.transport.direct import Transfer
+from fedtorch.comm.transport.digests import WindowDigest, window_digest
 from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import OutgoingWindows
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
 from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError
@@ -132,12 +132,12 @@ def send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scal
             finish()
         accumulator = idle.pop()
         accumulator.reset(scale)
-        goes = Passing(stop - start, SUM_DTYPE)
+        outgoing = WindowDigest(stop - start, SUM_DTYPE)
         for grad, weight in own:
             accumulator.add(grad[start:stop], weight)
-        window = _checked(accumulator.partial(stop - start, goes), stop - start)
+        window = _checked(accumulator.partial(stop - start, outgoing), stop - start)
         sending.append((group.start_send(window), accumulator))
-        digests.append(goes.digest)
+        digests.append(outgoing.digest)
         aggregation.meter.count("up", "aggregate", physical=8 * (stop - start))
     while sending:
         finish()

@@ -23,7 +23,7 @@ from fedtorch.comm.transport.windows import windows
 from fedtorch.core.errors import PreflightError
 from fedtorch.privacy.secure_sum.collector import Collector
 from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
-from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms
 
 PHASES = ("sum_keys", "sum_shares", "sum_masks", "sum_reveal")
 """For faults: before a party's part in each of the four steps."""
@@ -169,13 +169,13 @@ def take_part(
         raise PreflightError(f"a note of the server in a secure sum is none ({type(error).__name__})") from error
 
 
-def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence[Term], attempt: str) -> Terms:
+def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence[Term], attempt: str) -> SumTerms:
     """What the server says of the exchange, once it is compared with what this rank knows.
 
     Raises:
         BrokenProtocolError: it is something else.
     """
-    said, masking = Terms(**{**begun, "parties": tuple(begun["parties"])}), aggregation.masking
+    said, masking = SumTerms(**{**begun, "parties": tuple(begun["parties"])}), aggregation.masking
     if masking is None:
         raise BrokenProtocolError("the server begins a secure sum, but privacy.secure_sum is not set here")
     if (said.round, said.attempt) != (aggregation.round, attempt):
@@ -211,7 +211,7 @@ def collect(
 ) -> np.ndarray[Any, Any]:
     """On the server: the sum of the parties' parts, int64, shape (size,).
 
-    terms: of `Terms`, without the attempt. before_opening: called before any party is asked to answer.
+    terms: of `SumTerms`, without the attempt. before_opening: called before any party is asked to answer.
 
     Raises:
         Damaged: a part was; nothing was unmasked.
@@ -219,7 +219,7 @@ def collect(
         CollectiveFailed, DeadlineError: a rank was lost before it was settled whose sum it is.
     """
     notes = Notes(aggregation)
-    agreed = Terms(**terms, attempt=notes.attempt)
+    agreed = SumTerms(**terms, attempt=notes.attempt)
     server, parties = Collector(agreed), agreed.parties
     about = {name: getattr(agreed, name) for name in ("run", "round", "attempt", "parties", "threshold")}
     notes.leave("begin", about)

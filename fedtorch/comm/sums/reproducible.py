@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedtorch.comm.transport.digests import Passing
+from fedtorch.comm.transport.digests import WindowDigest
 from fedtorch.comm.transport.windows import SUM_DTYPE
 from fedtorch.core.kept_vectors import KeptVectors, Lender
 from fedtorch.core.kernels import Fold
@@ -136,11 +136,11 @@ class Accumulator:
         self._is_fresh = True
         self._waiting.clear()
 
-    def add(self, grad: Tensor, weight: float, *, came: Passing | None = None) -> None:
+    def add(self, grad: Tensor, weight: float, *, incoming: WindowDigest | None = None) -> None:
         """Add weight · grad; grad has at most `size` elements, the same number in every call of one sum.
 
         It is read when the sum is next asked for and must not change until then: several are added in one pass.
-        came: is shown `grad`, and the whole numbers that are added, at once.
+        incoming: is shown `grad`, and the whole numbers that are added, at once.
         """
         if grad.dtype != self.dtype or grad.dim() != 1 or grad.numel() > self.size:
             raise ValueError(
@@ -148,30 +148,30 @@ class Accumulator:
                 f"expected a vector of its own dtype that is no longer"
             )
         self._waiting.append((grad.detach().numpy(), self._scale.scaled(weight)))
-        if came is not None:
-            self._fold(grad.numel(), came=came)
+        if incoming is not None:
+            self._fold(grad.numel(), incoming=incoming)
 
-    def add_sum(self, sums: Tensor, came: Passing | None = None) -> None:
-        """Add the beginning of another accumulator's `total`, of the same scale. came: is shown it."""
-        self._fold(sums.numel(), sums.numpy(), came)
+    def add_sum(self, sums: Tensor, incoming: WindowDigest | None = None) -> None:
+        """Add the beginning of another accumulator's `total`, of the same scale. incoming: is shown it."""
+        self._fold(sums.numel(), sums.numpy(), incoming)
 
-    def partial(self, length: int, goes: Passing | None = None) -> Tensor:
+    def partial(self, length: int, outgoing: WindowDigest | None = None) -> Tensor:
         """The first `length` elements of `total`, zero if nothing was added; shares memory with `total`.
 
-        What a collective then writes there is part of the sum. goes: is shown it.
+        What a collective then writes there is part of the sum. outgoing: is shown it.
         """
         if self._is_fresh or self._waiting:
-            self._fold(length, goes=goes)
-        elif goes is not None:
-            goes.read(self.total[:length].numpy())
+            self._fold(length, outgoing=outgoing)
+        elif outgoing is not None:
+            outgoing.read(self.total[:length].numpy())
         return self.total[:length]
 
-    def result(self, out: Tensor, sums: Tensor | None = None, came: Passing | None = None) -> Tensor:
+    def result(self, out: Tensor, sums: Tensor | None = None, incoming: WindowDigest | None = None) -> Tensor:
         """Write the sum into `out`, rounded once to its dtype; `out` is at most `size` long. Zero is never −0.0.
 
-        sums, came: see `add_sum`; in the same pass. This ends the sum: what is added next begins another at its scale.
+        sums, incoming: see `add_sum`; in the same pass. This ends the sum: what is added next begins another at its scale.
         """
-        self._fold(out.numel(), None if sums is None else sums.numpy(), came, out=out.numpy())
+        self._fold(out.numel(), None if sums is None else sums.numpy(), incoming, out=out.numpy())
         self._is_fresh = True
         return out
 
@@ -179,13 +179,13 @@ class Accumulator:
         self,
         length: int,
         sums: npt.NDArray[Any] | None = None,
-        came: Passing | None = None,
-        goes: Passing | None = None,
+        incoming: WindowDigest | None = None,
+        outgoing: WindowDigest | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> None:
         """Add what waits and `sums`, a piece at a time that stays in the cache while it is looked at."""
         total, seen = self.total.numpy(), sums
-        if came is not None and sums is None:
+        if incoming is not None and sums is None:
             seen = self._waiting[-1][0]
         fold = Fold(
             [values[:length] for values, _ in self._waiting],
@@ -199,13 +199,13 @@ class Accumulator:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
             for start in range(0, length, PIECE):
                 stop = min(start + PIECE, length)
-                if came is not None and seen is not None:
-                    came.read(seen[start:stop])
+                if incoming is not None and seen is not None:
+                    incoming.read(seen[start:stop])
                 fold.add(start, stop)
-                if goes is not None:
-                    goes.read(total[start:stop])
-        if came is not None:
-            came.squares += fold.last_squares
+                if outgoing is not None:
+                    outgoing.read(total[start:stop])
+        if incoming is not None:
+            incoming.squares += fold.last_squares
         self.squares += fold.squares
         self._is_fresh = False
         self._waiting.clear()
@@ -225,10 +225,10 @@ class RunningSum:
         """kept: lends the memory of the sum, float64, shape (size,)."""
         self._total, self._scale = kept.lend(size, SUM_DTYPE).zero_(), scale
 
-    def add(self, start: int, window: Tensor, weight: float | None, came: Passing | None = None) -> None:
+    def add(self, start: int, window: Tensor, weight: float | None, incoming: WindowDigest | None = None) -> None:
         """Add weight · window, which begins at `start`; weight: None: it is a sum of whole numbers already.
 
-        came: is shown the window, and the whole numbers that are added.
+        incoming: is shown the window, and the whole numbers that are added.
         """
         seen, total = window.detach().numpy(), self._total[start : start + len(window)].numpy()
         if weight is None:
@@ -238,11 +238,11 @@ class RunningSum:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in the squares
             for at in range(0, len(seen), PIECE):
                 stop = min(at + PIECE, len(seen))
-                if came is not None:
-                    came.read(seen[at:stop])
+                if incoming is not None:
+                    incoming.read(seen[at:stop])
                 fold.add(at, stop)
-        if came is not None:
-            came.squares += fold.last_squares
+        if incoming is not None:
+            incoming.squares += fold.last_squares
 
     def write(self, out: Tensor, scale: SumScale) -> float:
         """Write the sum into `out`, shape (size,), rounded once; Σ of the squares of its whole numbers.

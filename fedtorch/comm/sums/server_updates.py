@@ -24,9 +24,9 @@ from fedtorch.comm.sums.local_updates import reduce_sum
 from fedtorch.comm.sums.masked import Damaged, collect
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.sums.sum_ways import Exchange, choose
-from fedtorch.comm.transport.digests import DAMAGED, Passing, window_digest
-from fedtorch.comm.transport.direct import Transfer
+from fedtorch.comm.transport.digests import DAMAGED, WindowDigest, window_digest
 from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.update_memory import NOWHERE
 from fedtorch.comm.transport.window_memory import give_back, start_take
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
@@ -232,15 +232,15 @@ class DistributedUpdates(AcceptedUpdates):
                 accumulator.add(grad[start:stop], weight)
             for place, each in enumerate(remote):
                 part = next(arriving)
-                came = Passing(len(part), part.dtype)
+                incoming = WindowDigest(len(part), part.dtype)
                 if each.weight is not None:
-                    accumulator.add(part, each.weight, came=came)
+                    accumulator.add(part, each.weight, incoming=incoming)
                 elif place + 1 < len(remote):
-                    accumulator.add_sum(part, came)
+                    accumulator.add_sum(part, incoming)
                 else:
-                    accumulator.result(out[start:stop], part, came)
-                digests.append(came.digest)
-                squares[place] += came.squares
+                    accumulator.result(out[start:stop], part, incoming)
+                digests.append(incoming.digest)
+                squares[place] += incoming.squares
             if not remote or remote[-1].weight is not None:
                 accumulator.result(out[start:stop])
         give_back(self._group)

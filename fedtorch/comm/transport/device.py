@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtorch.comm.job.ports import Ports, gloo_device
-from fedtorch.comm.transport.direct import Direct, Work
 from fedtorch.comm.transport.environment import environment
+from fedtorch.comm.transport.process_group import Direct, Work
 from fedtorch.comm.transport.windows import WINDOW
 
 Backend = Literal["gloo", "nccl"]

@@ -15,7 +15,7 @@ from fedtorch.comm.transport.windows import windows
 DAMAGED = "did not arrive as it was sent (other length, dtype or bytes)"
 
 
-class Passing:
+class WindowDigest:
     """A window that passes by in pieces, so that each is read while it is in the cache."""
 
     squares: float
@@ -39,7 +39,7 @@ class Passing:
 
 def window_digest(window: Tensor) -> int:
     """Digest of a whole window."""
-    passing = Passing(window.numel(), window.dtype)
+    passing = WindowDigest(window.numel(), window.dtype)
     passing.read(window.numpy())
     return passing.digest
 

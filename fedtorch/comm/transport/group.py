@@ -18,10 +18,10 @@ from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.store import Store
 from fedtorch.comm.transport.device import Backend, Staged, Staging, make_group
 from fedtorch.comm.transport.digests import DAMAGED, window_digests
-from fedtorch.comm.transport.direct import Direct, Transfer, Transport, Work
 from fedtorch.comm.transport.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.transport.machines import connect
 from fedtorch.comm.transport.node_sums import NodeSums
+from fedtorch.comm.transport.process_group import Direct, Transfer, Transport, Work
 from fedtorch.comm.transport.shared import Shared
 from fedtorch.core.errors import FedtorchError, PreflightError
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from fedtorch.comm.transport.direct import Direct, Transport
 from fedtorch.comm.transport.node_sums import NodeSums
 from fedtorch.comm.transport.pieces import InPieces
+from fedtorch.comm.transport.process_group import Direct, Transport
 from fedtorch.comm.transport.segment import Segment, machine, path_of
 from fedtorch.comm.transport.shared import SLOT_BYTES, SLOTS, Shared, all_gather
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtorch.comm.transport.direct import Transport, Work
 from fedtorch.comm.transport.pieces import cut
+from fedtorch.comm.transport.process_group import Transport, Work
 from fedtorch.comm.transport.shared import SLOTS, Shared
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from fedtorch.comm.transport.direct import Direct, Transport, Work
+from fedtorch.comm.transport.process_group import Direct, Transport, Work
 
 PIECE_BYTES = 1 << 20  # a second on a wire of 10 Mbit/s; gloo gives every operation a time limit of its own
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.transport.direct import Direct, Work
+from fedtorch.comm.transport.process_group import Direct, Work
 from fedtorch.comm.transport.segment import Segment, path_of
 from fedtorch.comm.transport.windows import WINDOW
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtorch.comm.transport.direct import Transfer, Work
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.node_sums import NodeSums, Received
+from fedtorch.comm.transport.process_group import Transfer, Work
 from fedtorch.comm.transport.shared import Shared
 from fedtorch.core.kept_vectors import Lender
 

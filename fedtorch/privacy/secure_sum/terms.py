@@ -20,7 +20,7 @@ class TooFewPartiesError(FedtorchError):
 
 
 @dataclass(frozen=True)
-class Terms:
+class SumTerms:
     """Of one exchange; another attempt at the same sum has others, and other keys."""
 
     run: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtorch.checkpoint.files import CLIENT_FILE, FileEntry, Manifest, sync
-from fedtorch.checkpoint.form import CLIENT_PATH
+from fedtorch.checkpoint.manifest_form import CLIENT_PATH
 from fedtorch.core.client import file_stem
 
 log = logging.getLogger(__name__)
