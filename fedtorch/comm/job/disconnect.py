@@ -53,14 +53,14 @@ class DisconnectMonitor:
             where = "127.0.0.1" if host == "localhost" else host if is_own(host) else ""
             listener = listen(where, store.ports, backlog=1024)
             token = secrets.token_bytes(_TOKEN_BYTES)
-            store.set("lifeline", f"{listener.getsockname()[1]} {token.hex()}")
+            store.set("liveness_port", f"{listener.getsockname()[1]} {token.hex()}")
             return cls({}, listener, token)
-        store.wait(["lifeline"], store.start_s)
-        if not store.has(["lifeline"]):
+        store.wait(["liveness_port"], store.start_s)
+        if not store.has(["liveness_port"]):
             raise PreflightError(f"rank 0 (the server) did not come within {store.start_s:g} s (system.start_timeout)")
-        told = _TOLD.fullmatch(store.get("lifeline"))
+        told = _TOLD.fullmatch(store.get("liveness_port"))
         if told is None:
-            raise PreflightError("what rank 0 (the server) left under `lifeline` is no port and token")
+            raise PreflightError("what rank 0 (the server) left under `liveness_port` is no port and token")
         port, code = told.groups()
         try:
             sock = socket.create_connection((host, int(port)), timeout=store.timeout_s)
