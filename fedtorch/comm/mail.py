@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.group import Group, tell, told
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.meter import Meter
-from fedtorch.comm.transport.telling import tell, told
 from fedtorch.comm.wire import Packet, bounded, decode_all, encode, to_tensor
 
 

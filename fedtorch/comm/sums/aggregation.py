@@ -57,10 +57,9 @@ from torch import Tensor
 
 from fedtorch.comm.job.faults import Faults
 from fedtorch.comm.sums.reproducible import SumScale
-from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.group import Group, tell, told
 from fedtorch.comm.transport.header import Op, Problem, problem_of
 from fedtorch.comm.transport.meter import Meter
-from fedtorch.comm.transport.telling import tell, told
 from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.comm.transport.windows import SUM_DTYPE
 from fedtorch.core.errors import PreflightError

@@ -169,7 +169,7 @@ class Accumulator:
     def result(self, out: Tensor, sums: Tensor | None = None, incoming: WindowDigest | None = None) -> Tensor:
         """Write the sum into `out`, rounded once to its dtype; `out` is at most `size` long. Zero is never −0.0.
 
-        sums, incoming: of `add_sum`, in the same pass. This ends the sum: the next addition begins another at its scale.
+        sums, incoming: of `add_sum`, in the same pass. This ends the sum: what is added next begins another one.
         """
         self._fold(out.numel(), None if sums is None else sums.numpy(), incoming, out=out.numpy())
         self._is_fresh = True

@@ -10,6 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation, Request, Term
 from fedtorch.comm.sums.checks import TOLERANCE, SumCheck
 from fedtorch.comm.sums.early import Early
-from fedtorch.comm.sums.incoming import Incoming, by_rank, distinct
 from fedtorch.comm.sums.local_updates import reduce_sum
 from fedtorch.comm.sums.masked import Damaged, collect
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
@@ -36,6 +36,17 @@ from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.secure_sum.terms import LEAST_PARTIES, TooFewPartiesError
 
 log = logging.getLogger(__name__)
+
+
+class Incoming(NamedTuple):
+    """A vector that the server receives from another rank for a sum: one update, or a sum of the rank's."""
+
+    rank: int
+    """Who sends it."""
+    clients: tuple[str, ...]
+    """Whose updates it is made of."""
+    weight: float | None
+    """Of the update; None: it is a sum of the clients' weighted updates already."""
 
 
 class DistributedUpdates(AcceptedUpdates):
@@ -289,3 +300,16 @@ class DistributedUpdates(AcceptedUpdates):
             for place, (rank, digest) in enumerate(zip(senders, digests, strict=True))
             if next(sent[rank]) != digest
         }
+
+
+def by_rank(remote: Sequence[Incoming]) -> list[Incoming]:
+    """The sums that ranks send in place of these updates."""
+    return [
+        Incoming(rank, tuple(each.clients[0] for each in remote if each.rank == rank), None)
+        for rank in distinct(remote)
+    ]
+
+
+def distinct(remote: Sequence[Incoming]) -> list[int]:
+    """The ranks, each once, in order."""
+    return list(dict.fromkeys(each.rank for each in remote))

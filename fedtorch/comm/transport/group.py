@@ -298,3 +298,16 @@ class Group:
         self.drop()
         # "[file:line] Connection closed by peer [...]. This is typically ..."
         self.on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])
+
+
+def tell(group: Group, rank: int, numbers: Tensor) -> None:
+    """On the server: send `numbers` to `rank`, which takes them by `told`; nothing, if there are none."""
+    if len(numbers):
+        group.wait(group.begin(lambda gloo: gloo.send(numbers, group.members.index(rank)), numbers=True))
+
+
+def told(group: Group, numbers: Tensor) -> Tensor:
+    """Elsewhere: what the server tells this rank, as many numbers of that dtype; written there and returned."""
+    if len(numbers):
+        group.wait(group.begin(lambda gloo: gloo.receive(numbers, 0), numbers=True))
+    return numbers
