@@ -1,4 +1,4 @@
-"""What every communicator can do; the round loop is written against this alone."""
+"""Interface of every communicator; the round loop is written against this alone."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def peers(self, local: UpdateBuffer, *, round: int) -> Peers:
-        """What a sum of messages in slices goes through (`comm.sparse.allreduce`); made anew for each.
+        """Open a way for a sum of messages in slices (`comm.sparse.allreduce`); made anew for each.
 
         local: the messages of this rank's clients, all of one length.
         """

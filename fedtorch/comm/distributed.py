@@ -127,13 +127,13 @@ class DistributedCommunicator(Communicator):
         return joined
 
     def reopen(self) -> JobMember:
-        """See the base class."""
+        """Leave this attempt together, and be let in to the next one."""
         self._is_closed = True
         self._shutdown.leave_together(is_broken=self._group.is_broken, comes_again=True)
         return let_in(self.member, self._words, self.lost - self.returned, self.hosts)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
-        """See the base class; through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
+        """Compare facts through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
         own_gpu, decide = OwnGpu.of(self._options.device), partial(choose, self._options.backend)
@@ -148,7 +148,7 @@ class DistributedCommunicator(Communicator):
         self._group.stage(staging)
 
     def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
-        """See the base class; through the store, no collective is under way meanwhile."""
+        """Meet through the store; no collective is under way meanwhile."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
         words = waiting(self._store, self.lost) if self.is_server and may_reopen else {}
         verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers, returned=list(words))
@@ -157,11 +157,11 @@ class DistributedCommunicator(Communicator):
         return bool(verdict["stop"])
 
     def enable_loss_recovery(self) -> None:
-        """See the base class; without the connections that `recovers` asks for nothing changes."""
+        """Go on without lost workers; without the connections that `recovers` asks for nothing changes."""
         self._recovers = self._options.disconnects is not None
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
-        """See the base class; raises DeadlineError if collectives fail again and again: the network is at fault."""
+        """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""
         if not self._recovers:
             return is_done
         verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)
@@ -190,12 +190,12 @@ class DistributedCommunicator(Communicator):
         return group
 
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
-        """See the base class; at most one write a second while phase and client stay the same."""
+        """Tell the others what this rank does; at most one write a second while phase and client stay the same."""
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
         self.faults(phase, round=round, client=client, step=step)
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
-        """See the base class."""
+        """Send the server's vectors to all ranks, over the process group."""
         self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
         if not self.vector.is_shared(flat):
             self._group.broadcast(flat)
@@ -205,24 +205,24 @@ class DistributedCommunicator(Communicator):
         self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)
 
     def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
-        """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""
+        """Collect packets at the server: sizes first, then one byte string per rank; remembers who reported whom."""
         found = mail.gather(self._group, self.meter, messages, round=round, num_clients=len(self.names))
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
         return self._sorted([message for _, message in found])
 
     def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
-        """See the base class."""
+        """Send the server's packets to all ranks."""
         return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
     def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
-        """See the base class."""
+        """Send to each rank its own packets."""
         return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
     def begin_early(
         self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
     ) -> Early | None:
-        """See the base class."""
+        """Begin the round's early sum, where there is one."""
         exchange = self._options.exchange if self.staging is None else "reduce"  # no thread of its own on a GPU
         self._early = begin_early(self._aggregation(local, round), self._store, exponent, exchange, ranks, self._early)
         return self._early
@@ -230,7 +230,7 @@ class DistributedCommunicator(Communicator):
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
     ) -> Tensor | None:
-        """See the base class; the protocol is that of `comm.sums.aggregation`."""
+        """Combine the round's updates by the protocol of `comm.sums.aggregation`."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
@@ -251,7 +251,7 @@ class DistributedCommunicator(Communicator):
         return result
 
     def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
-        """See the base class; one all-gather, in which every rank sends as much as the one with most clients."""
+        """Give every rank all updates: one all-gather, in which each sends as much as the longest one."""
         terms = None
         if self.is_server:
             terms = [Term(*self._places[client], 1.0) for client in accepted]
@@ -259,11 +259,11 @@ class DistributedCommunicator(Communicator):
         return all_gather_updates(self._aggregation(local, round), terms)
 
     def peers(self, local: UpdateBuffer, *, round: int) -> GroupPeers:
-        """See the base class."""
+        """Open a way for a sum in slices over the process group."""
         return GroupPeers(self._aggregation(local, round), self._places)
 
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
-        """See the base class."""
+        """Join the ranks of this worker."""
         if len(ranks) == 1:
             return None
         if self._worker is None:
@@ -273,7 +273,7 @@ class DistributedCommunicator(Communicator):
         return self._worker.check(ranks)
 
     def close(self) -> None:
-        """See the base class; waits at most 10 s for the others before the sockets close."""
+        """Leave the job; waits at most 10 s for the others before the sockets close."""
         if not self._is_closed:
             self._is_closed = True
             self._shutdown.leave_together(is_broken=self._group.is_broken)
@@ -295,7 +295,7 @@ class DistributedCommunicator(Communicator):
             self._worker.close()
 
     def _raise_lost(self, text: str, among: Collection[int] | None = None) -> NoReturn:
-        """See `Shutdown.raise_culprit`; where a lost rank is not the end, `commit_collective` finds out instead."""
+        """Raise for a lost rank, unless `commit_collective` is to find out instead."""
         if self._recovers and among is None:
             raise CollectiveFailed(f"a collective failed ({text})")
         self._shutdown.raise_culprit(text, among)

@@ -81,7 +81,7 @@ class LocalCommunicator(Communicator):
         return self._sorted([decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed])
 
     def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
-        """The same messages, encoded and decoded."""
+        """Encode the packets and decode them again."""
         packed = [encode(message, round=round, sequence=0) for message in messages]
         self.meter.count("down", "share", logical=sum(map(len, packed)), messages=len(packed))
         return [decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed]

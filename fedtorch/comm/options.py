@@ -16,7 +16,7 @@ from fedtorch.comm.transport.backend import Choice
 
 @dataclass(frozen=True)
 class Network:
-    """What a rank knows of the others and of the way to them."""
+    """Knowledge of a rank about the others and the way to them."""
 
     interface: str | None = None
     """On jobs of several hosts, its name or a network, see `comm.job.addresses`."""
@@ -35,7 +35,7 @@ class Network:
     """Of which each listener has one, beside the store's; None: any."""
 
     def labels(self, hosts: tuple[str, ...]) -> dict[int, str]:
-        """What messages add to a rank's number. hosts: by rank, or none."""
+        """Words that messages add to a rank's number. hosts: by rank, or none."""
         found = {}
         for rank in {*self.who, *range(len(hosts))}:
             host = f"host `{hosts[rank]}`" if rank < len(hosts) and hosts[rank] else ""
@@ -46,7 +46,7 @@ class Network:
 
 @dataclass(frozen=True)
 class CommOptions:
-    """The same on all ranks but for `stacks`, `disconnects` and `device`."""
+    """Options of a communicator, alike on all ranks but for `stacks`, `disconnects` and `device`."""
 
     exchange: Exchange = "auto"
     """How weighted sums travel; the result is the same."""

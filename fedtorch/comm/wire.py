@@ -31,7 +31,7 @@ _EXTRA = "x."  # before the names of Report.extra, which could otherwise equal a
 
 @dataclass(frozen=True)
 class Packet:
-    """What one client (or a rank) has to say, in numbers."""
+    """Numbers that one client (or a rank) sends."""
 
     client: int
     """Index in the manifest; `NO_CLIENT` for a rank or the whole federation."""
@@ -152,7 +152,7 @@ def _parse(payload: bytes, sender: str) -> dict[str, Any]:
 
 
 def _problem(content: Any) -> str:
-    """What is wrong with a payload; empty if nothing is. Quotes no text of it beyond the first 80 characters."""
+    """Say what is wrong with a payload; empty if nothing is. At most 80 characters of its text are quoted."""
     if not isinstance(content, dict) or set(content) != {"status", "numbers", "lists"}:
         return "expected exactly `status`, `numbers` and `lists`"
     status, numbers, lists = content["status"], content["numbers"], content["lists"]

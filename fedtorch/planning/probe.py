@@ -1,4 +1,4 @@
-"""What the constants of the exchange are on this machine: light ranks that meet, send and add, and nothing else.
+"""Measures the constants of the exchange on this machine: light ranks that meet, send and add, and nothing else.
 
 python -m fedtorch.planning.probe RANKS [--small]       one JSON object on standard output
 
@@ -113,12 +113,12 @@ def own_bytes() -> int:
 
 
 def run(ranks: int, *, small: bool) -> list[dict[str, Any]]:
-    """What `probe` says on each rank; raises as `fork_ranks` does."""
+    """Return what `probe` says on each rank; raises as `fork_ranks` does."""
     return fork_ranks(ranks, partial(probe, small=small))
 
 
 def fork_ranks(ranks: int, call: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What `call` says on each of so many ranks, which are forked, so that imports are in memory once.
+    """Call `call` on each of so many ranks, which are forked, so that imports are in memory once.
 
     Raises:
         RuntimeError: a rank failed; its traceback is on standard error.
@@ -161,7 +161,7 @@ def _rank(environ: dict[str, str], call: Callable[[], dict[str, Any]], sender: C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """See the top of the file."""
+    """Print the measured constants; the top of the file has the usage."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ranks", type=int)
     parser.add_argument("--small", action="store_true", help="meetings and headers alone")

@@ -33,7 +33,7 @@ Notes = Mapping[int, Mapping[str, Any]]
 
 
 class AddressStore(Protocol):
-    """What is needed of `comm.job.store.Store`."""
+    """Methods of `comm.job.store.Store` that are needed here."""
 
     address: str
     ports: Ports | None
@@ -41,7 +41,7 @@ class AddressStore(Protocol):
 
 
 class Meeting(Protocol):
-    """What is needed of `comm.job.rendezvous.Rendezvous`."""
+    """Methods of `comm.job.rendezvous.Rendezvous` that are needed here."""
 
     def addresses(self, note: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]: ...
 
@@ -189,7 +189,7 @@ def _who(notes: Notes, rank: int) -> str:
 
 
 def _first(wanted: str | None, master: str) -> tuple[Interface | None, str]:
-    """What is asked for, or leads to `master`; and what is wrong."""
+    """Return the address that is asked for or leads to `master`, and what is wrong with it."""
     if wanted is None:
         return towards(master), ""
     if found := find(wanted):

@@ -6,13 +6,13 @@ from fedtorch.comm.job.store import Store
 
 
 class Arrivals:
-    """Of one process, where clients train one after the other. All ranks begin the same rounds."""
+    """Order in which clients of one process are done, one after the other. All ranks begin the same rounds."""
 
     def __init__(self) -> None:
         self._rounds, self._count = 0, 0
 
     def begin(self) -> None:
-        """Of a round: nobody has arrived."""
+        """Begin a round: nobody has arrived."""
         self._rounds, self._count = self._rounds + 1, 0
 
     def arrive(self) -> int:
@@ -26,16 +26,16 @@ class Arrivals:
 
 
 class SharedArrivals(Arrivals):
-    """Of several ranks, through the store; a call asks it once."""
+    """Order in which clients of several ranks are done, kept in the store; a call asks it once."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
         self._store = store
 
     def arrive(self) -> int:
-        """See the base class; no two clients get the same number."""
+        """Count a client in; no two clients get the same number."""
         return self._store.add(f"arrivals/{self._rounds}", 1)
 
     def count(self) -> int:
-        """See the base class."""
+        """Return how many have arrived."""
         return self._store.add(f"arrivals/{self._rounds}", 0)

@@ -23,7 +23,7 @@ _PAUSE_S = 0.05
 
 
 class _Store(Protocol):
-    """What is needed of `comm.job.store.Store`, which uses this module."""
+    """Methods of `comm.job.store.Store`, which uses this module, that are needed here."""
 
     start_s: float
     where: str

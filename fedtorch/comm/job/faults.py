@@ -35,7 +35,7 @@ KINDS = (*SIGNALS, *SPOILERS, "sleep", "hang", "raise", "oom", "diskfull", "disk
 
 
 class InjectedError(RuntimeError):
-    """What the kind `raise` raises."""
+    """The error that a fault of the kind `raise` raises."""
 
 
 @dataclass(frozen=True)

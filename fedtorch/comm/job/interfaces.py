@@ -46,7 +46,7 @@ def is_loopback(address: str) -> bool:
 
 
 def network_name() -> str:
-    """The same for all processes that use the same network interfaces, such as all of a machine outside containers."""
+    """Name that all processes with the same network interfaces share, such as those of a machine outside containers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"
@@ -107,7 +107,7 @@ def _from_kernel() -> Iterator[Interface]:
 
 
 def _address(message: bytes) -> Iterator[Interface]:
-    """What one message of the kernel says, without addresses that count on one link only."""
+    """Read the address in one message of the kernel; those that count on one link only are left out."""
     family, _, _, _, index = struct.unpack_from("=BBBBI", message)
     found: dict[int, bytes] = {}
     attributes = message[8:]

@@ -26,7 +26,7 @@ STACKS_AT = 0.9  # of the timeout: so long after its last heartbeat a rank write
 
 @dataclass
 class _Seen:
-    """What this rank knows of another one."""
+    """Knowledge of this rank about another one."""
 
     beat: dict[str, Any]
     """Its last heartbeat."""
@@ -136,7 +136,7 @@ class Liveness:
                     self._seen[other] = _Seen(beat, time.monotonic())
 
     def read(self, key: str, other: int) -> str | None:
-        """What the rank has left under `key`, which exists; None, and a line in the log, where another one has."""
+        """Return the rank's note under `key`, which exists; None, and a line in the log, where another one wrote it."""
         before = self._store.ignored.get(key, 0)
         value = self._store.read(key)
         if (count := self._store.ignored.get(key, 0)) > before and str(count).rstrip("0") == "1":  # 1, 10, 100

@@ -1,4 +1,4 @@
-"""What ranks leave each other in the store, read as what anybody may have written."""
+"""Readers of the notes that ranks leave each other in the store, which anybody may have written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _BACKEND: Mapping[str, Field] = {
 
 
 def read_note(text: str, rank: int) -> dict[str, Any]:
-    """What a rank came for: to compare facts or addresses, or to end a phase.
+    """Read why a rank came: to compare facts or addresses, or to end a phase.
 
     Raises:
         PreflightError: names the rank, and what is wrong with its note.
@@ -138,7 +138,7 @@ def _weight(written: str, sender: str) -> float:
 
 
 def read_heartbeat(text: str, rank: int) -> dict[str, Any]:
-    """What a rank is doing; `machine`, `pid` and `started` where they are known.
+    """Read what a rank is doing; `machine`, `pid` and `started` where they are known.
 
     Raises:
         PreflightError: names the rank, and what is wrong with its heartbeat.

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def this_process() -> dict[str, str | int]:
-    """What tells this process from all others: its machine, its number, and when it was started.
+    """Identify this process among all others: by its machine, its number, and when it was started.
 
     Two containers on one machine have process numbers of their own, so the namespace belongs to the machine's name.
     """

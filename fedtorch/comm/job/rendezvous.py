@@ -39,7 +39,7 @@ class Rendezvous:
         self._meetings = 0
 
     def addresses(self, note: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """What `addresses.decide` makes of all ranks' notes: places by network, hosts by rank."""
+        """Agree on addresses by `addresses.decide`: places by network, hosts by rank."""
         self._liveness.beat(phase="addresses")
 
         def decide(notes: Notes) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Rendezvous:
                 return lost
 
     def _signed(self, key: str, rank: int) -> str:
-        """What the rank has left there; anybody else's note is passed over, and the rank's own awaited.
+        """Return the rank's own note; anybody else's is passed over, and the rank's awaited.
 
         Raises:
             ForgedNoteError: it did not come for as long as a rank may be silent.

@@ -37,7 +37,7 @@ _SHOWN = 10  # notes that are logged one by one; of more every hundredth
 
 
 class _Store(Protocol):
-    """What is needed of `comm.job.store.Store`, which uses this module."""
+    """Methods of `comm.job.store.Store`, which uses this module, that are needed here."""
 
     start_s: float
     where: str

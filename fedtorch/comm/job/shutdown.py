@@ -18,7 +18,7 @@ _CLOSE_WAIT_S = 10.0  # to wait for the others before the last sockets close
 
 
 class Shutdown:
-    """What a communicator does at its end; `drop` closes its sockets."""
+    """End of a communicator; `drop` closes its sockets."""
 
     def __init__(
         self,

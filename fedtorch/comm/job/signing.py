@@ -92,7 +92,7 @@ class Signature:
     """Job and attempt: what was written in another one is no good in this."""
 
     def sign(self, key: str, value: str) -> str:
-        """What to store."""
+        """Return the text to store, with its signature."""
         return f"{self._of(key, value)} {value}" if self.secret else value
 
     def check(self, key: str, text: str) -> str:

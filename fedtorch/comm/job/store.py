@@ -111,7 +111,7 @@ class Store:
 
     @cached_property
     def door(self) -> Store:
-        """The same store as it is when the attempt begins, whatever is entered later; not to wait in."""
+        """Copy of the store as it is when the attempt begins, whatever is entered later; not to wait in."""
         return copy.copy(self)
 
     @classmethod

@@ -38,7 +38,7 @@ def is_public(address: str) -> bool:
 
 
 def problem_of(address: str) -> str:
-    """What is wrong with announcing an address that is public; empty where it is not."""
+    """Say what is wrong with announcing an address that is public; empty where it is not."""
     return f"{address} is a public address, {_ADVICE}" if is_public(address) else ""
 
 

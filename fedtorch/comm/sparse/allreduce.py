@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What second selections left out so far, as one rank has it."""
+    """Residual of the second selections so far, as one rank has it."""
 
     members: tuple[int, ...] = (0,)
     """The ranks that own a slice of it, the same on all ranks; (0,): the server has all."""
@@ -67,7 +67,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class SparseSum:
-    """What is summed, and how."""
+    """Settings of a sparse sum: the messages, and how they are added."""
 
     size: int
     """Of the vectors."""
@@ -92,7 +92,7 @@ class SparseSum:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What all ranks have after it."""
+    """Result of a sparse sum that all ranks have."""
 
     step: Tensor
     """What was kept of the sum, dense, shape (size,); the same bits on all ranks."""

@@ -83,7 +83,7 @@ def sum_of_messages(messages: Sequence[Tensor], weights: Sequence[float], decode
 
 
 def sum_of_received(terms: Sequence[Received], weights: Sequence[float], decode: Decode, out: Tensor) -> Tensor:
-    """The same of messages that were read already."""
+    """Sum of messages that were read already."""
     scale = SumScale.of(weights, [term.max_abs for term in terms])
     if all(term.sparse is not None for term in terms):
         sparse = [term.sparse for term in terms if term.sparse is not None]

@@ -28,7 +28,7 @@ def pack(first: int, sparse: Sparse) -> Tensor:
 
 
 def unpack(packed: Tensor, size: int) -> Sparse:
-    """What `pack` was given, of a vector of `size` numbers.
+    """Undo `pack` for a vector of `size` numbers.
 
     Raises:
         PayloadError: it is something else.

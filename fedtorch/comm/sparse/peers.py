@@ -42,7 +42,7 @@ class Peers(Protocol):
         ...
 
     def all_gather(self, mine: Tensor, limit_bytes: int) -> list[Tensor]:
-        """What every member has (uint8, of any length up to `limit_bytes`), on all of them."""
+        """Give all members the bytes of every member (uint8, of any length up to `limit_bytes`)."""
         ...
 
     def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -65,25 +65,25 @@ class Alone:
         self._local, self.meter, self._begin = local, meter, begin
 
     def enter(self, accepted: Sequence[Report], weights: Sequence[float]) -> tuple[Sequence[Term], list[Tensor]]:
-        """See Peers."""
+        """Begin the exchange."""
         self._begin()
         terms = [Term(place, 0, weight) for place, weight in enumerate(weights)]
         return terms, [self._local.get(report.client) for report in accepted]
 
     def all_to_all(self, parts: Sequence[Tensor], limit_bytes: int) -> list[Tensor]:
-        """See Peers."""
+        """Give every part to its member."""
         return list(parts)
 
     def all_gather(self, mine: Tensor, limit_bytes: int) -> list[Tensor]:
-        """See Peers."""
+        """Give all members the bytes of every member."""
         return [mine]
 
     def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """See Peers."""
+        """Give all members the numbers of every member."""
         return [list(numbers)]
 
     def add(self, numbers: Whole) -> Whole:
-        """See Peers."""
+        """Add the numbers of all members."""
         return numbers
 
 
@@ -97,7 +97,7 @@ class GroupPeers:
         self._place = self.members.index(self.rank)
 
     def enter(self, accepted: Sequence[Report], weights: Sequence[float]) -> tuple[Sequence[Term], list[Tensor]]:
-        """See Peers."""
+        """Begin the exchange: all members agree on it."""
         if self.rank == 0:
             terms: Sequence[Term] = [
                 Term(*self._places[report.client], weight) for report, weight in zip(accepted, weights, strict=True)
@@ -108,7 +108,7 @@ class GroupPeers:
         return terms, [message for message, _ in self._aggregation.agree(Op.ALL_REDUCE, terms)]
 
     def all_to_all(self, parts: Sequence[Tensor], limit_bytes: int) -> list[Tensor]:
-        """See Peers; sizes and digests first, so that nothing else than what was announced is taken."""
+        """Exchange parts; sizes and digests go first, so that nothing else than what was announced is taken."""
         announced = [number for part in parts for number in (part.numel(), window_digest(part))]
         rows = self._group.all_gather_numbers(announced)
         sizes = [row[::2] for row in rows]
@@ -128,7 +128,7 @@ class GroupPeers:
         return found
 
     def all_gather(self, mine: Tensor, limit_bytes: int) -> list[Tensor]:
-        """See Peers; gloo gathers equal sizes only, so the shorter ones are filled up."""
+        """Gather bytes; gloo gathers equal sizes only, so the shorter ones are filled up."""
         sizes = [row[0] for row in self._group.all_gather_numbers([mine.numel()])]
         self._bound([sizes], limit_bytes)
         padded = torch.nn.functional.pad(mine, (0, max(sizes) - len(mine)))
@@ -140,11 +140,11 @@ class GroupPeers:
         return [each[:size] for each, size in zip(everyone, sizes, strict=True)]
 
     def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """See Peers."""
+        """Gather numbers over the process group."""
         return self._group.all_gather_numbers(numbers)
 
     def add(self, numbers: Whole) -> Whole:
-        """See Peers."""
+        """Add numbers over the process group."""
         total = torch.from_numpy(numbers.copy()).view(-1)
         self._group.wait(self._group.begin(lambda gloo: gloo.all_reduce(total), numbers=True))
         num_bytes = total.nbytes * min(1, len(self.members) - 1)

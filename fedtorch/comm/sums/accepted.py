@@ -161,7 +161,7 @@ class AcceptedUpdates(ABC):
         return torch.zeros(self.size, dtype=SUM_DTYPE)
 
     def masked_sum(self, exponent: int, limit: float, masking: Masking, before_opening: Callable[[], None]) -> Tensor:
-        """What `whole_sum` gives, by a secure sum over the workers: nothing but the sum is seen here.
+        """Return the sum of `whole_sum`, made by a secure sum over the workers: nothing but the sum is seen here.
 
         before_opening: called before anybody is asked to help remove the masks; from then on this sum is known or
         never will be, and none of fewer clients may be asked for.
@@ -279,7 +279,7 @@ class AcceptedUpdates(ABC):
 
 
 def _trace(vector: Tensor) -> tuple[int, int, int]:
-    """What changes with a vector, and with whatever torch writes to it."""
+    """Place and version of a vector: they change with it and with whatever torch writes to it."""
     return vector.data_ptr(), len(vector), vector._version
 
 

@@ -81,7 +81,7 @@ class Term(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What the server wants from all ranks."""
+    """An operation that the server wants from all ranks."""
 
     op: Op
     """How the sum travels, or how the exchange ends."""
@@ -93,7 +93,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What a rank needs for one `aggregate`, on either side of it."""
+    """State that a rank needs for one `aggregate`, on either side of it."""
 
     group: Group
     """The ranks that take part."""

@@ -50,7 +50,7 @@ def as_integers(numbers: Sequence[float]) -> list[int]:
 
 
 def as_numbers(integers: Sequence[int]) -> list[float]:
-    """What `as_integers` was given."""
+    """Undo `as_integers`."""
     return torch.tensor(integers, dtype=torch.int64).view(torch.float64).tolist()
 
 
@@ -64,7 +64,7 @@ def projection(window: Tensor) -> float:
 
 
 class SumCheck:
-    """What a weighted sum may come to, by the norms that the clients reported.
+    """Bounds on a weighted sum by the norms that the clients reported.
 
     Norms here are of the whole numbers that are added, as they are added (`reproducible`). What does not fit is kept
     as text, and blamed on a client where one can be named.
@@ -110,7 +110,7 @@ class SumCheck:
             self.problems.append(f"the sum of rank {rank} is larger than its clients reported")
 
     def see_damage(self, rank: int, clients: Sequence[str]) -> None:
-        """What a rank sent of some clients is not what came; a client alone is blamed."""
+        """Note that what a rank sent of some clients is not what came; a client alone is blamed."""
         if len(clients) == 1:
             self.blame(clients[0], f"its update {DAMAGED}")
         else:
@@ -127,7 +127,7 @@ class SumCheck:
             self.problems.append(f"the sum of the updates is beyond {out.dtype}")
 
     def see_projections(self, ranks: Sequence[float], total: Sequence[float], length: int) -> None:
-        """Of every window the sum of the ranks' projections, and that of what came; length: numbers in a window."""
+        """Compare, window by window, the sum of the ranks' projections with that of what came."""
         # adding n products in any order is off by at most n 2^-53 Σ |h x| <= n^1.5 2^-53 |x|, on both sides
         slack = 2.0**-50 * length**1.5 * self.bound()
         if any(not abs(sent - came) <= slack for sent, came in zip(ranks, total, strict=True)):
@@ -140,7 +140,7 @@ class SumCheck:
 
 
 class LimitCheck(SumCheck):
-    """The same where reports say nothing of an update, and none may be longer than a public limit."""
+    """Bounds on a sum where reports say nothing of an update, and none may be longer than a public limit."""
 
     def __init__(self, reports: Sequence[Report], scale: SumScale, size: int, limit: float) -> None:
         """limit: the largest norm of each update, which is a whole vector at the scale already."""

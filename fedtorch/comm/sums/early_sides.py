@@ -42,7 +42,7 @@ class EarlySender(Early):
     """On every rank but the server."""
 
     def put(self, client: str, weight: float) -> None:
-        """See the base class."""
+        """Count the client as done, and queue its update."""
         self._pace.see_done(time.monotonic())
         super().put(client, weight)
 
@@ -81,7 +81,7 @@ class EarlySender(Early):
 
 
 class _Part(NamedTuple):
-    """What came from another rank."""
+    """A part of the sum that came from another rank."""
 
     rank: int
     """The one that sent it."""
@@ -120,7 +120,7 @@ class EarlyReceiver(Early):
     def sum_of(
         self, scale: SumScale, weighted: Sequence[tuple[Report, float]], check: SumCheck, dtype: torch.dtype
     ) -> Tensor | None:
-        """See the base class."""
+        """Return the sum of what came early; None: that is not what counts now, so it is sent again."""
         weights = {report.client: weight for report, weight in weighted}
         is_done = not (self._thread.is_alive() or self._problem)
         if not is_done or (scale.exponent, weights) != (self._scale.exponent, self._weights):

@@ -40,7 +40,7 @@ class Damaged(Exception):
 
 
 class Notes:
-    """What ranks leave each other in the store in one attempt; both sides count operations alike, so it is theirs."""
+    """Notes of one attempt in the store; both sides count operations alike, so a note's key is known to both."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         self.group = aggregation.group
@@ -51,7 +51,7 @@ class Notes:
         self.group.store.set(self._key(what, rank), json.dumps(about))
 
     def read(self, what: str, rank: int | str = "") -> Any:
-        """What is written there.
+        """Return the note's text.
 
         Raises:
             PreflightError: it is no JSON.
@@ -170,7 +170,7 @@ def take_part(
 
 
 def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence[Term], attempt: str) -> SumTerms:
-    """What the server says of the exchange, once it is compared with what this rank knows.
+    """Return the server's terms of the exchange, once they agree with what this rank knows.
 
     Raises:
         BrokenProtocolError: it is something else.

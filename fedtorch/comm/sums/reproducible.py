@@ -95,7 +95,7 @@ class SumScale:
         return math.ldexp(weight, self.exponent)
 
     def back(self) -> float:
-        """What a sum of whole numbers is multiplied by at the end."""
+        """Factor that a sum of whole numbers is multiplied by at the end."""
         return math.ldexp(1.0 / self.divisor, -self.exponent)
 
 

@@ -185,7 +185,7 @@ class DistributedUpdates(AcceptedUpdates):
         return sum_slices.collect(self._aggregation, terms, scale, into, otherwise)
 
     def masked_sum(self, exponent: int, limit: float, masking: Masking, before_opening: Callable[[], None]) -> Tensor:
-        """See the base class; a part that was damaged on its way is sent once more, under other masks."""
+        """Make a secure sum; a part that was damaged on its way is sent once more, under other masks."""
         self._finish_receiving()
         terms = [self._term(report, 1.0) for report in self.reports]
         parties = masking.parties((term.rank for term in terms), self._group.members[1:])
@@ -213,7 +213,7 @@ class DistributedUpdates(AcceptedUpdates):
         return whole if places is None else places.spread(whole)
 
     def _transport(self, terms: Sequence[Term]) -> Op:
-        """See `sum_ways`."""
+        """Choose the way of the sum, by `sum_ways`."""
         held = Counter(term.rank for term in terms)
         return choose(
             [held[rank] for rank in self._group.members],
@@ -260,7 +260,7 @@ class DistributedUpdates(AcceptedUpdates):
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
 
     def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype, size: int) -> Iterator[Tensor]:
-        """What the others send, window by window and in this order within it; valid until the next one is asked for."""
+        """Yield the others' vectors window by window, in this order; each is valid until the next one is asked for."""
         width = min(size, WINDOW)
         kept = self._aggregation.local.sums
         idle = [kept.lend(width, dtype) for _ in range(IN_FLIGHT * len(distinct(remote)))]
@@ -279,7 +279,7 @@ class DistributedUpdates(AcceptedUpdates):
     def _compare(
         self, remote: Sequence[Incoming], digests: Sequence[int], squares: Sequence[float], check: SumCheck
     ) -> None:
-        """What came with what was sent and reported. digests: of the windows, as they came."""
+        """Compare what came with what was sent and reported. digests: of the windows, as they came."""
         damaged = self._damaged(remote, digests)
         for place, each in enumerate(remote):
             if each.weight is not None:

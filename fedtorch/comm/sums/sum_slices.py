@@ -37,7 +37,7 @@ from fedtorch.core.norms import copied
 
 @dataclass
 class _Found:
-    """What a rank works with."""
+    """Updates and vectors that a rank works with."""
 
     updates: list[Tensor]
     """Whole ones, of each term."""

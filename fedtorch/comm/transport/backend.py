@@ -21,7 +21,7 @@ Choice = Literal["auto", "gloo", "nccl"]
 
 @dataclass(frozen=True)
 class OwnGpu:
-    """What a rank tells the others of its GPU."""
+    """A rank's GPU, as it tells the others."""
 
     name: str = ""
     """The same on the whole machine, whichever GPUs a rank sees; empty if there is none for NCCL."""

@@ -234,7 +234,7 @@ class Group:
 
     @property
     def machines(self) -> tuple[int, ...] | None:
-        """Of each member, where one rank of each exchanges with the others; None: every rank does."""
+        """Machine of each member, where one rank of each exchanges with the others; None: every rank does."""
         return self._payload.machines if isinstance(self._payload, NodeSums) else None
 
     @property

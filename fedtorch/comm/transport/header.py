@@ -18,7 +18,7 @@ WIDTH = len(COMPARED) + 1  # and the number of bytes, which may differ
 
 
 class Op(IntEnum):
-    """What an operation is. The numbers travel; those of an aggregation are explained in `aggregation`."""
+    """Kinds of operations. Their numbers travel; those of an aggregation are explained in `aggregation`."""
 
     BROADCAST = 1
     """The server's flat vector to all."""

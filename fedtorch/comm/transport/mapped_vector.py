@@ -26,7 +26,7 @@ class MappedVector(ServerVector):
         self._segment: Segment | None = None
 
     def make(self, size: int, dtype: torch.dtype) -> Tensor:
-        """See the base class."""
+        """Zeros in memory that other ranks of this machine can map, shape (size,)."""
         if self._may_share() and self._group().rank == 0 and size:
             with suppress(OSError):
                 self._segment = Segment(size * dtype.itemsize)
@@ -34,7 +34,7 @@ class MappedVector(ServerVector):
         return super().make(size, dtype)
 
     def share(self, vector: Tensor) -> Tensor:
-        """See the base class."""
+        """Replace the vector by the server's where every rank can map that."""
         group = self._group()
         if group.size > 1 and len(vector):
             group.agree(Op.SHARE, round=0, length=len(vector), dtype=vector.dtype)

@@ -38,7 +38,7 @@ class Meter:
         return dict(self._total)
 
     def take(self) -> dict[str, int]:
-        """The same counters since the last `take`; phases without traffic since then are left out."""
+        """Return the counters since the last `take`; phases without traffic since then are left out."""
         since = {name: value - self._taken[name] for name, value in self._total.items()}
         self._taken = self._total.copy()
         return {name: value for name, value in since.items() if value or "/" not in name}

@@ -82,16 +82,16 @@ class NodeSums(Transport):
         return self._wide.all_to_all(into, came, sent, sizes, longest)
 
     def slots(self) -> list[Tensor]:
-        """See `Shared`: memory for sums that this machine's leader adds, or the server takes."""
+        """Return memory for sums that this machine's leader adds, or the server takes."""
         return [] if self._within is None or self._leads else self._within.slots()
 
     def take(self, like: Tensor, rank: int) -> Work:
-        """See `Shared`; on the server, what comes from another machine is received in `like`."""
+        """Take a window from shared memory; on the server, what comes from another machine is received in `like`."""
         near = self._near(rank)
         return Received(self._wide, like, rank) if near is None else near.take(like, self._servers.index(rank))
 
     def give_back(self) -> None:
-        """See `Shared`."""
+        """Give a window's memory back."""
         if self._within is not None:
             self._within.give_back()
 

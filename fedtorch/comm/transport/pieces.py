@@ -12,7 +12,7 @@ PIECE_BYTES = 1 << 20  # a second on a wire of 10 Mbit/s; gloo gives every opera
 
 
 class InPieces(Transport):
-    """What a whole payload is for, broadcast or all-gathered piece by piece; windows of sums and updates are small."""
+    """A transport whose whole payloads are broadcast or all-gathered piece by piece; windows are small already."""
 
     def __init__(self, inner: Direct, beat: Callable[[], None]) -> None:
         """beat: called after every piece."""

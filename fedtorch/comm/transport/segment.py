@@ -19,7 +19,7 @@ _SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE
 
 
 def path_of(process: int, file: int) -> str:
-    """Of a file that another process has open as `file`."""
+    """Path of a file that another process has open as `file`."""
     return f"/proc/{process}/fd/{file}"
 
 
@@ -96,5 +96,5 @@ class Segment:
         return start if 0 <= start < len(self._bytes) else None
 
     def part(self, start: int, like: Tensor) -> Tensor:
-        """What begins at a byte, as long as `like` and of its dtype."""
+        """Tensor that begins at a byte, as long as `like` and of its dtype."""
         return self._whole[start : start + like.nbytes].view(like.dtype)

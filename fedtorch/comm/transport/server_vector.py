@@ -17,8 +17,9 @@ class ServerVector:
         return torch.zeros(size, dtype=dtype)
 
     def share(self, vector: Tensor) -> Tensor:
-        """What `make` gave, or the server's of it where every rank can read that as it is, and then nobody but the
-        server may write to it.
+        """Return the server's vector where every rank can read it as it is, else the one that `make` gave.
+
+        A server's vector that is read so may be written by nobody but the server.
 
         All ranks call it alike, the server after it has filled its own. What is shared is always what the server has:
         it must not change it while another rank still reads it.

@@ -145,7 +145,7 @@ class Shared(Direct):
         self.read(tensor, 0, self.hear(0, _SLOT).wait())
 
     def look(self, like: Tensor, rank: int, number: int, *, is_taken: bool = False) -> Tensor:
-        """What another rank has in a slot. is_taken: until `give_back`.
+        """Return another rank's window in a slot. is_taken: until `give_back`.
 
         Raises:
             RuntimeError: there is no such slot.
@@ -268,7 +268,7 @@ class _Outgoing:
 
 
 class _Incoming:
-    """The same on the other ranks."""
+    """Windows of a broadcast on a rank that receives it."""
 
     def __init__(self, shared: Shared, pieces: list[Tensor]) -> None:
         self._shared, self._pieces = shared, pieces

@@ -24,7 +24,7 @@ class OutgoingWindows:
         self._slots: list[Tensor] = group.wait(group.begin(_slots))
 
     def lend(self, size: int, dtype: torch.dtype) -> Tensor:
-        """See `Lender`."""
+        """Lend a window to fill: one that the server can read where it is, while there is any."""
         if self._slots and size * dtype.itemsize <= len(self._slots[-1]):
             return self._slots.pop()[: size * dtype.itemsize].view(dtype)
         return self._kept.lend(size, dtype)
@@ -48,7 +48,7 @@ def start_take(group: Group, buffer: Tensor, rank: int) -> Transfer:
 
 
 def give_back(group: Group) -> None:
-    """What was taken last has been read."""
+    """Say that what was taken last has been read."""
     group.wait(group.begin(_give_back))
 
 
