@@ -28,7 +28,7 @@ class Means(NamedTuple):
 
 
 def means(pairs: Iterable[tuple[float, int]]) -> Means:
-    """Of (sum over examples, number of examples) of each client, added in their order.
+    """Mean of each score from (sum over examples, number of examples) of each client, added in their order.
 
     Clients without examples do not count. (nan, nan, 0) if there are none.
     """

@@ -1,1 +1,1 @@
-"""What a run will do and cost, before it: the dry run, and the time and memory of a round on other machines."""
+"""Planning: what a run will do and cost, before it. The dry run, and the time and memory on other machines."""

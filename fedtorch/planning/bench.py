@@ -31,7 +31,7 @@ from fedtorch.setup.build import BuiltRun, build
 
 @dataclass(frozen=True)
 class Measured:
-    """What the file of constants holds."""
+    """Content of the file of constants."""
 
     constants: Constants
     """Seconds and bytes of this machine that no model or config changes."""
@@ -71,7 +71,7 @@ def read(path: Path) -> Measured:
 
 
 def step_key(built: BuiltRun) -> str:
-    """What a step's seconds depend on: model, precision, threads, the clients' usual batch and optimiser."""
+    """All that a step's seconds depend on: model, precision, threads, the clients' usual batch and optimiser."""
     hp, config = built.config.client, built.config
     parts = (built.engine.shared.digest(), built.engine.private.digest(), config.task_name, config.engine.precision)
     return "/".join(map(str, (*parts, config.system.threads, hp.batch_size, hp.accumulation, hp.optimizer)))
@@ -149,13 +149,13 @@ def _line(name: str, two: Sequence[Mapping[str, Any]], many: Sequence[Mapping[st
 
 
 def _probe(*words: int | str) -> list[dict[str, Any]]:
-    """What light ranks say, which meet and send and do nothing else."""
+    """Start light ranks, which meet and send and do nothing else; returns what they measured."""
     found: list[dict[str, Any]] = _said_by("fedtorch.planning.probe", *words)
     return found
 
 
 def _said_by(module: str, *words: int | str) -> Any:
-    """What a module says that starts light ranks, which are processes of their own."""
+    """Run a module that starts light ranks, which are processes of their own; returns what it prints."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC")}
         environ |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}

@@ -1,4 +1,4 @@
-"""What a round costs on paper: bytes as the meter counts them, seconds and memory from a machine's constants.
+"""Costs of a round on paper: bytes as the meter counts them, seconds and memory from a machine's constants.
 
 Nothing is measured here. `Constants` come from `fedtorch bench`; what a round does is a `RoundWork`; where its ranks
 are is a `Site`. Seconds of a phase are the longest of three, as windows overlap: the wire, the busiest rank, and all
@@ -20,7 +20,7 @@ _REDUCING = 2  # threads of gloo, each with one window of a ring
 
 @dataclass(frozen=True)
 class Constants:
-    """Of one machine. Seconds of one core, unless they are a wait."""
+    """Constants of one machine. Seconds of one core, unless they are a wait."""
 
     cores: int
     """That the machine has."""
@@ -104,7 +104,7 @@ class Site:
         return max(*busy, self.shared(busy))
 
     def shared(self, busy: Sequence[float]) -> float:
-        """The same where a rank's work is that of several threads, so that no rank is a limit by itself."""
+        """Constants where a rank's work is that of several threads, so that no rank is a limit by itself."""
         nodes = [0.0] * self.nodes
         for rank, seconds in enumerate(busy):
             nodes[self.node(rank)] += seconds
@@ -113,7 +113,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one round."""
+    """Seconds of one round."""
 
     train: float
     """Until all clients of the round are trained."""
@@ -132,12 +132,12 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """Of the round; nothing of evaluation and checkpoints."""
+        """Seconds of the round; nothing of evaluation and checkpoints."""
         return self.train + self.down + self.up + self.meetings + self.headers + self.step + self.fixed
 
 
 def seconds(work: RoundWork, site: Site, constants: Constants) -> Seconds:
-    """What a round takes on the clock.
+    """Predict what a round takes on the clock.
 
     One process exchanges nothing: only its clients' training, the sum and the server's step are left.
     """
@@ -239,7 +239,7 @@ def _processor(flows: Sequence[Flow], ranks: int, constants: Constants) -> list[
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a rank keeps of a model."""
+    """Sizes of a model that a rank keeps."""
 
     shared: int
     """Numbers that are exchanged, of one vector."""

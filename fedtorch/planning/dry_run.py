@@ -1,4 +1,4 @@
-"""What a run would do, without training: resolved config, placement, bytes per round, memory per rank."""
+"""Says what a run would do, without training: resolved config, placement, bytes per round, memory per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round costs whatever is sent: whole rounds of light ranks, whose model has a few numbers.
+"""Measures what a round costs whatever is sent: whole rounds of light ranks, whose model has a few numbers.
 
 python -m fedtorch.planning.light_rounds       one JSON object on standard output
 """
@@ -82,7 +82,7 @@ class LightTask(Task):
 
 @dataclass(frozen=True)
 class LightRounds:
-    """What was measured."""
+    """Measurements of light rounds."""
 
     few: Sequence[Mapping[str, Any]]
     """What `one_rank` says of two ranks, the other of which trains `FEW_CLIENTS`."""
@@ -123,7 +123,7 @@ class _Clock:
             self._paused[1] += time.process_time() - busy
 
     def end(self, *_: Any) -> None:
-        """What follows the last round is not timed."""
+        """Do nothing: what follows the last round is not timed."""
 
     def usual(self) -> tuple[float, float]:
         """(seconds on the clock, processor seconds) of a round, each the median of those that count."""
@@ -133,7 +133,7 @@ class _Clock:
 
 
 def config(folder: Path, clients: int) -> Config:
-    """Of rounds in which so many clients take a step each; rank 0 trains none of them."""
+    """Config of rounds in which so many clients take a step each; rank 0 trains none of them."""
     return Config(
         run=RunConfig(name="light", dir=str(folder)),
         rounds=_ROUNDS + _NOT_TIMED,
@@ -160,7 +160,7 @@ def one_rank(folder: Path, clients: int) -> dict[str, Any]:
 
 
 def measure(ranks: int, clients: int) -> list[dict[str, Any]]:
-    """What `one_rank` says on each rank, where every one but the server trains so many clients."""
+    """Return what `one_rank` says on each rank, where every one but the server trains so many clients."""
     with tempfile.TemporaryDirectory() as folder:
         return fork_ranks(ranks, partial(one_rank, Path(folder), clients * (ranks - 1)))
 
@@ -184,7 +184,7 @@ def _predicted(constants: Constants, ranks: int, step_s: float) -> float:
 
 
 def main() -> int:
-    """See the top of the file."""
+    """Print what was measured; the top of the file has the usage."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         step_s = sum(training_seconds(build(config(Path(folder), 1), num_ranks=1, rank=0)))

@@ -1,4 +1,4 @@
-"""What a round moves: payload bytes as the meter of every rank counts them, and which rank sends them to which."""
+"""Moves of a round: payload bytes as the meter of every rank counts them, and which rank sends them to which."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAYS: dict[Op, Way] = {Op.SEND_SUMS: "sums", Op.REDUCE: "reduce", Op.SEND_UPDAT
 
 
 class Flow(NamedTuple):
-    """What goes from one rank to another in a phase."""
+    """Bytes that go from one rank to another in a phase."""
 
     source: int
     """The rank that sends."""
@@ -28,7 +28,7 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What one round does, whoever measures it."""
+    """Work of one round, whoever measures it."""
 
     numbers: int
     """Shared numbers, of all vectors that are exchanged."""
@@ -55,7 +55,7 @@ class RoundWork:
 
     @cached_property
     def clients(self) -> int:
-        """Of the round."""
+        """Clients of the round."""
         return sum(self.hosted)
 
     @cached_property
@@ -72,7 +72,7 @@ class RoundWork:
 
     @property
     def down_bytes(self) -> int:
-        """Of what is broadcast: weights, or with messages to the server its choice."""
+        """Bytes that are broadcast: weights, or with messages to the server its choice."""
         if self.message is None:
             return self.item_bytes * self.numbers
         return self.message_bytes if self.message == "star" else 0
@@ -157,7 +157,7 @@ class RoundWork:
 
     @cached_property
     def up(self) -> list[Flow]:
-        """What goes from rank to rank until the sum is known."""
+        """Flows from rank to rank until the sum is known."""
         last, size = self.ranks - 1, self.ranks
         if not last:
             return []
@@ -181,7 +181,7 @@ class RoundWork:
 
 
 class Counted(NamedTuple):
-    """Of one rank; on the server `up` is what it receives, elsewhere what it sends, as in `comm.transport.meter`."""
+    """Counts of one rank; on the server `up` is what it receives, elsewhere what it sends, as in the meter."""
 
     up: int
     """Bytes towards the server."""

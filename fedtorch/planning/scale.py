@@ -1,4 +1,4 @@
-"""What a round of a built run would take on many nodes: the run's numbers for `planning.cost_model`, and its answer."""
+"""Predicts a round of a built run on many nodes: the run's numbers for `planning.cost_model`, and its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SERVER_STATE = {"none": 0, "sgd": 1, "adagrad": 2, "adam": 2, "yogi": 2, "adamw
 
 @dataclass(frozen=True)
 class Cluster:
-    """What `--nodes` and the options beside it say."""
+    """Options `--nodes` and those beside it."""
 
     nodes: int
     """Machines."""
@@ -45,7 +45,7 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """Of all nodes."""
+        """Ranks of all nodes."""
         return self.nodes * self.ranks_per_node
 
 
@@ -85,7 +85,7 @@ def steps_of(hp: ClientConfig, examples: int) -> int:
 
 
 def model_size(built: BuiltRun) -> ModelSize:
-    """What ranks keep of the run's model."""
+    """Sizes of the run's model that ranks keep."""
     config, engine = built.config, built.engine
     return ModelSize(
         shared=engine.shared.size,

@@ -16,7 +16,7 @@ _STEPS = 2  # after the first, in each try
 
 
 class Training(NamedTuple):
-    """Of a config's model and settings, in seconds."""
+    """Seconds of training a config's model with its settings."""
 
     step_s: float
     """One optimiser step."""
@@ -25,7 +25,7 @@ class Training(NamedTuple):
 
 
 def training_seconds(built: BuiltRun) -> Training:
-    """Of the config's model on a batch of its largest client, on this thread and those that torch has.
+    """Time the config's model on a batch of its largest client, on this thread and those that torch has.
 
     As in a round: between two clients the difference is taken, so weights and gradients are not in the caches.
     """

@@ -216,7 +216,7 @@ def _write_client(context: RoundContext, name: str) -> tuple[float, ...]:
 
 
 def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -> list[Packet]:
-    """What the leader of a worker tells the server about its ranks' files."""
+    """Packets in which the leader of a worker tells the server about its ranks' files."""
     worker, flat = context.components.worker, [number for numbers in written.values() for number in numbers]
     by_rank = [flat] if worker is None else worker.all_gather_floats(flat)
     messages = []

@@ -87,7 +87,7 @@ def _end_if_over(context: RoundContext, head: Packet, over: BudgetError | None) 
 
 
 def tell(context: RoundContext, say: Callable[[], Sequence[Packet]]) -> list[Packet]:
-    """What the server says, on every rank; where clients are hidden, of clients only what is about a rank's own.
+    """Give every rank what the server says; where clients are hidden, a rank hears of its own clients only.
 
     say: called on the server; messages about the run (no client) come first.
     """

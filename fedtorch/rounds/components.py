@@ -1,4 +1,4 @@
-"""What a run is made of."""
+"""The parts that a run is made of."""
 
 from __future__ import annotations
 

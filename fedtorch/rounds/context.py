@@ -1,4 +1,4 @@
-"""What the round loop, evaluation and saving share on one rank: the parts of the run and its state."""
+"""State that the round loop, evaluation and saving share on one rank: the parts of the run and where it stands."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RoundContext:
 
     @cached_property
     def scale(self) -> PreviousScale | None:
-        """What fixes the scale of a round's sum before it; None: something else does."""
+        """Rule that fixes the scale of a round's sum before it; None: something else does."""
         return PreviousScale(self.algorithm, self.server) if self.config.system.sum_scale == "previous" else None
 
     @property
@@ -109,7 +109,7 @@ class RoundContext:
 
     @cached_property
     def varying(self) -> VaryingVectors:
-        """What the server sends beside its vectors, as all ranks have it."""
+        """Vectors that the server sends beside its own, as all ranks have them."""
         return VaryingVectors(self.algorithm.varying_vectors, self.components.engine.shared.dtype)
 
     @cached_property
@@ -129,7 +129,7 @@ class RoundContext:
         return buffer
 
     def sent_places(self, client: str) -> Places | None:
-        """What travels of a client's update in this round."""
+        """Places of a client's update that travel in this round."""
         if self._places[0] != self.round:
             self._places = (self.round, {})
         known = self._places[1]
@@ -185,7 +185,7 @@ class RoundContext:
         self.is_fresh = True
 
     def _send_vectors(self) -> None:
-        """What can differ from what all ranks have."""
+        """Send what can differ from what all ranks have."""
         places = None
         if self.only_stepped:
             places = self.algorithm.broadcast_places(self.components.engine.shared, self.round - 1)

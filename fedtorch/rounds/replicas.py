@@ -25,7 +25,7 @@ from fedtorch.rounds.slices import keep
 
 @dataclass
 class Collected:
-    """What `Communicator.aggregate` calls on the server where it is to keep the messages and combine them later."""
+    """Call that `Communicator.aggregate` makes on the server where messages are kept and combined later."""
 
     decode: Decode
     """of the algorithm"""
@@ -109,7 +109,7 @@ def _sent_to_all(context: RoundContext, chosen: Tensor) -> Tensor:
 
 
 def compare(context: RoundContext) -> None:
-    """See that all ranks have the same weights and optimiser state.
+    """Check that all ranks have the same weights and optimiser state.
 
     Raises:
         FedtorchError: on all ranks; the server's names the ones that differ.
@@ -153,6 +153,6 @@ def share_state(context: RoundContext) -> None:
 
 
 def _state(context: RoundContext) -> dict[str, Tensor]:
-    """What every rank has: the weights and what a step depends on; the best weights are the server's alone."""
+    """State that every rank has: the weights and what a step depends on; the best weights are the server's alone."""
     own = {BEST, *context.message_algorithm.kept_by_server}
     return {name: tensor for name, tensor in context.server.tensors.items() if name not in own}

@@ -16,7 +16,7 @@ from fedtorch.rounds.context import RoundContext
 
 
 def reduce(context: RoundContext, accepted: Sequence[Report]) -> Reduced:
-    """What is kept of the accepted clients' sum, on all ranks, which all call it; changes nothing.
+    """Return the part of the accepted clients' sum that is kept, on all ranks, which all call it; changes nothing.
 
     Raises:
         RefusedUpdatesError: on all ranks, if a message is not what its client reported.
