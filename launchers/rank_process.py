@@ -1,4 +1,4 @@
-"""What submitit runs as every task of a job: one rank of fedtorch, in that task's own process.
+"""Runs one rank of fedtorch as a task of a submitit job, in that task's own process.
 
 A module of its own, so that submitit's job file holds a reference to the class and a few strings, never code. It
 imports little: until submitit has read that file, a signal ends the process.

@@ -76,7 +76,7 @@ def address(text: str, option: str, config: Config) -> tuple[str, int]:
 def environment(
     rank: int, num_ranks: int, place: tuple[str, int], option: str, secret: str, command: str, stays_s: float
 ) -> dict[str, str]:
-    """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
+    """Variables that tell a rank its place, as srun and torchrun do, and the command that it was started by.
 
     place: host and port of the server. option: by which they were given. secret: of the job. stays_s: of the server,
     for silos that missed the run's end.
@@ -156,7 +156,7 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
 
 
 def _command(name: str, args: argparse.Namespace, place: list[str]) -> str:
-    """What starts this side again; place: the options that say which side it is."""
+    """Command that starts this side again; place: the options that say which side it is."""
     again = [*start_words(name), *place]
     again += ["--secret-file", str(args.secret_file)] if args.secret_file else []
     again += ["--config", *map(str, args.config)]

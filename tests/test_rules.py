@@ -252,6 +252,29 @@ class Plain:
     assert list(fields_without_a_line(ast.parse(source))) == ["Point.x", "Options.size"]
 
 
+NO_SUBJECT = re.compile(r"(See|The same|What|Of)\b")
+"""Beginnings of a first line that names neither the thing nor what it does, and so does not stand alone."""
+
+
+def first_lines_without_subject(source: ast.Module) -> Iterator[str]:
+    """Name of each module, class and function whose docstring's first line begins so, with the line."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            docstring = ast.get_docstring(node) or ""
+            if NO_SUBJECT.match(docstring):
+                yield f"{getattr(node, 'name', 'module')}: {docstring.splitlines()[0]}"
+
+
+def test_the_first_line_of_every_docstring_stands_alone() -> None:
+    assert offenders([*FILES, *LAUNCHERS], lambda path: first_lines_without_subject(tree(path))) == {}
+
+
+def test_a_first_line_that_does_not_stand_alone_is_found() -> None:
+    lines = ["See above.", "The same of others.", "What is sent.", "Of a round.", "Send it.", "Offer of a client."]
+    source = "\n".join(f"def f{n}():\n    '{line}'" for n, line in enumerate(lines))
+    assert [found[:2] for found in first_lines_without_subject(ast.parse(source))] == ["f0", "f1", "f2", "f3"]
+
+
 def test_only_comm_imports_torch_distributed() -> None:
     for path in FILES:
         if "comm" not in path.parts and path.name != "deepspeed.py":

@@ -74,7 +74,7 @@ def _check_alone() -> None:
 
 
 def _command(given: Sequence[Given], settings: Sequence[str], config: Config) -> str:
-    """What continues the run from a shell; of a dict the run folder has the only file."""
+    """Command that continues the run from a shell; of a dict the run folder has the only file."""
     paths = [Path(one) for one in given if isinstance(one, str | Path)]
     if len(paths) < len(given):
         paths, settings = [config.folder / "config.yaml"], ()

@@ -43,7 +43,7 @@ def attack_run(
     *,
     note: Callable[[str], None] = lambda line: None,
 ) -> AuditResult:
-    """What the named attacks find, in their order; None: all of them.
+    """Run the named attacks, in their order, and return what they find; None: all of them.
 
     settings: overrides of the config, as `--set` has them. note: is told which attack begins.
 
@@ -78,7 +78,7 @@ def attack_run(
 
 
 def seen_by_server(options: AuditOptions) -> str:
-    """What a run of these tells its server, whatever the attacks look at."""
+    """Say what a run of these options tells its server, whatever the attacks look at."""
     if not options.hidden:
         return "each update"
     if options.promised is not None:

@@ -1,4 +1,4 @@
-"""What is attacked: a run as after its last checkpoint, or a config as before its first round, in one process."""
+"""Subject of an attack: a run as after its last checkpoint, or a config as before its first round, in one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedtorch.setup.private import noise_of
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What is asked for beside the run; `fedtorch audit` has them as options.
+    """Options beside the run; `fedtorch audit` has them too.
 
     Raises:
         ConfigError: a value is out of its range; begins with its name.
@@ -96,7 +96,7 @@ class Subject:
 
     @cached_property
     def layers(self) -> FirstLayers | str:
-        """What a text meets first in the model, or why there is none that could be attacked."""
+        """First layers that a text meets in the model, or why there is none that could be attacked."""
         components = self.context.components
         if not components.training.has_labelled_clients:
             return "clients hold no labels, so that the model cannot be run on their rows alone"
@@ -107,7 +107,7 @@ class Subject:
 
     @cached_property
     def updates(self) -> Mapping[str, Tensor]:
-        """What each client of the next round's cohort sends of the shared weights, by name; flat, fp32, on the CPU."""
+        """Updates of each client of the next round's cohort, by name: shared weights, flat, fp32, on the CPU."""
         context = self.context
         trainer = ClientTrainer(context)
         reports = trainer.train_cohort()
@@ -151,7 +151,7 @@ class Subject:
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """What clients train from, by name; everybody who takes part has it."""
+        """Weights that clients train from, by name; everybody who takes part has them."""
         return self.context.components.engine.shared.view(self.context.shared)
 
     def named(self, flat: Tensor) -> Mapping[str, Tensor]:
@@ -159,7 +159,7 @@ class Subject:
         return self.context.components.engine.shared.view(flat)
 
     def examples(self, client: str) -> Sequence[Any]:
-        """What the client trains on."""
+        """Rows that the client trains on."""
         if client not in self._examples:
             self._examples[client] = self.context.components.training.load(client, "train")
         return self._examples[client]

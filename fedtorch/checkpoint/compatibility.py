@@ -16,7 +16,7 @@ def check_fits(
     difference: Callable[[dict[str, Any], dict[str, Any]], Sequence[str]],
     facts: Mapping[str, Any] | None,
 ) -> None:
-    """See `Checkpoints.check_fits`."""
+    """Refuse a checkpoint of another config or other code; each difference is a line of the message."""
     now = json.loads(to_json(facts)) if facts else {}
     lines = list(difference(found.config, json.loads(to_json(config))))
     lines += [

@@ -30,7 +30,7 @@ class Apart:
 
 
 def to_lists(found: Manifest, client: str) -> Lists:
-    """What a manifest says of a client's files, as numbers: the round and the entry of every part."""
+    """Lists of a client's files in a manifest, as numbers: the round and the entry of every part."""
     lists = {}
     for path in found.clients[client]:
         match = CLIENT_PATH.fullmatch(path)

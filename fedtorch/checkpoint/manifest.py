@@ -16,7 +16,7 @@ from fedtorch.core.version import VERSION
 
 
 class ClientLines:
-    """What a manifest says of clients, as text that is kept for those whose files stay the same."""
+    """Text of a manifest about clients, kept for those whose files stay the same."""
 
     def __init__(self) -> None:
         self._of: dict[str, Sequence[FileEntry]] = {}  # by name, as the next two

@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest must look like, beside the digest that it carries of itself."""
+"""Form of a checkpoint's manifest, beside the digest that it carries of itself."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def paths_of(listed: Any) -> list[Any]:
 
 
 def problems(folder: Path, manifest: Any) -> Iterator[str]:
-    """What is wrong with a manifest that was read in `folder`, the first thing first; quotes names of files only."""
+    """Yield what is wrong with a manifest that was read in `folder`; quotes names of files only."""
     if not isinstance(manifest, dict):
         yield "is no object"
         return

@@ -12,7 +12,7 @@ from fedtorch.core.errors import CheckpointError
 
 
 class Retiring:
-    """What a process deletes after each of its checkpoints.
+    """Files that a process deletes after each of its checkpoints.
 
     A whole pass reads the kept manifests and lists all client files. It is the first one, every one while there are no
     more than `FEW` files, and one is due again once a quarter as many files were replaced as there are; so on average a

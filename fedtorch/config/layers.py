@@ -36,7 +36,7 @@ def read_file(path: Path, parents: tuple[Path, ...], known: dict[Path, Tree]) ->
 
 
 def read_dict(given: Mapping[str, Any]) -> Tree:
-    """What Python code gives in place of a file; relative paths under `base` count from the working directory."""
+    """Read what Python code gives in place of a file; relative paths under `base` count from the working directory."""
     own = Tree(plain_data(given, ""))
     check_text(own)
     return _over_bases(own, Path(), (), {})

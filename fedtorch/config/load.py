@@ -134,7 +134,7 @@ def digest(config: Config, *, everything: bool = False) -> str:
 
 
 def config_facts(config: Config) -> dict[str, str]:
-    """What ranks compare of their configs: the version that read it, a digest of all, and every key for the message."""
+    """Facts that ranks compare of their configs: the version, a digest of all, and every key for the message."""
     keys = {f"key `{key}`": value for key, value in shown_keys(config).items()}
     return {"fedtorch": VERSION, "config": digest(config, everything=True), **keys}
 

@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 class RowLabels(NamedTuple):
-    """What one row, a question with one of its columns, is trained on."""
+    """Labels of one row, a question with one of its columns."""
 
     select: int
     """1: the column is selected"""

@@ -10,7 +10,7 @@ from fedtorch.core.errors import DataError
 
 
 def read_json(path: Path, advice: str) -> Any:
-    """What the file holds.
+    """Read a file's content.
 
     Raises:
         DataError: it is missing, of which `advice` says what to do, or not JSON.

@@ -113,7 +113,7 @@ def _write(
 
 
 def _left_out(read: Mapping[str, TaskRows], unplaced: int) -> list[LeftOut]:
-    """Of all tasks together. unplaced: tasks that are in no client."""
+    """Count what is left out of all tasks together. unplaced: tasks that are in no client."""
     found = [LeftOut("the clients", unplaced, unplaced + len(read), "tasks (nobody holds them)")]
     for split, where in (("dev", "train or test"), ("test", "train")):
         count = sum(left_out[split] for _, left_out in read.values())

@@ -144,12 +144,12 @@ def serialise(schema: Mapping[str, list[str]], values: Mapping[tuple[str, str], 
 
 
 def source_text(question: str, schema: str) -> str:
-    """What the model reads: `<question> ; structured knowledge: | <table> : <col> , ...`."""
+    """Text that the model reads: `<question> ; structured knowledge: | <table> : <col> , ...`."""
     return f"{question.strip()} ; structured knowledge: {schema.strip()}"
 
 
 def target_text(sql: str) -> str:
-    """What the model learns to write: the authors' normal form of a query.
+    """Text that the model learns to write: the authors' normal form of a query.
 
     White space is collapsed, ` , ` becomes `, `, and every word is lower-cased except one that has a quotation mark
     directly before or after it. So `"New York"` keeps both words, and of `"New York City"` the middle one is

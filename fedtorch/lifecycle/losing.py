@@ -69,7 +69,7 @@ def saying_what_is_here(config: Config) -> Iterator[None]:
 
 
 def what_is_here(config: Config) -> str:
-    """What this side's disk has of the run; empty where that is nothing."""
+    """Say what this side's disk has of the run; empty where that is nothing."""
     checkpoints = config.folder / "checkpoints"
     found = held(checkpoints)
     return "" if found is None else f"{_described(found)} are in {checkpoints}, models in {config.folder / MODEL}"

@@ -59,7 +59,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
 
 
 def _privacy(built: BuiltRun, result: Result) -> dict[str, Any]:
-    """What was promised to clients, with the number of rows only where that is revealed."""
+    """Promise that was made to clients, with the number of rows only where that is revealed."""
     is_open = "sizes" in built.config.privacy.reveal
     return {**result.privacy, "rows": int(built.clients.train_sizes.sum()) if is_open else None}
 

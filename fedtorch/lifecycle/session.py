@@ -63,7 +63,7 @@ class _Again:
 
 @dataclass(frozen=True)
 class Session:
-    """What a rank knows of the command that it was started with.
+    """State of the command that a rank was started with.
 
     1. Every rank builds the config's run and its companions, which checks all that one rank alone can see; whatever
        fails until here ends this rank before it meets the others.
@@ -121,7 +121,7 @@ class Session:
         return self._stay(member, missed.hosts, missed.known(config))
 
     def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
-        """The same, until lost ranks are back: then what is needed to go on together with them."""
+        """Train until lost ranks are back; then return the state needed to go on together with them."""
         with ExitStack() as joined:
             comm: Communicator | None = None
             if is_pinned(config):

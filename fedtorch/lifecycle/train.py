@@ -49,7 +49,7 @@ def _say_of_silo(config: Config, code: int | None, reason: str, command: str) ->
 def _train(
     config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag, remarks: Sequence[str]
 ) -> None:
-    """The same, in folders that are this run's alone. remarks: are logged as warnings."""
+    """Train, in folders that are this run's alone. remarks: are logged as warnings."""
     begun, has_time = time.time(), config.tells_times
     try:
         torch.set_num_threads(config.system.threads)

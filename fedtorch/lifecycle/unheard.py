@@ -23,7 +23,7 @@ NAME = "unheard.json"
 
 @dataclass(frozen=True)
 class Unheard:
-    """What a server needs to let them in."""
+    """State that a server needs to let them in."""
 
     run: str
     """Digest of the config."""

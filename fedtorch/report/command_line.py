@@ -36,7 +36,7 @@ from fedtorch.report.wikisql import measures_markdown
 
 @dataclass(frozen=True)
 class Command:
-    """What `python -m fedtorch.report NAME` makes."""
+    """A report that `python -m fedtorch.report NAME` makes."""
 
     about: str
     """a line for the help"""

@@ -1,4 +1,4 @@
-"""What the reports share: which runs to show, which of them are one row, figures over seeds, and files written."""
+"""Common part of the reports: which runs to show, which of them are one row, figures over seeds, files written."""
 
 from __future__ import annotations
 

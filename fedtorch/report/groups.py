@@ -55,7 +55,7 @@ class Group:
         return self.name if len(self.runs) == 1 else f"{self.name} (n={len(self.runs)})"
 
     def evaluations(self, metric: str) -> list[Evaluation]:
-        """Of each run that has one the evaluation that counts."""
+        """Evaluation that counts, of each run that has one."""
         found = [[e for e in run.last_evaluations() if e.of(metric)] for run in self.runs]
         return [evaluations[0] for evaluations in found if evaluations]
 
@@ -74,7 +74,7 @@ class Group:
         )  # fmt: skip
 
     def scores(self, split: str, metric: str) -> Band:
-        """Of all examples together, during training."""
+        """Scores of all examples together, during training."""
         return _band(
             [
                 [

@@ -18,7 +18,7 @@ AVERAGES = ("macro", "micro")
 
 @dataclass(frozen=True)
 class Point:
-    """What runs that differ in nothing but the seed came to at one value of the key."""
+    """Scores of runs that differ in nothing but the seed, at one value of the key."""
 
     value: Any
     """of the key: a number, or the text that it goes by"""

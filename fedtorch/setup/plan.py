@@ -22,7 +22,7 @@ from fedtorch.train.settings import ClientConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """What the rules in `checks` look at; the same on every rank."""
+    """Plan that the rules in `checks` look at; the same on every rank."""
 
     config: Config
     """As it was read, or as the ranks completed it (see `pinned_data`)."""
@@ -39,7 +39,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, num_ranks: int) -> Plan:
-        """What `config` describes for a job of so many ranks.
+        """Plan that `config` describes for a job of so many ranks.
 
         Raises:
             ConfigError: so many ranks cannot be shared out among workers.

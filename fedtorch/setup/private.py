@@ -95,7 +95,7 @@ def sums_go_to_the_server_alone(plan: Plan) -> None:
 
 
 def fixed_factors_are_nobodys(plan: Plan) -> None:
-    """What a base is fitted to is released without noise."""
+    """Refuse a base that is fitted to clients' data: it is released without noise."""
     adapter = getattr(getattr(plan.task, "source_model", None), "adapter", None)
     public = None if adapter is None else adapter.public_rows
     if public is not None and plan.task.data.reads(public):  # type: ignore[attr-defined]  # of one's own
@@ -159,7 +159,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
 
 
 def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, resume: str = "auto") -> Mechanism:
-    """What the config promises, as the loop asks for it; on the server with its key and ledger.
+    """Make the mechanism that the config promises; on the server with its key and ledger.
 
     start: rounds in the checkpoint that the run goes on from; None: it begins. resume: as on the command line.
 

@@ -260,7 +260,7 @@ class QA(Prepared):
 
 @dataclass(frozen=True)
 class QARe2(QA):
-    """The same with RE2, a model of its own for matching, without a pretrained encoder."""
+    """Question answering with RE2, a model of its own for matching, without a pretrained encoder."""
 
     model: Re2 = field(default_factory=Re2)  # type: ignore[assignment]
     """which model"""
@@ -268,7 +268,7 @@ class QARe2(QA):
 
 @dataclass(frozen=True)
 class QAEsim(QA):
-    """The same with ESIM."""
+    """Question answering with ESIM."""
 
     model: Esim = field(default_factory=Esim)  # type: ignore[assignment]
     """which model"""

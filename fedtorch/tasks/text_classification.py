@@ -85,7 +85,7 @@ class TextClassification(LongTexts):
         return self.problem != "regression"
 
     def pinned_problem(self) -> str:
-        """See `Prepared.pinned_problem`."""
+        """Reason why the data cannot be pinned; empty where it can."""
         if self.class_weights == "balanced":
             return "task.class_weights is balanced, for which all rows are counted; give a weight for each label"
         return super().pinned_problem()
@@ -129,7 +129,7 @@ class TextClassification(LongTexts):
         }
 
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
-        """See OwnTask."""
+        """Tokens of every row, as `OwnTask` reads them."""
         return [
             Example.of(windows, self._target(row["label"], where))
             for windows, row in zip(self._inputs(rows, where), rows, strict=True)

@@ -15,7 +15,7 @@ NAME = "README.md"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says. Counts only: it may be given away with the model, so it names no client and quotes no text."""
+    """Facts of a model card. Counts only: it may be given away, so it names no client and quotes no text."""
 
     name: str
     """of the run"""

@@ -1,4 +1,4 @@
-"""What the end of a run is made of, kept in memory: a disk may refuse records, or lose them."""
+"""Keeps in memory what the end of a run is made of: a disk may refuse records, or lose them."""
 
 from __future__ import annotations
 

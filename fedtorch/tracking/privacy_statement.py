@@ -1,4 +1,4 @@
-"""What a run promised to clients, in words: for cards, tables and pages."""
+"""States in words what a run promised to clients: for cards, tables and pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def promise(said: Mapping[str, Any]) -> str:
 
 
 def _of_data(said: Mapping[str, Any]) -> str:
-    """What all runs on the data come to: it is this that a client has to know."""
+    """Sum of all runs on the data: it is this that a client has to know."""
     if (data := said.get("data")) is None:
         return "of its data not known, as no ledger counts other runs on them"
     runs = "1 run" if data["runs"] == 1 else f"{data['runs']} runs"

@@ -64,7 +64,7 @@ def show_results(
 
 
 def _after(run: Run, console: Console, *, has_commands: bool) -> None:
-    """What stands below the table."""
+    """Lines below the table."""
     if run.gap:
         console.print(f"records: {run.gap}", highlight=False)
     if run.privacy:

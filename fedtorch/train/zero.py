@@ -120,7 +120,7 @@ def compute_activations_again(module: Any) -> None:
 
 
 class Objective(nn.Module):
-    """What DeepSpeed takes for the model: its forward pass is the whole mean loss, however a task computes it."""
+    """Module that DeepSpeed takes for the model: its forward pass is the whole mean loss, whatever the task."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class ZeroScale:
 
     @property
     def value(self) -> float:
-        """What gradients are multiplied by now."""
+        """Factor that gradients are multiplied by now."""
         return 1.0 if self._scaler is None else float(self._scaler.cur_scale)
 
     def renew(self) -> None:

@@ -1,4 +1,4 @@
-"""What a file is for: its task, which columns the task reads, and which column says whose a row is."""
+"""Guesses what a file is for: its task, which columns the task reads, and which column says whose a row is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_LABELS = 100
 
 @dataclass
 class Guess:
-    """What a config is written from."""
+    """Facts that a config is written from."""
 
     task: str = ""
     """`task.name` of the config; empty until `guess` has decided"""

@@ -65,7 +65,7 @@ def write(source: str, out: Path, model: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class ModelKind:
-    """What a model's configuration says that the config depends on."""
+    """Facts of a model's configuration that the config depends on."""
 
     can_generate: bool | None = None
     """is it an encoder with a decoder? None: not known"""
@@ -99,7 +99,7 @@ class ModelKind:
 
 
 def _split_files(source: str) -> tuple[str | list[str], dict[str, str]]:
-    """Of a folder whose files are called train, dev and test: (the training files, split -> its file)."""
+    """Files of a folder that are called train, dev and test: (the training files, split -> its file)."""
     folder = Path(source).expanduser()
     if not folder.is_dir() or any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
         return source, {}

@@ -1,4 +1,4 @@
-"""What a task wants of a row, and the rows of a source as it wants them."""
+"""Columns that a task wants of a row, and the rows of a source as it wants them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Form(Protocol):
-    """What a task wants of a row."""
+    """Columns that a task wants of a row."""
 
     @property
     def required(self) -> Sequence[str]:

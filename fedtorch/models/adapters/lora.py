@@ -177,7 +177,7 @@ def _replaced(model: nn.Module, plain: Callable[[Any], nn.Module | None]) -> Ite
 
 
 def _base_of(module: Any) -> nn.Module | None:
-    """What was there before the adapter; None: this module itself."""
+    """Module that was there before the adapter; None: this module itself."""
     if hasattr(module, "modules_to_save"):
         original: nn.Module = module.original_module
         return original
@@ -187,7 +187,7 @@ def _base_of(module: Any) -> nn.Module | None:
 
 @torch.no_grad()
 def _summed(module: Any) -> nn.Module | None:
-    """What computes the same without an adapter; None: this module itself."""
+    """Module that computes the same without an adapter; None: this module itself."""
     if hasattr(module, "modules_to_save"):
         saved: nn.Module = module.modules_to_save[NAME]
         return saved

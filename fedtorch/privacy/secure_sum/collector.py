@@ -12,7 +12,7 @@ from fedtorch.privacy.stream import Stream
 
 
 class Collector:
-    """What the server of one exchange holds: never a part, and of no party shares of both kinds."""
+    """The server's side of one exchange: it never holds a part, and of no party shares of both kinds."""
 
     def __init__(self, terms: SumTerms) -> None:
         self.terms = terms

@@ -30,7 +30,7 @@ Window = npt.NDArray[np.uint64]
 
 
 class PublicKeys(NamedTuple):
-    """What a party publishes."""
+    """Keys that a party publishes."""
 
     sealing: bytes
     """c: for the shares."""
