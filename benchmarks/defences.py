@@ -25,7 +25,7 @@ from benchmarks.defence_cells import CELLS, CLIP, HIGH, LOW, ROUNDS, SCORES, TIT
 from fedtorch.audit.attacks import attack_run
 from fedtorch.audit.embedding_rows import TELLING as ROWS_TELLING
 from fedtorch.audit.span_check import TELLING as SPAN_TELLING
-from fedtorch.audit.subject import Options
+from fedtorch.audit.subject import AuditOptions
 from fedtorch.main import main as train
 from fedtorch.report.svg import bar_chart
 
@@ -56,7 +56,7 @@ def run_cell(task: str, cell: str, folder: Path, seed: int, data: Mapping[str, P
     config, begun = folder / "cell.yaml", time.process_time()
     config.write_text(config_of(task, seed, folder / "run", data, rounds))
     noise = CELLS[cell].noise
-    options = Options(
+    options = AuditOptions(
         CLIP if noise else None, noise, clients=ATTACKED, places=24, trains=True, canaries=100, delta=1e-3
     )
     said = io.StringIO()

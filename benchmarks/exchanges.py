@@ -62,12 +62,12 @@ def move(size: int, one_in: int) -> dict[str, dict[str, int]]:
 
 
 def _moved(exchange: str, comm: Any, local: Any, own: Sequence[Any], size: int, selection: Any) -> dict[str, int]:
-    from fedtorch.comm.allreduce import LeftOut, SparseSum, all_reduce
+    from fedtorch.comm.sparse.allreduce import LeftOut, SparseSum, all_reduce
     from fedtorch.compression.payload import decode
     from fedtorch.core.update import Report
 
     gathered = comm.gather_reports(own, round=0)
-    told = comm.broadcast_messages([_numbers(place, report) for place, report in enumerate(gathered)], round=0)
+    told = comm.broadcast_packets([_numbers(place, report) for place, report in enumerate(gathered)], round=0)
     reports = [Report(NAMES[m.client], norm=m.numbers["norm"], max_abs=m.numbers["max"]) for m in told]
     before = comm.meter.totals()
     if exchange == "star":
@@ -87,9 +87,9 @@ def _moved(exchange: str, comm: Any, local: Any, own: Sequence[Any], size: int, 
 
 
 def _numbers(place: int, report: Any) -> Any:
-    from fedtorch.comm.wire import Message
+    from fedtorch.comm.wire import Packet
 
-    return Message(place, "numbers", "ok", {"norm": report.norm, "max": report.max_abs}, {})
+    return Packet(place, "numbers", "ok", {"norm": report.norm, "max": report.max_abs}, {})
 
 
 def _all_of_them(updates: Any) -> Tensor:

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu_part import Setting, ended_as, last_lines
-from fedtorch.comm.direct import Direct
-from fedtorch.comm.transport import Backend, Staged, make_group
+from fedtorch.comm.transport.device import Backend, Staged, make_group
+from fedtorch.comm.transport.process_group import Direct
 
 CASE_S, GROUP_S = 60.0, 40.0
 ONE = ("collectives", "eager", "windows", "default group", "device id", "options")

@@ -24,7 +24,7 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import CheckpointConfig
-from fedtorch.core.heap import keep_freed
+from fedtorch.core.freed_memory import keep_freed
 from fedtorch.core.update import Report
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.runner import Runner

@@ -25,12 +25,12 @@ from benchmarks.command import console_of, parser_of, write_figures
 from fedtorch.algorithms.robust import RULES
 from fedtorch.algorithms.robust.base import rule_of
 from fedtorch.comm.local import LocalUpdates
-from fedtorch.comm.reproducible import windows
+from fedtorch.comm.transport.windows import windows
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.privacy.secure_sum.collector import Collector
 from fedtorch.privacy.secure_sum.party import Party
-from fedtorch.privacy.secure_sum.terms import Terms, threshold_of
+from fedtorch.privacy.secure_sum.terms import SumTerms, threshold_of
 
 PLAIN, WORKER, SERVER = "plain", "secure sum, worker", "secure sum, server"
 NAMES = (PLAIN, *RULES, WORKER, SERVER)
@@ -63,7 +63,7 @@ class Round:
     def exchange(self, name: str) -> Callable[[], None]:
         """The part of a secure sum that is to be timed, up to which everything else is done."""
         parties = tuple(range(1, self.clients + 1))
-        terms = Terms("benchmark", 0, "0", parties, threshold_of(0.7, len(parties)))
+        terms = SumTerms("benchmark", 0, "0", parties, threshold_of(0.7, len(parties)))
         everybody = {number: Party(number, terms) for number in parties}
         server = Collector(terms)
         server.keys = {number: party.keys() for number, party in everybody.items()}

@@ -37,13 +37,13 @@ from benchmarks.processes import run_ranks
 from benchmarks.sparse import _wire
 from benchmarks.wires import limited, why_not
 from benchmarks.workloads import WORKLOADS, Workload, shrunk
-from fedtorch.comm.probe import run as run_light
-from fedtorch.rounds.cost_model import Constants, Seconds, Site, memory, seconds, small
-from fedtorch.rounds.round_work import RoundWork
-from fedtorch.setup.bench import Measured, measure, read, step_key, write
+from fedtorch.planning.bench import Measured, measure, read, step_key, write
+from fedtorch.planning.cost_model import Constants, Seconds, Site, memory, seconds, small
+from fedtorch.planning.probe import run as run_light
+from fedtorch.planning.round_work import RoundWork
+from fedtorch.planning.scale import model_size, round_work
+from fedtorch.planning.step_time import training_seconds
 from fedtorch.setup.build import BuiltRun, build
-from fedtorch.setup.scale import model_size, round_work
-from fedtorch.setup.step_time import training_seconds
 
 SHAPES = {0.0: (16, 1), 1.0: (64, 2), 8.0: (192, 4), 30.0: (448, 6)}
 """Millions of numbers, about -> width and layers; 0: of a test."""

@@ -45,7 +45,7 @@ def time_sparse(size: int, cases: Sequence[Case], repeat: int) -> dict[str, Any]
     """One rank's seconds of every repetition (of the dense step, and per case of every part), and bytes."""
     import torch.distributed as dist
 
-    from fedtorch.comm.messages import sum_of_messages
+    from fedtorch.comm.sparse.messages import sum_of_messages
     from fedtorch.compression.compressors import TopK
     from fedtorch.compression.payload import decode, encode
     from fedtorch.core.seeds import generator_for

@@ -27,8 +27,8 @@ from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import resume_command
 from fedtorch.lifecycle.streams import flush_streams, keep_standard_streams
 from fedtorch.lifecycle.train import train
-from fedtorch.setup.dry_run import describe, with_config
-from fedtorch.setup.scale import Cluster
+from fedtorch.planning.dry_run import describe, with_config
+from fedtorch.planning.scale import Cluster
 
 _BESIDE_NODES = ("ranks_per_node", "bandwidth", "cores", "constants")
 

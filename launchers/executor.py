@@ -79,7 +79,7 @@ def make_executor(
 
 
 def batch_script(resources: Resources, folder: Path, *, name: str, goes_on: bool = False) -> str:
-    """What sbatch would be given for one job, secrets masked; also on a machine without SLURM.
+    """Return the script that sbatch would be given for one job, secrets masked; also on a machine without SLURM.
 
     Raises:
         ConfigError: submitit is missing.

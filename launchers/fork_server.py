@@ -72,7 +72,7 @@ class ForkServer:
     """
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
-        """See `begin`."""
+        """Start the server; `begin` has the arguments."""
         self._pid, self._channel = pid, channel
 
     @classmethod
@@ -221,7 +221,7 @@ def be_rank(
     death_signal: signal.Signals | None = None,
     files: Sequence[int] = (),
 ) -> NoReturn:
-    """What a process that was just forked does to be a rank, and nothing after it.
+    """Be a rank, in a process that was just forked, and nothing after it.
 
     death_signal: what it gets when the process that forked it dies (Linux). files: are closed once a signal would end
     the rank and no other process, so that who waits for that may send one.

@@ -15,8 +15,8 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from fedtorch.comm.signing import VARIABLE
-from fedtorch.comm.store import host_store
+from fedtorch.comm.job.signing import VARIABLE
+from fedtorch.comm.job.store import host_store
 from fedtorch.core.errors import (
     BudgetError,
     CheckpointError,

@@ -118,7 +118,7 @@ class Kept:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """What has come since the last one that the rank was sent. A handler may interrupt it: counted, then sent."""
+        """Send the rank the signals that came since the last one. A handler may interrupt it: counted, then sent."""
         while self._pid and self._passed < len(self._signals):
             self._passed += 1
             with suppress(ProcessLookupError):  # it has ended meanwhile

@@ -97,7 +97,7 @@ def run_request(
 
 
 def command_of(request: Request, ranks: int, max_restarts: int = MAX_RESTARTS, max_returns: int = 0) -> str:
-    """What starts this launcher with it once more, from a shell."""
+    """Command that starts this launcher with it once more, from a shell."""
     words = [*start_words("local"), *(["--config", *map(str, request.configs)] if request.configs else [])]
     words += ["--ranks", str(ranks)]
     words += ["--max-restarts", str(max_restarts)] if max_restarts != MAX_RESTARTS else []

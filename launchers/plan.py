@@ -38,7 +38,7 @@ class Point:
 
     @cached_property
     def config(self) -> Config:
-        """What the request loads; read once."""
+        """Config that the request loads; read once."""
         return self.request.load()
 
 

@@ -1,4 +1,4 @@
-"""What submitit runs as every task of a job: one rank of fedtorch, in that task's own process.
+"""Runs one rank of fedtorch as a task of a submitit job, in that task's own process.
 
 A module of its own, so that submitit's job file holds a reference to the class and a few strings, never code. It
 imports little: until submitit has read that file, a signal ends the process.
@@ -43,7 +43,7 @@ class RankProcess:
         Raises:
             SystemExit: with fedtorch's exit code, or by submitit after it has requeued the job.
         """
-        from fedtorch.comm.signing import VARIABLE  # with torch; a signal meanwhile is submitit's to answer
+        from fedtorch.comm.job.signing import VARIABLE  # with torch; a signal meanwhile is submitit's to answer
         from fedtorch.lifecycle.kept_texts import print_frames
         from fedtorch.main import main
 

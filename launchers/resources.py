@@ -1,4 +1,4 @@
-"""What a job asks a cluster for: command-line options and their checks."""
+"""Resources that a job asks a cluster for: command-line options and their checks."""
 
 from __future__ import annotations
 

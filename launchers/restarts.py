@@ -38,5 +38,5 @@ class Restarts:
 
 
 def pause_words(pause_s: float) -> str:
-    """What a message adds of a pause that one would wonder about."""
+    """Words for a pause that one would wonder about."""
     return f" after {pause_s:g} s" if pause_s >= 2 else ""

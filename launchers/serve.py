@@ -14,7 +14,7 @@ from . import silo
 
 
 def received(config: Config) -> str:
-    """What the server gets from clients, in words."""
+    """Say in words what the server gets from clients."""
     masked = config.privacy.secure_sum is not None
     sums = ", of which it learns the sum alone if it keeps to the protocol (docs/secure-sum.md)" if masked else ""
     return (

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedtorch.comm.signing import VARIABLE, job_secret, read_secret
-from fedtorch.comm.store import OPTION as ADDRESS_OPTION
-from fedtorch.comm.store import STAY
-from fedtorch.comm.trust import refuse_public
+from fedtorch.comm.job.signing import VARIABLE, job_secret, read_secret
+from fedtorch.comm.job.store import OPTION as ADDRESS_OPTION
+from fedtorch.comm.job.store import STAY
+from fedtorch.comm.job.trust import refuse_public
 from fedtorch.config.masking import set_options
 from fedtorch.config.options import add_config_options
 from fedtorch.config.schema import Config
@@ -77,7 +77,7 @@ def address(text: str, option: str, config: Config) -> tuple[str, int]:
 def environment(
     rank: int, num_ranks: int, place: tuple[str, int], option: str, secret: str, command: str, stays_s: float
 ) -> dict[str, str]:
-    """What tells a rank its place, as srun and torchrun do, and the command that it was started by.
+    """Variables that tell a rank its place, as srun and torchrun do, and the command that it was started by.
 
     place: host and port of the server. option: by which they were given. secret: of the job. stays_s: of the server,
     for silos that missed the run's end.
@@ -157,7 +157,7 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
 
 
 def _command(name: str, args: argparse.Namespace, place: list[str]) -> str:
-    """What starts this side again; place: the options that say which side it is."""
+    """Command that starts this side again; place: the options that say which side it is."""
     again = [*start_words(name), *place]
     again += ["--secret-file", str(args.secret_file)] if args.secret_file else []
     again += ["--config", *map(str, args.config)]

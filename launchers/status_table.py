@@ -1,4 +1,4 @@
-"""What became of the runs of a sweep, read from their folders, finished or not."""
+"""Reports what became of a sweep's runs, read from their folders, finished or not."""
 
 from __future__ import annotations
 

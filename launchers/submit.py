@@ -157,7 +157,7 @@ def _clean_environment(resources: Resources) -> Iterator[None]:
 
 @contextmanager
 def _ignoring_sigint() -> Iterator[None]:
-    """What is started here does not die of the terminal's Ctrl-C; fedtorch's ranks answer it all the same."""
+    """Start processes that do not die of the terminal's Ctrl-C; fedtorch's ranks answer it all the same."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _costs(points: Sequence[Point]) -> list[str]:
-    """What the runs will cost in privacy, a line for each set of data; told before anything is released."""
+    """Say what the runs will cost in privacy, a line for each set of data; told before anything is released."""
     configs = [point.config for point in points if point.config.privacy.kind != "none"]
     if not configs:
         return []

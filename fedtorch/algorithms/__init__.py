@@ -1,4 +1,4 @@
-"""What clients compute and how the server combines it. Names here are the values of `algorithm.name` in YAML."""
+"""Algorithms: what clients compute and how the server combines it. Names here are values of `algorithm.name`."""
 
 ALGORITHMS = {
     "fedavg": "fedtorch.algorithms.fedavg:FedAvg",

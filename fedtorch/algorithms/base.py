@@ -31,12 +31,12 @@ class Updates(Protocol):
 
     @property
     def layout(self) -> Layout | None:
-        """Of each vector in an update; None: they are messages."""
+        """Layout of each vector in an update; None: they are messages."""
         ...
 
     @property
     def round(self) -> int:
-        """Of the run, from 0."""
+        """Round of the run, from 0."""
         ...
 
     @property
@@ -76,7 +76,7 @@ OF_CLIENTS = {"client_update", "correction", "report"}
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What clients compute and how the server combines it; the fields of a subclass are its YAML keys."""
+    """Rules for what clients compute and how the server combines it; fields of a subclass are its YAML keys."""
 
     exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights",)
     """the flat vectors that travel each round, down under these names and up as their pseudo-gradients, all over the
@@ -134,7 +134,7 @@ class Algorithm:
 
     @property
     def why_not_deepspeed(self) -> str:
-        """What `engines` says no for, as a clause after the algorithm's name."""
+        """Reason why `engines` says no, as a clause after the algorithm's name."""
         return "works on the model's own parameters and gradients"
 
     @property
@@ -210,7 +210,7 @@ class Algorithm:
 
     @property
     def weighting(self) -> str:
-        """What `weigh` goes by, as in the algorithm's YAML; `equal`: every draw of a client counts the same.
+        """Rule that `weigh` goes by, as in the algorithm's YAML; `equal`: every draw of a client counts the same.
 
         Size-proportional sampling (`clients.sampling`) favours large clients by itself and asks for `equal`.
         """

@@ -166,7 +166,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return replace(self.report(job, curve), norm=norm, max_abs=max_abs)
 
     def _residual(self, job: ClientJob) -> Tensor | None:
-        """What the client had not sent, and what of it the last step left out."""
+        """Return what the client had not sent, and what of it the last step left out."""
         residual = job.state.tensors.get(LEFT_OUT)
         is_last = job.state.numbers.get("sent/round") == job.round - 1
         if self.server_residual != "returned" or residual is None or not is_last:
@@ -196,12 +196,12 @@ class FedAssistant(FedAvg, MessageAlgorithm):
 
     @property
     def combines_everywhere(self) -> bool:
-        """See `exchange`."""
+        """Does every rank combine the messages itself (`exchange: replicated`)?"""
         return self.exchange == "replicated"
 
     @property
     def combines_in_slices(self) -> bool:
-        """See `exchange`."""
+        """Does every rank combine a slice (`exchange: allreduce`)?"""
         return self.exchange == "allreduce"
 
     def selection(self, layout: Layout) -> Selection | None:
@@ -209,7 +209,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return self.topk.kept(layout) if self.second_selection else None
 
     def choice_seed(self, server: ServerState) -> int:
-        """Of this step of the server; every rank has the count of steps."""
+        """Seed of this step of the server; every rank has the count of steps."""
         taken = int(server.numbers.get(SERVER_STEPS, 0))
         return taken if self.compression == "quantise" else seed_for(server.run_seed, "choice", taken)
 
@@ -230,7 +230,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
 
     @property
     def kept_by_server(self) -> tuple[str, ...]:
-        """What was not chosen yet, where the server alone chooses, or every rank in its slice."""
+        """Return what was not chosen yet, where the server alone chooses, or every rank in its slice."""
         return () if self.exchange == "replicated" else (LEFT_OUT,)
 
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
@@ -247,7 +247,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
             yield from ("step",) if of_server else ("sent", "sent/round")
 
     def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
-        """What a message stands for."""
+        """Decode a message into the vector that it stands for."""
         assert self.compressor is not None
         if isinstance(self.compressor, TopK):
             return decode(message, layout.size)

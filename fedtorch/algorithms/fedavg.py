@@ -55,15 +55,15 @@ class FedAvg(Algorithm):
         return self.weights
 
     def correction(self, job: ClientJob) -> GradientHook | None:
-        """What to add to every step's gradient; nothing for FedAvg. FedProx and SCAFFOLD override this."""
+        """Term that is added to every step's gradient; nothing for FedAvg. FedProx and SCAFFOLD override this."""
         return None
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
-        """See `weighting.normalised`."""
+        """Weigh the reports by `weighting.normalised`."""
         return normalised(self.weights, reports, self.loss_reduction.cap)
 
     def own_weight(self, report: Report) -> float | None:
-        """Of `size` and `equal`; what was learned is known at the end."""
+        """Weight of a client by itself, for `size` and `equal`; what was learned is known at the end."""
         return alone(self.weights, report)
 
     @property

@@ -42,7 +42,7 @@ class MaskedWords:
 
 @runtime_checkable
 class MaskingTask(Protocol):
-    """What the group hydranet_mlm asks of a task."""
+    """A task whose model also predicts masked words, as the group hydranet_mlm asks for."""
 
     @property
     def masked_words(self) -> bool:
@@ -281,5 +281,5 @@ class MaskedWordTask:
 
 
 def job_with(job: ClientJob, task: Trainable, on_step: Callable[[int], None] | None = None) -> ClientJob:
-    """The same job, its state included, with another objective."""
+    """Copy a job, its state included, with another objective."""
     return replace(job, task=task, on_step=on_step or job.on_step)

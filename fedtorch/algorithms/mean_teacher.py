@@ -58,7 +58,7 @@ class Consistency:
 
 @runtime_checkable
 class Comparable(Protocol):
-    """What a task has to offer for a student and a teacher."""
+    """A task whose outputs a student and a teacher can be compared by."""
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any: ...
     def outputs(self, model: nn.Module, batch: Any) -> Any: ...

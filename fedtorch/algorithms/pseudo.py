@@ -33,7 +33,7 @@ class Label(Protocol):
 
 
 class LabellingTask(Protocol):
-    """What a task must offer beside `collate` and `loss`, such as `fewshot` does."""
+    """A task that labels texts beside `collate` and `loss`, such as `fewshot`."""
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any: ...
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]: ...

@@ -52,7 +52,7 @@ class Scaffold(FedAvg):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The same of fp16: outside a step nobody takes the loss scale out."""
+        """Precisions that it trains in: with option I not fp16, for outside a step nobody takes the loss scale out."""
         return ("fp32", "bf16") if self.option == "I" else super().precisions
 
     def check(self, hp: ClientConfig) -> None:

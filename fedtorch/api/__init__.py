@@ -1,1 +1,1 @@
-"""What Python code calls in place of the commands: `run`, `open_run`, `partition`, `audit_run`; all in `fedtorch`."""
+"""Calls for Python code in place of the commands: `run`, `open_run`, `partition`, `audit_run`; all in `fedtorch`."""

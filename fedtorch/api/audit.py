@@ -9,8 +9,8 @@ from fedtorch.api.guest import alone
 from fedtorch.api.result import RunResult
 from fedtorch.audit.attacks import attack_run
 from fedtorch.audit.result import AuditResult
-from fedtorch.audit.subject import Options
-from fedtorch.config.given import Given, Overrides, all_given, assignments
+from fedtorch.audit.subject import AuditOptions
+from fedtorch.config.python_configs import Given, Overrides, all_given, assignments
 from fedtorch.core.errors import ConfigError
 
 
@@ -20,13 +20,13 @@ def audit_run(
     *,
     config: Given | Sequence[Given] | None = None,
     overrides: Overrides = (),
-    clip: float | None = Options.clip,
-    noise: float | None = Options.noise,
-    delta: float = Options.delta,
-    canaries: int = Options.canaries,
-    clients: int = Options.clients,
-    places: int = Options.places,
-    show: bool = Options.show,
+    clip: float | None = AuditOptions.clip,
+    noise: float | None = AuditOptions.noise,
+    delta: float = AuditOptions.delta,
+    canaries: int = AuditOptions.canaries,
+    clients: int = AuditOptions.clients,
+    places: int = AuditOptions.places,
+    show: bool = AuditOptions.show,
 ) -> AuditResult:
     """Attack a run of your own, or a config before its first round, and return what was found.
 
@@ -56,7 +56,7 @@ def audit_run(
     if isinstance(attacks, str):
         raise ConfigError(f"attacks is {attacks!r}; give a list of names, such as [{attacks!r}]")
     trains = "secrets" in (attacks or ())
-    options = Options(clip, noise, delta, canaries, clients, places=places, show=show, trains=trains)
+    options = AuditOptions(clip, noise, delta, canaries, clients, places=places, show=show, trains=trains)
     folder = run.paths.folder if isinstance(run, RunResult) else None if run is None else Path(run)
     with alone("fedtorch.audit_run"):
         return attack_run(folder, all_given(config), assignments(overrides), options, attacks)

@@ -1,4 +1,4 @@
-"""What a run changes in its process, put back afterwards for the code that called it."""
+"""Puts back what a run changes in its process, for the code that called it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _logging() -> Iterator[None]:
 
 @contextmanager
 def _progress_bars() -> Iterator[None]:
-    """Of transformers: their default where it is not imported yet."""
+    """Progress bars of transformers: their default where it is not imported yet."""
     known: Any = sys.modules.get("transformers.utils.logging")
     is_shown = known is None or known.is_progress_bar_enabled()
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from fedtorch.config.given import Given, Overrides, plain_data
 from fedtorch.config.load import load
+from fedtorch.config.python_configs import Given, Overrides, plain_data
 from fedtorch.config.validate import validate
 from fedtorch.config.yaml_tree import Tree
 from fedtorch.core.errors import ConfigError

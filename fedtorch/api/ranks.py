@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedtorch.cli.__main__ import COMMANDS, module_of
-from fedtorch.config.given import Given
 from fedtorch.config.load import to_dict
+from fedtorch.config.python_configs import Given
 from fedtorch.config.schema import Config
 from fedtorch.config.yaml_tree import write
 from fedtorch.core.errors import Interrupted, error_of_code

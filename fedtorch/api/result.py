@@ -96,7 +96,7 @@ class RunResult:
 
     @property
     def digest(self) -> str:
-        """Of the final state: equal for runs that came to the same bits.
+        """Digest of the final state: equal for runs that came to the same bits.
 
         Raises:
             ConfigError: the run is not over.

@@ -10,8 +10,8 @@ from pathlib import Path
 from fedtorch.api.guest import alone
 from fedtorch.api.ranks import run_on_ranks
 from fedtorch.api.result import RunResult
-from fedtorch.config.given import Given, Overrides, all_given, assignments
 from fedtorch.config.load import load
+from fedtorch.config.python_configs import Given, Overrides, all_given, assignments
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, Interrupted, PreflightError
 from fedtorch.core.job_environment import check_job_environment
@@ -74,7 +74,7 @@ def _check_alone() -> None:
 
 
 def _command(given: Sequence[Given], settings: Sequence[str], config: Config) -> str:
-    """What continues the run from a shell; of a dict the run folder has the only file."""
+    """Command that continues the run from a shell; of a dict the run folder has the only file."""
     paths = [Path(one) for one in given if isinstance(one, str | Path)]
     if len(paths) < len(given):
         paths, settings = [config.folder / "config.yaml"], ()

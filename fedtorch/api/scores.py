@@ -23,7 +23,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class RunScores:
-    """What the model of a run was evaluated with."""
+    """Scores that a run's model was evaluated with."""
 
     split: str
     """`eval.final_split`"""

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedtorch.audit import canary_clients, embedding_rows, keys_values, membership, span_check, text_canaries
 from fedtorch.audit.finding import Finding
 from fedtorch.audit.result import AuditResult
-from fedtorch.audit.subject import Options, Subject, opened
-from fedtorch.config.given import Given
+from fedtorch.audit.subject import AuditOptions, Subject, opened
+from fedtorch.config.python_configs import Given
 from fedtorch.core.errors import ConfigError
 
 
@@ -38,12 +38,12 @@ def attack_run(
     run: Path | None,
     config: Sequence[Given],
     settings: Sequence[str],
-    options: Options,
+    options: AuditOptions,
     names: Sequence[str] | None = None,
     *,
     note: Callable[[str], None] = lambda line: None,
 ) -> AuditResult:
-    """What the named attacks find, in their order; None: all of them.
+    """Run the named attacks, in their order, and return what they find; None: all of them.
 
     settings: overrides of the config, as `--set` has them. note: is told which attack begins.
 
@@ -77,8 +77,8 @@ def attack_run(
     return AuditResult(f"Audit of {what}", facts, {found.attack: found for found in findings})
 
 
-def seen_by_server(options: Options) -> str:
-    """What a run of these tells its server, whatever the attacks look at."""
+def seen_by_server(options: AuditOptions) -> str:
+    """Say what a run of these options tells its server, whatever the attacks look at."""
     if not options.hidden:
         return "each update"
     if options.promised is not None:

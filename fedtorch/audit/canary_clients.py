@@ -11,7 +11,7 @@ from fedtorch.audit.canaries import Canaries, judged
 from fedtorch.audit.canary_rounds import canary_rounds
 from fedtorch.audit.finding import LITTLE, Finding
 from fedtorch.audit.pictures import bars
-from fedtorch.audit.subject import Options, Subject
+from fedtorch.audit.subject import AuditOptions, Subject
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.adaptive import bit_noise
 from fedtorch.privacy.settings import PrivacyConfig
@@ -55,7 +55,7 @@ def attack(subject: Subject) -> Finding:
     return Finding(NAME, ABOUT, NEEDS, _said(found, rounds, options.delta), figures, bars(figures, "found"))
 
 
-def _promise(options: Options) -> PrivacyConfig:
+def _promise(options: AuditOptions) -> PrivacyConfig:
     """The privacy settings of the run, with the clip and noise that are asked for."""
     usual = PrivacyConfig() if options.promised is None else options.promised
     clip = usual.clip if usual.adaptive is not None and options.clip == usual.first_clip else options.clip

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job.forked_ranks import fork_ranks
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.probe import fork_ranks
 from fedtorch.config.schema import ClientsConfig, Config
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.state_keys import CLIP

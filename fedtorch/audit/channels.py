@@ -1,4 +1,4 @@
-"""What an attacker may see of a round: a client's update, the cohort's sum, or that sum clipped and noised."""
+"""Channels that an attacker may see of a round: a client's update, the cohort's sum, or that sum clipped and noised."""
 
 from __future__ import annotations
 

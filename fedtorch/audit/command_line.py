@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from fedtorch.audit.attacks import ATTACKS, attack_run
-from fedtorch.audit.subject import Options
+from fedtorch.audit.subject import AuditOptions
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.core.terminal import log_to_terminal
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.audit"
     parser = _parser(prog)
     args = parser.parse_args(arguments)
     try:
-        options = Options(
+        options = AuditOptions(
             args.clip,
             args.noise,
             args.delta,
@@ -65,7 +65,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--noise", type=float, metavar="Z", help="with it: noise of Z times C on the cohort's sum")
     parser.add_argument("--delta", type=float, default=1e-5, metavar="D", help="at which epsilon is told (1e-5)")
     canaries = "clients of the rounds in which it is estimated (%(default)s)"
-    parser.add_argument("--canaries", type=int, default=Options.canaries, metavar="K", help=canaries)
+    parser.add_argument("--canaries", type=int, default=AuditOptions.canaries, metavar="K", help=canaries)
     parser.add_argument("--show", action="store_true", help="write the recovered tokens, too: they are clients' text")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for page and numbers (RUN/audit, or ./audit)")
     return parser

@@ -1,4 +1,4 @@
-"""What an attack came to, in numbers and in words that promise nothing."""
+"""Outcome of an attack, in numbers and in words that promise nothing."""
 
 from __future__ import annotations
 

@@ -42,18 +42,18 @@ class Tap:
     """(who sent it, what)"""
 
     def send(self, increment: Increment) -> None:
-        """See `Link`."""
+        """Record the tensor, and send it."""
         self.sent.append((self.side, increment))
         self.link.send(increment)
 
     def receive(self) -> Increment:
-        """See `Link`."""
+        """Receive as the tapped link does."""
         return self.link.receive()
 
 
 @dataclass
 class Words:
-    """What one side sent of one client's dialogs: a vector for each word, with the word and its place."""
+    """Vectors that one side sent of one client's dialogs: one for each word, with the word and its place."""
 
     vectors: list[Tensor] = field(default_factory=list)
     """keys and values of layer 0 end to end, shape (words, 2 width)"""
@@ -124,7 +124,7 @@ def overheard(subject: Subject, client: str) -> Mapping[int, Words]:
 
 @contextmanager
 def tapped(module: TwoSide) -> Iterator[list[tuple[int, Increment]]]:
-    """What both sides send while the model runs."""
+    """Record what both sides send while the model runs."""
     sent: list[tuple[int, Increment]] = []
     links = module.links
 
@@ -161,7 +161,7 @@ def _keys_values(layer: Any, inputs: Tensor) -> Tensor:
 
 
 def _first_layer(increment: Increment, tokens: int) -> Tensor:
-    """Of the newest tokens of an increment of one dialog: shape (tokens, 2 width)."""
+    """Keys and values of the newest tokens of one dialog's increment: shape (tokens, 2 width)."""
     layer = increment.data[0][:, 0, :, -tokens:]  # (2, heads, tokens, head_dim)
     return layer.permute(2, 0, 1, 3).flatten(1).float()
 

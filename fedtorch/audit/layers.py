@@ -1,4 +1,4 @@
-"""What a text meets first in a model of any architecture: a table of embeddings, and the first matrix after it."""
+"""First layers that a text meets in a model of any architecture: a table of embeddings, and the matrix after it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class FirstLayers:
         return found
 
     def inputs(self, tokens: Tensor) -> Tensor:
-        """What the first matrix would be multiplied by, shape (B, T, width), for tokens of shape (B, T).
+        """Inputs of the first matrix, shape (B, T, width), for tokens of shape (B, T).
 
         Raises:
             TypeError: the model cannot be asked by `input_ids` alone.

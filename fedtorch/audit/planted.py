@@ -53,7 +53,7 @@ def draw_secrets(count: int, length: int, vocabulary: int, *about: object) -> li
 
 
 def plant(task: Task, extra: Mapping[str, Sequence[Any]]) -> Task:
-    """The same task, in which clients have `extra` training rows."""
+    """Return a task in which clients have `extra` training rows."""
 
     class Planted(type(task)):  # type: ignore[misc]
         """With more rows."""

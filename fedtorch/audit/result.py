@@ -1,4 +1,4 @@
-"""What an audit came to: facts about the run, findings, and how both are written."""
+"""Outcome of an audit: facts about the run, findings, and how both are written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtorch.core.files import replace_file
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What the attacks on one run found, and which of them did not apply; printed it is what the command prints."""
+    """Findings of the attacks on one run, and which did not apply; printed it is what the command prints."""
 
     title: str
     """what was attacked"""
@@ -29,7 +29,7 @@ class AuditResult:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What `audit.json` holds."""
+        """Content of `audit.json`."""
         findings = [finding.record() for finding in self.findings.values()]
         return {"about": dict(self.facts), "warning": self.warning, "findings": findings}
 

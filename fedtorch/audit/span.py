@@ -34,7 +34,7 @@ SHORTLIST = 1 << 15
 
 @dataclass(frozen=True)
 class SpanFound:
-    """What a check found; pairs of token and place, from 0."""
+    """Pairs of token and place (from 0) that a check found."""
 
     rank: int
     """of the space that was used"""

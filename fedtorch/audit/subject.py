@@ -1,4 +1,4 @@
-"""What is attacked: a run as after its last checkpoint, or a config as before its first round, in one process."""
+"""Subject of an attack: a run as after its last checkpoint, or a config as before its first round, in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedtorch.audit.layers import FirstLayers
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config import load as yaml_config
-from fedtorch.config.given import Given
+from fedtorch.config.python_configs import Given
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.privacy.settings import PrivacyConfig
@@ -32,8 +32,8 @@ from fedtorch.setup.run_config import at_home, whole_paths
 
 
 @dataclass(frozen=True)
-class Options:
-    """What is asked for beside the run; `fedtorch audit` has them as options.
+class AuditOptions:
+    """AuditOptions beside the run; `fedtorch audit` has them too.
 
     Raises:
         ConfigError: a value is out of its range; begins with its name.
@@ -82,7 +82,7 @@ class Subject:
     """server and clients as they are"""
     rounds: int
     """done when it was opened; 0 for a config"""
-    options: Options
+    options: AuditOptions
     """of this audit"""
     evaluation: Evaluation
     """the models that clients are evaluated with"""
@@ -97,7 +97,7 @@ class Subject:
 
     @cached_property
     def layers(self) -> FirstLayers | str:
-        """What a text meets first in the model, or why there is none that could be attacked."""
+        """First layers that a text meets in the model, or why there is none that could be attacked."""
         components = self.context.components
         if not components.training.has_labelled_clients:
             return "clients hold no labels, so that the model cannot be run on their rows alone"
@@ -108,7 +108,7 @@ class Subject:
 
     @cached_property
     def updates(self) -> Mapping[str, Tensor]:
-        """What each client of the next round's cohort sends of the shared weights, by name; flat, fp32, on the CPU."""
+        """Updates of each client of the next round's cohort, by name: shared weights, flat, fp32, on the CPU."""
         context = self.context
         trainer = ClientTrainer(context)
         reports = trainer.train_cohort()
@@ -125,7 +125,7 @@ class Subject:
 
     @property
     def attacked(self) -> Mapping[str, Tensor]:
-        """The updates of the first `Options.clients` clients."""
+        """The updates of the first `AuditOptions.clients` clients."""
         return dict(list(self.updates.items())[: self.options.clients])
 
     @property
@@ -152,7 +152,7 @@ class Subject:
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """What clients train from, by name; everybody who takes part has it."""
+        """Weights that clients train from, by name; everybody who takes part has them."""
         return self.context.components.engine.shared.view(self.context.shared)
 
     def named(self, flat: Tensor) -> Mapping[str, Tensor]:
@@ -160,7 +160,7 @@ class Subject:
         return self.context.components.engine.shared.view(flat)
 
     def examples(self, client: str) -> Sequence[Any]:
-        """What the client trains on."""
+        """Rows that the client trains on."""
         if client not in self._examples:
             self._examples[client] = self.context.components.training.load(client, "train")
         return self._examples[client]
@@ -197,7 +197,9 @@ class Subject:
 
 
 @contextmanager
-def opened(run: Path | None, config: Sequence[Given], settings: Sequence[str], options: Options) -> Iterator[Subject]:
+def opened(
+    run: Path | None, config: Sequence[Given], settings: Sequence[str], options: AuditOptions
+) -> Iterator[Subject]:
     """A run's folder, or a config; nothing in the folder is changed.
 
     Raises:
@@ -232,7 +234,7 @@ def opened(run: Path | None, config: Sequence[Given], settings: Sequence[str], o
         yield Subject(context, 0 if found is None else found.round, options, evaluation)
 
 
-def _in_the_clear(config: Config, options: Options) -> tuple[Config, Options]:
+def _in_the_clear(config: Config, options: AuditOptions) -> tuple[Config, AuditOptions]:
     """A run with privacy as it would be without: its clip and noise are then defences to try, as any others.
 
     So nothing is released, and no ledger is opened.

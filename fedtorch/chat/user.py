@@ -30,7 +30,7 @@ class Wire:
     """direction -> bytes"""
 
     def __call__(self, crossing: Crossing) -> None:
-        """See `SocketLink.watch`."""
+        """Count a crossing, and print it where that is wanted; for `SocketLink.watch`."""
         way = _way(crossing.is_sent)
         self.totals[way] += crossing.num_bytes
         if self.is_shown:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedtorch.checkpoint.form import check_form, paths_of, problems
+from fedtorch.checkpoint.manifest_form import check_form, paths_of, problems
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import hash_file
@@ -47,14 +47,14 @@ class FileEntry:
 
     @classmethod
     def from_numbers(cls, client: str, round: int, numbers: Sequence[float], part: int = 0) -> FileEntry:
-        """What `to_numbers` of the rank that wrote this part of `client` in `round` stood for."""
+        """Undo `to_numbers` of the rank that wrote this part of `client` in `round`."""
         size, upper, lower = (int(number) for number in numbers)
         return cls(client_path(client, round, part), size, upper << 32 | lower)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of."""
+    """Content of a checkpoint."""
 
     folder: Path
     """Where it lies."""
@@ -82,7 +82,7 @@ class Manifest:
         return [path for path in self.files if path not in others]
 
     def fault(self, path: str) -> str | None:
-        """What is wrong with the file `path`, or None; reads all of it."""
+        """Say what is wrong with the file `path`, or None; reads all of it."""
         entry, where = self.files[path], self.locate(path)
         try:
             size = where.stat().st_size

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import safe_open
 
 from fedtorch.checkpoint.files import Manifest, checked, parsing
-from fedtorch.checkpoint.form import CLIENT_PATH
+from fedtorch.checkpoint.manifest_form import CLIENT_PATH
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.shown import shortened
 

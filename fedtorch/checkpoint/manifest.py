@@ -10,13 +10,13 @@ from typing import Any
 import xxhash
 
 from fedtorch.checkpoint.files import FEW, MANIFEST, FileEntry, digest_file, save_tensors, sync, to_json
-from fedtorch.checkpoint.form import FORM, SERVER_FILES
+from fedtorch.checkpoint.manifest_form import FORM, SERVER_FILES
 from fedtorch.core.server import ServerState
 from fedtorch.core.version import VERSION
 
 
 class ClientLines:
-    """What a manifest says of clients, as text that is kept for those whose files stay the same."""
+    """Text of a manifest about clients, kept for those whose files stay the same."""
 
     def __init__(self) -> None:
         self._of: dict[str, Sequence[FileEntry]] = {}  # by name, as the next two

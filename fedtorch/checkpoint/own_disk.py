@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtorch.checkpoint.apart import saved_states
 from fedtorch.checkpoint.files import MANIFEST
-from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.local_disks import saved_states
+from fedtorch.checkpoint.manifest_form import folders
 from fedtorch.core.files import replace_file
 
 log = logging.getLogger(__name__)

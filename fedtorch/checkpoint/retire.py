@@ -7,12 +7,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedtorch.checkpoint.files import CLIENT_FILE, FEW, Manifest, read_manifest, remove_folder
-from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.manifest_form import folders
 from fedtorch.core.errors import CheckpointError
 
 
 class Retiring:
-    """What a process deletes after each of its checkpoints.
+    """Files that a process deletes after each of its checkpoints.
 
     A whole pass reads the kept manifests and lists all client files. It is the first one, every one while there are no
     more than `FEW` files, and one is due again once a quarter as many files were replaced as there are; so on average a

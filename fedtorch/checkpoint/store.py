@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtorch.checkpoint.apart import Apart
 from fedtorch.checkpoint.aside import drop_aside, place_aside, set_aside
+from fedtorch.checkpoint.compatibility import Changes, check_fits
 from fedtorch.checkpoint.files import (
     MANIFEST,
     FileEntry,
@@ -29,10 +29,10 @@ from fedtorch.checkpoint.files import (
     to_json,
     writing,
 )
-from fedtorch.checkpoint.fits import Changes, check_fits
-from fedtorch.checkpoint.form import OtherFormError, folders
 from fedtorch.checkpoint.inside import read_client, read_server
+from fedtorch.checkpoint.local_disks import Apart
 from fedtorch.checkpoint.manifest import ClientLines, write_folder
+from fedtorch.checkpoint.manifest_form import OtherFormError, folders
 from fedtorch.checkpoint.retire import Retiring
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError

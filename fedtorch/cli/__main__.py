@@ -44,7 +44,7 @@ COMMANDS = {
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
     "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
     "predict": Command("fedtorch.setup.predict", "what a run's model says of new rows of your own"),
-    "bench": Command("fedtorch.setup.bench", "measure this machine, for `run --dry-run --nodes`"),
+    "bench": Command("fedtorch.planning.bench", "measure this machine, for `run --dry-run --nodes`"),
     "audit": Command("fedtorch.audit.__main__", "attack a run of your own: what could be read of its text"),
     "chat": Command("fedtorch.chat.__main__", "talk to a trained decoder or dialog assistant"),
 }

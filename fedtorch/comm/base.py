@@ -1,4 +1,4 @@
-"""What every communicator can do; the round loop is written against this alone."""
+"""Interface of every communicator; the round loop is written against this alone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from types import TracebackType
 from torch import Tensor
 from typing_extensions import Self
 
-from fedtorch.comm.accepted import AcceptedUpdates
-from fedtorch.comm.arrivals import Arrivals
-from fedtorch.comm.early import Early
-from fedtorch.comm.faults import Faults
-from fedtorch.comm.meter import Meter
-from fedtorch.comm.peers import Peers
-from fedtorch.comm.server_vector import ServerVector
-from fedtorch.comm.store import JobMember
-from fedtorch.comm.update_memory import UpdateMemory
-from fedtorch.comm.wire import Message, message_to_report, report_to_message
+from fedtorch.comm.job.arrivals import Arrivals
+from fedtorch.comm.job.faults import Faults
+from fedtorch.comm.job.store import JobMember
+from fedtorch.comm.sparse.peers import Peers
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.early import Early
+from fedtorch.comm.transport.meter import Meter
+from fedtorch.comm.transport.server_vector import ServerVector
+from fedtorch.comm.transport.update_memory import UpdateMemory
+from fedtorch.comm.wire import Packet, packet_to_report, report_to_packet
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.names import Names
@@ -141,7 +141,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """On the server all ranks' messages by client index (those of `NO_CLIENT` first, by rank); elsewhere [].
 
         Raises:
@@ -149,17 +149,17 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """The server's `messages` on every rank; what other ranks pass is ignored."""
 
     @abstractmethod
-    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+    def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
         """This rank's of the server's `messages`, by rank; what other ranks pass is ignored. No rank gets another's."""
 
     def begin_early(
         self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
     ) -> Early | None:
-        """Let updates travel while others train, see `comm.early`; None on all ranks: they do not.
+        """Let updates travel while others train, see `comm.sums.early`; None on all ranks: they do not.
 
         exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks:
         client that will have an update -> rank that it will be on; the same on all ranks.
@@ -174,7 +174,7 @@ class Communicator(ABC):
     ) -> Tensor | None:
         """Call `combine` with the accepted updates on the server and return its result there; elsewhere None.
 
-        Elsewhere this takes part in what `combine` needs; `comm.aggregation` has the protocol.
+        Elsewhere this takes part in what `combine` needs; `comm.sums.aggregation` has the protocol.
 
         local: the updates of this rank's clients; the same length and dtype on all ranks.
         accepted: on the server, some of the reports of the last `gather_reports`; ignored elsewhere.
@@ -194,7 +194,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def peers(self, local: UpdateBuffer, *, round: int) -> Peers:
-        """What a sum of messages in slices goes through (`comm.allreduce`); made anew for each, sends nothing itself.
+        """Open a way for a sum of messages in slices (`comm.sparse.allreduce`); made anew for each.
 
         local: the messages of this rank's clients, all of one length.
         """
@@ -218,8 +218,8 @@ class Communicator(ABC):
     def gather_reports(self, reports: Sequence[Report], *, round: int) -> list[Report]:
         """On the server all ranks' reports in manifest order; elsewhere []."""
         self.faults("header", round=round)
-        messages = [report_to_message(report, self.names.place(report.client)) for report in reports]
-        return [message_to_report(message, self.names) for message in self.gather(messages, round=round)]
+        messages = [report_to_packet(report, self.names.place(report.client)) for report in reports]
+        return [packet_to_report(message, self.names) for message in self.gather(messages, round=round)]
 
     def __enter__(self) -> Self:
         return self
@@ -229,7 +229,7 @@ class Communicator(ABC):
     ) -> None:
         self.close()
 
-    def _sorted(self, messages: Sequence[Message]) -> list[Message]:
+    def _sorted(self, messages: Sequence[Packet]) -> list[Packet]:
         """By client, stable; no client may have sent two of a kind."""
         seen: set[tuple[int, str]] = set()
         for message in messages:

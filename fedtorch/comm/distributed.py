@@ -16,31 +16,31 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm import mail
-from fedtorch.comm.addresses import bind, check_master
-from fedtorch.comm.aggregation import Aggregation, Request, Term
-from fedtorch.comm.arrivals import SharedArrivals
-from fedtorch.comm.backend import Choice, OwnGpu
 from fedtorch.comm.base import Combine, Communicator
-from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.door import join_job, let_in, waiting
-from fedtorch.comm.early import Early
-from fedtorch.comm.early_sides import begin_early
-from fedtorch.comm.group import Group
-from fedtorch.comm.header import Op
-from fedtorch.comm.liveness import Liveness
-from fedtorch.comm.local_updates import answer_requests
-from fedtorch.comm.mapped_vector import MappedVector
-from fedtorch.comm.messages import all_gather_updates, count_replicated
-from fedtorch.comm.options import Network, Options
-from fedtorch.comm.peers import GroupPeers
-from fedtorch.comm.rendezvous import Rendezvous
-from fedtorch.comm.server_updates import DistributedUpdates
-from fedtorch.comm.shutdown import Shutdown
-from fedtorch.comm.store import JobMember
-from fedtorch.comm.sum_ways import Exchange
-from fedtorch.comm.transport import Staging
-from fedtorch.comm.update_memory import UpdateMemory
-from fedtorch.comm.wire import Message
+from fedtorch.comm.job.addresses import bind, check_master
+from fedtorch.comm.job.arrivals import SharedArrivals
+from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.liveness import Liveness
+from fedtorch.comm.job.rejoin import join_job, let_in, waiting
+from fedtorch.comm.job.rendezvous import Rendezvous
+from fedtorch.comm.job.shutdown import Shutdown
+from fedtorch.comm.job.store import JobMember
+from fedtorch.comm.options import CommOptions, Network
+from fedtorch.comm.sparse.messages import all_gather_updates, count_replicated
+from fedtorch.comm.sparse.peers import GroupPeers
+from fedtorch.comm.sums.aggregation import Aggregation, Request, Term
+from fedtorch.comm.sums.early import Early
+from fedtorch.comm.sums.early_sides import begin_early
+from fedtorch.comm.sums.local_updates import answer_requests
+from fedtorch.comm.sums.server_updates import DistributedUpdates
+from fedtorch.comm.sums.sum_ways import Exchange
+from fedtorch.comm.transport.backend import Choice, OwnGpu, choose
+from fedtorch.comm.transport.device import Staging
+from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.mapped_vector import MappedVector
+from fedtorch.comm.transport.update_memory import UpdateMemory
+from fedtorch.comm.wire import Packet
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
@@ -61,7 +61,7 @@ class DistributedCommunicator(Communicator):
     """How payloads travel; None: over gloo as they are."""
     member: JobMember
 
-    def __init__(self, names: Sequence[str], member: JobMember, options: Options) -> None:
+    def __init__(self, names: Sequence[str], member: JobMember, options: CommOptions) -> None:
         super().__init__(names)
         store, self.rank, self.size = member.store, member.rank, member.size
         self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
@@ -94,14 +94,15 @@ class DistributedCommunicator(Communicator):
         backend: Choice = "auto",
         device: torch.device | None = None,
         secret: str = "",
-        grace_s: float = Options.grace_s,
+        grace_s: float = CommOptions.grace_s,
         network: Network | None = None,
         member: JobMember | None = None,
     ) -> Self:
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
-        stacks: an open file for the stacks of this rank's threads, should it be silent or crash. grace_s: see Options.
+        stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
+        grace_s: of `CommOptions`.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU. secret: `signing.job_secret`. member: `reopen`.
 
@@ -115,7 +116,7 @@ class DistributedCommunicator(Communicator):
         if recovers and member.size > 1:
             disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
-        joined = cls(names, member, Options(exchange, stacks, disconnects, backend, own, grace_s))
+        joined = cls(names, member, CommOptions(exchange, stacks, disconnects, backend, own, grace_s))
         joined._liveness.labels, member.store.shares_memory = network.labels(member.entry.hosts), network.shares_memory
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
@@ -126,16 +127,17 @@ class DistributedCommunicator(Communicator):
         return joined
 
     def reopen(self) -> JobMember:
-        """See the base class."""
+        """Leave this attempt together, and be let in to the next one."""
         self._is_closed = True
         self._shutdown.leave_together(is_broken=self._group.is_broken, comes_again=True)
         return let_in(self.member, self._words, self.lost - self.returned, self.hosts)
 
     def preflight(self, facts: Mapping[str, str]) -> None:
-        """See the base class; through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
+        """Compare facts through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
-        verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._options.device).note(), self._options.backend)
+        own_gpu, decide = OwnGpu.of(self._options.device), partial(choose, self._options.backend)
+        verdict = self._rendezvous.preflight(facts, own_gpu.note(), decide)
         self._shared = frozenset(verdict["shared"])
         if verdict["backend"] == "nccl":
             self.stage(Staging("nccl", self._options.device, pin=True))
@@ -146,7 +148,7 @@ class DistributedCommunicator(Communicator):
         self._group.stage(staging)
 
     def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
-        """See the base class; through the store, no collective is under way meanwhile."""
+        """Meet through the store; no collective is under way meanwhile."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
         words = waiting(self._store, self.lost) if self.is_server and may_reopen else {}
         verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers, returned=list(words))
@@ -155,15 +157,15 @@ class DistributedCommunicator(Communicator):
         return bool(verdict["stop"])
 
     def refuse(self, told: str, code: int) -> None:
-        """See the base class."""
+        """Tell every rank that this one refuses the job, as the base class says."""
         self._rendezvous.refuse(told, code)
 
     def enable_loss_recovery(self) -> None:
-        """See the base class; without the connections that `recovers` asks for nothing changes."""
+        """Go on without lost workers; without the connections that `recovers` asks for nothing changes."""
         self._recovers = self._options.disconnects is not None
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
-        """See the base class; raises DeadlineError if collectives fail again and again: the network is at fault."""
+        """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""
         if not self._recovers:
             return is_done
         verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)
@@ -192,12 +194,12 @@ class DistributedCommunicator(Communicator):
         return group
 
     def heartbeat(self, *, phase: str, round: int, client: str = "", step: int = 0) -> None:
-        """See the base class; at most one write a second while phase and client stay the same."""
+        """Tell the others what this rank does; at most one write a second while phase and client stay the same."""
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
         self.faults(phase, round=round, client=client, step=step)
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
-        """See the base class."""
+        """Send the server's vectors to all ranks, over the process group."""
         self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
         if not self.vector.is_shared(flat):
             self._group.broadcast(flat)
@@ -206,25 +208,25 @@ class DistributedCommunicator(Communicator):
         logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)
 
-    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
-        """See the base class; sizes first, then one byte string per rank; remembers who reported whom."""
+    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
+        """Collect packets at the server: sizes first, then one byte string per rank; remembers who reported whom."""
         found = mail.gather(self._group, self.meter, messages, round=round, num_clients=len(self.names))
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
         return self._sorted([message for _, message in found])
 
-    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
-        """See the base class."""
+    def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
+        """Send the server's packets to all ranks."""
         return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
-    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
-        """See the base class."""
+    def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
+        """Send to each rank its own packets."""
         return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
     def begin_early(
         self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
     ) -> Early | None:
-        """See the base class."""
+        """Begin the round's early sum, where there is one."""
         exchange = self._options.exchange if self.staging is None else "reduce"  # no thread of its own on a GPU
         self._early = begin_early(self._aggregation(local, round), self._store, exponent, exchange, ranks, self._early)
         return self._early
@@ -232,7 +234,7 @@ class DistributedCommunicator(Communicator):
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
     ) -> Tensor | None:
-        """See the base class; the protocol is that of `comm.aggregation`."""
+        """Combine the round's updates by the protocol of `comm.sums.aggregation`."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
@@ -253,7 +255,7 @@ class DistributedCommunicator(Communicator):
         return result
 
     def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
-        """See the base class; one all-gather, in which every rank sends as much as the one with most clients."""
+        """Give every rank all updates: one all-gather, in which each sends as much as the longest one."""
         terms = None
         if self.is_server:
             terms = [Term(*self._places[client], 1.0) for client in accepted]
@@ -261,11 +263,11 @@ class DistributedCommunicator(Communicator):
         return all_gather_updates(self._aggregation(local, round), terms)
 
     def peers(self, local: UpdateBuffer, *, round: int) -> GroupPeers:
-        """See the base class."""
+        """Open a way for a sum in slices over the process group."""
         return GroupPeers(self._aggregation(local, round), self._places)
 
     def join_worker(self, ranks: Sequence[int]) -> WorkerGroup | None:
-        """See the base class."""
+        """Join the ranks of this worker."""
         if len(ranks) == 1:
             return None
         if self._worker is None:
@@ -275,7 +277,7 @@ class DistributedCommunicator(Communicator):
         return self._worker.check(ranks)
 
     def close(self) -> None:
-        """See the base class; waits at most 10 s for the others before the sockets close."""
+        """Leave the job; waits at most 10 s for the others before the sockets close."""
         if not self._is_closed:
             self._is_closed = True
             self._shutdown.leave_together(is_broken=self._group.is_broken)
@@ -297,7 +299,7 @@ class DistributedCommunicator(Communicator):
             self._worker.close()
 
     def _raise_lost(self, text: str, among: Collection[int] | None = None) -> NoReturn:
-        """See `Shutdown.raise_culprit`; where a lost rank is not the end, `commit_collective` finds out instead."""
+        """Raise for a lost rank, unless `commit_collective` is to find out instead."""
         if self._recovers and among is None:
             raise CollectiveFailed(f"a collective failed ({text})")
         self._shutdown.raise_culprit(text, among)

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Combine, Communicator
-from fedtorch.comm.checks import SumCheck
-from fedtorch.comm.messages import count_replicated
-from fedtorch.comm.peers import Alone
-from fedtorch.comm.reproducible import WINDOW, Accumulator, SumScale, windows
-from fedtorch.comm.wire import Message, decode, encode
+from fedtorch.comm.sparse.messages import count_replicated
+from fedtorch.comm.sparse.peers import Alone
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.checks import SumCheck
+from fedtorch.comm.sums.reproducible import Accumulator, SumScale
+from fedtorch.comm.transport.windows import WINDOW, windows
+from fedtorch.comm.wire import Packet, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
 
 
@@ -73,21 +74,21 @@ class LocalCommunicator(Communicator):
         logical = flat.nbytes * clients if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=clients)
 
-    def gather(self, messages: Sequence[Message], *, round: int) -> list[Message]:
+    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """The messages by client index, encoded and decoded, so that what cannot travel fails here too."""
         packed = [encode(message, round=round, sequence=0) for message in messages]
         self.meter.count("up", "gather", logical=sum(map(len, packed)), messages=len(packed))
         return self._sorted([decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed])
 
-    def broadcast_messages(self, messages: Sequence[Message], *, round: int) -> list[Message]:
-        """The same messages, encoded and decoded."""
+    def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
+        """Encode the packets and decode them again."""
         packed = [encode(message, round=round, sequence=0) for message in messages]
         self.meter.count("down", "share", logical=sum(map(len, packed)), messages=len(packed))
         return [decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed]
 
-    def scatter_messages(self, messages: Mapping[int, Sequence[Message]], *, round: int) -> list[Message]:
+    def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
         """Those for this rank, encoded and decoded."""
-        return self.broadcast_messages(messages.get(0, ()), round=round)
+        return self.broadcast_packets(messages.get(0, ()), round=round)
 
     def aggregate(
         self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.group import Group
-from fedtorch.comm.header import Op
-from fedtorch.comm.meter import Meter
-from fedtorch.comm.telling import tell, told
-from fedtorch.comm.wire import Message, bounded, decode_all, encode, to_tensor
+from fedtorch.comm.transport.group import Group, tell, told
+from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.meter import Meter
+from fedtorch.comm.wire import Packet, bounded, decode_all, encode, to_tensor
 
 
 def gather(
-    group: Group, meter: Meter, messages: Sequence[Message], *, round: int, num_clients: int
-) -> list[tuple[int, Message]]:
+    group: Group, meter: Meter, messages: Sequence[Packet], *, round: int, num_clients: int
+) -> list[tuple[int, Packet]]:
     """On the server all ranks' messages, each with the rank it came from; elsewhere []."""
     data = _encode(group, messages, round)
     announced = group.agree(Op.GATHER, round=round, num_bytes=len(data))
@@ -33,9 +32,7 @@ def gather(
     return found
 
 
-def broadcast(
-    group: Group, meter: Meter, messages: Sequence[Message], *, round: int, num_clients: int
-) -> list[Message]:
+def broadcast(group: Group, meter: Meter, messages: Sequence[Packet], *, round: int, num_clients: int) -> list[Packet]:
     """The server's messages on every rank; what others pass is ignored."""
     is_server = group.rank == 0
     data = _encode(group, messages if is_server else (), round)
@@ -55,8 +52,8 @@ def broadcast(
 
 
 def scatter(
-    group: Group, meter: Meter, messages: Mapping[int, Sequence[Message]], *, round: int, num_clients: int
-) -> list[Message]:
+    group: Group, meter: Meter, messages: Mapping[int, Sequence[Packet]], *, round: int, num_clients: int
+) -> list[Packet]:
     """The server's messages by rank, to each rank its own; what others pass is ignored."""
     each = {rank: _encode(group, messages.get(rank, ()), round) for rank in group.members if group.rank == 0}
     group.agree(Op.SCATTER_MESSAGES, round=round)
@@ -73,10 +70,10 @@ def scatter(
     return _decode(group, buffer, round, num_clients)
 
 
-def _encode(group: Group, messages: Sequence[Message], round: int) -> bytes:
+def _encode(group: Group, messages: Sequence[Packet], round: int) -> bytes:
     sequence = group.sequence + 1  # agree() counts before it compares
     return b"".join(encode(message, round=round, sequence=sequence) for message in messages)
 
 
-def _decode(group: Group, buffer: Tensor, round: int, num_clients: int) -> list[Message]:
+def _decode(group: Group, buffer: Tensor, round: int, num_clients: int) -> list[Packet]:
     return decode_all(buffer.numpy().tobytes(), round=round, sequence=group.sequence, num_clients=num_clients)

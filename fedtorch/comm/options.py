@@ -8,18 +8,18 @@ from typing import IO
 
 import torch
 
-from fedtorch.comm.backend import Choice
-from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.ports import Ports
-from fedtorch.comm.sum_ways import Exchange
+from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.ports import Ports
+from fedtorch.comm.sums.sum_ways import Exchange
+from fedtorch.comm.transport.backend import Choice
 
 
 @dataclass(frozen=True)
 class Network:
-    """What a rank knows of the others and of the way to them."""
+    """Knowledge of a rank about the others and the way to them."""
 
     interface: str | None = None
-    """On jobs of several hosts, its name or a network, see `comm.addresses`."""
+    """On jobs of several hosts, its name or a network, see `comm.job.addresses`."""
     trusted: bool = False
     """May the ranks talk to each other over public addresses?"""
     start_s: float | None = None
@@ -35,7 +35,7 @@ class Network:
     """Of which each listener has one, beside the store's; None: any."""
 
     def labels(self, hosts: tuple[str, ...]) -> dict[int, str]:
-        """What messages add to a rank's number. hosts: by rank, or none."""
+        """Words that messages add to a rank's number. hosts: by rank, or none."""
         found = {}
         for rank in {*self.who, *range(len(hosts))}:
             host = f"host `{hosts[rank]}`" if rank < len(hosts) and hosts[rank] else ""
@@ -45,8 +45,8 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Options:
-    """The same on all ranks but for `stacks`, `disconnects` and `device`."""
+class CommOptions:
+    """CommOptions of a communicator, alike on all ranks but for `stacks`, `disconnects` and `device`."""
 
     exchange: Exchange = "auto"
     """How weighted sums travel; the result is the same."""

@@ -18,7 +18,7 @@ from fedtorch.core.update import SCALARS, Report
 
 Number = int | float
 
-NO_CLIENT = -1  # `Message.client` of a message about a rank or the whole federation
+NO_CLIENT = -1  # `Packet.client` of a message about a rank or the whole federation
 KINDS = ("report", "score", "decision", "numbers")
 MAX_BYTES = 16 << 20  # of one message's payload
 
@@ -30,8 +30,8 @@ _EXTRA = "x."  # before the names of Report.extra, which could otherwise equal a
 
 
 @dataclass(frozen=True)
-class Message:
-    """What one client (or a rank) has to say, in numbers."""
+class Packet:
+    """Numbers that one client (or a rank) sends."""
 
     client: int
     """Index in the manifest; `NO_CLIENT` for a rank or the whole federation."""
@@ -45,13 +45,13 @@ class Message:
     """Of floats; for the keys see `KEY`."""
 
 
-def encode(message: Message, *, round: int, sequence: int) -> bytes:
+def encode(message: Packet, *, round: int, sequence: int) -> bytes:
     """The bytes of `message`; floats are written so that they come back exactly.
 
     NaN and infinities are spelled `NaN`, `Infinity`, `-Infinity` as Python's JSON does.
 
     Raises:
-        ValueError: the message breaks the rules of `Message` (only a bug here or in an algorithm can do that).
+        ValueError: the message breaks the rules of `Packet` (only a bug here or in an algorithm can do that).
     """
     if message.kind not in KINDS:
         raise ValueError(f"message kind {message.kind!r} is unknown; expected one of {', '.join(KINDS)}")
@@ -66,7 +66,7 @@ def encode(message: Message, *, round: int, sequence: int) -> bytes:
     return _head(KINDS.index(message.kind), round, sequence, message.client, payload) + payload
 
 
-def decode(data: bytes, *, round: int, sequence: int, num_clients: int, max_bytes: int = MAX_BYTES) -> Message:
+def decode(data: bytes, *, round: int, sequence: int, num_clients: int, max_bytes: int = MAX_BYTES) -> Packet:
     """The one message in `data`, which must have been encoded for this round and sequence number.
 
     Checked before anything is parsed: type, length, magic, version, round, sequence, client, checksum.
@@ -80,9 +80,7 @@ def decode(data: bytes, *, round: int, sequence: int, num_clients: int, max_byte
     return message
 
 
-def decode_all(
-    data: bytes, *, round: int, sequence: int, num_clients: int, max_bytes: int = MAX_BYTES
-) -> list[Message]:
+def decode_all(data: bytes, *, round: int, sequence: int, num_clients: int, max_bytes: int = MAX_BYTES) -> list[Packet]:
     """The messages that lie end to end in `data`; as strict as `decode`, `max_bytes` is per message."""
     messages, start = [], 0
     while start < len(data):
@@ -93,7 +91,7 @@ def decode_all(
 
 def _decode_at(
     data: bytes, start: int, round: int, sequence: int, num_clients: int, max_bytes: int
-) -> tuple[Message, int]:
+) -> tuple[Packet, int]:
     if not isinstance(data, bytes):
         raise PreflightError(f"a message is {type(data).__name__}; expected bytes")
     if len(data) - start < _HEADER.size:
@@ -121,7 +119,7 @@ def _decode_at(
         raise PreflightError(f"{sender} has a wrong checksum: it was damaged on the way")
     content = _parse(payload, sender)
     lists = {key: tuple(map(float, values)) for key, values in content["lists"].items()}
-    return Message(client, KINDS[kind], content["status"], content["numbers"], lists), body + length
+    return Packet(client, KINDS[kind], content["status"], content["numbers"], lists), body + length
 
 
 def to_tensor(data: bytes) -> Tensor:
@@ -154,7 +152,7 @@ def _parse(payload: bytes, sender: str) -> dict[str, Any]:
 
 
 def _problem(content: Any) -> str:
-    """What is wrong with a payload; empty if nothing is. Quotes no text of it beyond the first 80 characters."""
+    """Say what is wrong with a payload; empty if nothing is. At most 80 characters of its text are quoted."""
     if not isinstance(content, dict) or set(content) != {"status", "numbers", "lists"}:
         return "expected exactly `status`, `numbers` and `lists`"
     status, numbers, lists = content["status"], content["numbers"], content["lists"]
@@ -195,19 +193,19 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def report_problem(report: Report) -> str:
     """Why this report cannot travel, such as a name in `extra` that is not allowed; empty if it can."""
-    message = report_to_message(report, 0)
+    message = report_to_packet(report, 0)
     lists = {key: list(values) for key, values in message.lists.items()}
     return _problem({"status": message.status, "numbers": message.numbers, "lists": lists})
 
 
-def report_to_message(report: Report, index: int) -> Message:
-    """The report of the client with this place in the manifest; `message_to_report` gives back all but `draws`."""
+def report_to_packet(report: Report, index: int) -> Packet:
+    """The report of the client with this place in the manifest; `packet_to_report` gives back all but `draws`."""
     numbers: dict[str, Number] = {name: getattr(report, name) for name in SCALARS}
     numbers |= {_EXTRA + name: value for name, value in report.extra.items()}
-    return Message(index, "report", report.status, numbers, {"curve": report.curve})
+    return Packet(index, "report", report.status, numbers, {"curve": report.curve})
 
 
-def message_to_report(message: Message, names: Sequence[str]) -> Report:
+def packet_to_report(message: Packet, names: Sequence[str]) -> Report:
     """The report in `message`; `names` are the clients in manifest order.
 
     Raises:

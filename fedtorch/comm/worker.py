@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedtorch.comm.store import Store
+from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import FedtorchError, PeerError, PreflightError
 
 _MAGIC = 0x776F_726B_6572  # "worker"
@@ -22,7 +22,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.ui
 
 
 class Step(IntEnum):
-    """What a rank wants from the others of its worker."""
+    """A step that a rank wants from the others of its worker."""
 
     ANY = 1
     """To know whether any of them says yes."""
@@ -175,7 +175,7 @@ class WorkerGroup:
             self._guard(lambda: dist.send(flat, 1 - self.rank))
 
     def receive(self) -> tuple[Tensor, list[int]]:
-        """What the other rank of a worker of two sends, flat, and four integers about it.
+        """Receive what the other rank of a worker of two sends, flat, and four integers about it.
 
         On this rank's GPU if it went from one to the other, else on the CPU.
         """

@@ -79,7 +79,7 @@ class TopK:
         ]
 
     def kept(self, layout: Layout) -> Selection:
-        """What `compress` keeps, for owners of slices."""
+        """Vectors that `compress` keeps, for owners of slices."""
         wide = layout.dtype == torch.float64 and self.values == "fp32"
         starts = (0,) if self.scope == "global" else layout.offsets
         return Selection(starts, tuple(self.counts(layout)), torch.float64 if wide else DTYPES[self.values])
@@ -97,12 +97,12 @@ class TopK:
         return Sparse(layout.size, indices, torch.cat([flat[:0], *(values for *_, values in found)]))
 
     def compress(self, flat: Tensor, layout: Layout, *, seed: int = 0) -> Tensor:
-        """See `Compressor`; `seed` is for int8. fp64 vectors (of the papers' oracles) stay, unless 8 or 16 bit."""
+        """Compress a vector; `seed` is for int8. fp64 vectors (of the papers' oracles) stay, unless 8 or 16 bit."""
         wide = flat.dtype == torch.float64 and self.values == "fp32"
         return encode(self.select(flat, layout), self.encoding, None if wide else self.values, seed=seed)
 
     def decompress(self, message: Tensor, layout: Layout) -> Tensor:
-        """See `Compressor`."""
+        """Return the vector that a message stands for."""
         sparse = decode(message, layout.size)
         if sparse.indices.numel() != sum(self.counts(layout)):
             raise PayloadError(
@@ -135,7 +135,7 @@ class Quantise:
     """To the step below or above by chance, so that the mean is the number, or to the nearest."""
 
     def compress(self, flat: Tensor, layout: Layout, *, seed: int = 0) -> Tensor:
-        """See `Compressor`; `seed` decides the roundings."""
+        """Compress a vector; `seed` decides the roundings."""
         buckets = self._buckets(flat.to(torch.float32))
         scales = buckets.abs().amax(1) if self.scale == "max" else torch.linalg.vector_norm(buckets, dim=1)
         steps = buckets * (self.levels / torch.where(scales > 0, scales, 1.0)).unsqueeze(1)
@@ -149,7 +149,7 @@ class Quantise:
         return assemble(numbers, [scales, codes])
 
     def decompress(self, message: Tensor, layout: Layout) -> Tensor:
-        """See `Compressor`."""
+        """Return the vector that a message stands for."""
         kind, code, size, levels = read_header(message)
         if (kind, code, size, levels) != (QUANTISED, code_of(torch.float32), layout.size, self.levels):
             raise PayloadError(f"a message of kind {kind} with {size} numbers in {levels} levels; expected others")

@@ -3,7 +3,7 @@
 A number x at place i of a vector travels as q in -127..127 and stands for q · 2^e, q = floor(x / 2^e + u). All numbers
 of a stretch of the vector have one e, the smallest that reaches the largest of them, so q is never cut off; e travels
 as one byte per stretch. u is a function of a seed and of i alone, so whoever rounds, of whatever part of the vector,
-gets the same q. q · 2^e is exact in fp32, and so in the whole numbers of the sum (`comm.reproducible`).
+gets the same q. q · 2^e is exact in fp32, and so in the whole numbers of the sum (`comm.sums.reproducible`).
 
 u is one of the 2^32 numbers (n + 1/2) / 2^32 with equal chances. So E[q · 2^e] is x exactly where x is a multiple of
 2^(e - 32), as is every fp32 number of at least 2^-15 of the stretch's largest, and within 2^(e - 32) of it elsewhere.

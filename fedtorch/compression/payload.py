@@ -140,7 +140,7 @@ def decode(message: Tensor, size: int) -> Sparse:
 
 
 def decode_as_sent(message: Tensor, size: int) -> Sparse:
-    """The same with values as they travel: int8 are not widened, and may lack their powers."""
+    """Decode with values as they travel: int8 are not widened, and may lack their powers."""
     kind, code, found, k = read_header(message)
     dtype = DTYPES[_CODES[code]]
     kinds = (_INDEX32, _BITMAP, *((_INDEX32 + _POWERS, _BITMAP + _POWERS) if dtype == torch.int8 else ()))
@@ -202,7 +202,7 @@ def length_of(header: Tensor) -> int:
 
 
 def body_of(message: Tensor, expected: int) -> Tensor:
-    """What follows the header, which must be `expected` bytes."""
+    """Return the bytes after the header, which must be `expected` many."""
     body = message[HEADER_BYTES:]
     if body.numel() != expected:
         raise PayloadError(f"a message of {body.numel()} bytes; expected {expected}")

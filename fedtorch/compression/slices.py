@@ -185,7 +185,7 @@ def cut(total: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    """What two stretches have in common; empty ones begin where they end."""
+    """Common part of two stretches; empty ones begin where they end."""
     start, stop = max(one[0], other[0]), min(one[1], other[1])
     return start, max(start, stop)
 

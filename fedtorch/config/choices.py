@@ -70,7 +70,7 @@ def _left(kind: Any, lower: Any, upper: Any, place: Key, stays: set[Key]) -> Any
 
 
 def _choice(kind: Any) -> Choice | None:
-    """What an annotation, or the class in it, says of how its keys exclude each other."""
+    """Read how the keys of an annotation, or of the class in it, exclude each other."""
     for found in getattr(kind, "__metadata__", ()):
         if isinstance(found, OneOf | Named):
             return found

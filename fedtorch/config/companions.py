@@ -1,4 +1,4 @@
-"""What `compare` may say: the runs that are trained beside a run, each as changes of its config."""
+"""Values of `compare`: the runs that are trained beside a run, each as changes of its config."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def find(given: Path, *, folder: Path | None = None, named_in: str = "") -> list
 
 
 def find_all(given: Path) -> list[Path]:
-    """What a sweep runs: of a folder, by path or name, all its configs (of a paper's its `rows`), else `given` itself.
+    """List a sweep's configs: of a folder, by path or name, all (of a paper's its `rows`), else `given` itself.
 
     Files whose name begins with `_` hold what others share, and are left out.
 
@@ -87,7 +87,7 @@ def find_all(given: Path) -> list[Path]:
 
 
 def run_name(given: Path) -> str:
-    """What a run is called whose config does not say so: the config's name, without folder and `.yaml`."""
+    """Name of a run whose config does not say it: the config's name, without folder and `.yaml`."""
     return given.stem if given.is_file() else given.name.removesuffix(".yaml")
 
 
@@ -99,7 +99,7 @@ def names() -> list[str]:
 
 
 def _name(given: Path, folder: Path | None = None) -> str:
-    """What the path is called among the shipped configs; empty for one that can only be a path."""
+    """Name of the path among the shipped configs; empty for one that can only be a path."""
     whole, root = (Path(os.path.abspath(path)) for path in ((folder or Path()) / given, shipped()))
     if whole.is_relative_to(root):
         parts = whole.relative_to(root).parts

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtorch.config.choices import SET, without_replaced
 from fedtorch.config.find import find
-from fedtorch.config.given import plain_data
+from fedtorch.config.python_configs import plain_data
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.validate import at, check_text, field_names
 from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value
@@ -36,7 +36,7 @@ def read_file(path: Path, parents: tuple[Path, ...], known: dict[Path, Tree]) ->
 
 
 def read_dict(given: Mapping[str, Any]) -> Tree:
-    """What Python code gives in place of a file; relative paths under `base` count from the working directory."""
+    """Read what Python code gives in place of a file; relative paths under `base` count from the working directory."""
     own = Tree(plain_data(given, ""))
     check_text(own)
     return _over_bases(own, Path(), (), {})

@@ -18,10 +18,10 @@ from typing import Any
 
 from fedtorch.config.companions import Companion, described, named
 from fedtorch.config.find import find, run_name
-from fedtorch.config.given import Given, Overrides, all_given, assignments
 from fedtorch.config.layers import overlay, read_dict, read_file, read_override
 from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.metrics import measured
+from fedtorch.config.python_configs import Given, Overrides, all_given, assignments
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.result_keys import ADDED, NO_EFFECT
 from fedtorch.config.rules import with_rule
@@ -140,7 +140,7 @@ def run_digest(config: Config) -> str:
 
 
 def config_facts(config: Config) -> dict[str, str]:
-    """What ranks compare of their configs: the version that read it, a digest of all, and every key for the message."""
+    """Facts that ranks compare of their configs: the version, a digest of all, and every key for the message."""
     keys = {f"key `{key}`": value for key, value in shown_keys(config).items()}
     return {"fedtorch": VERSION, "config": digest(config, everything=True), **keys}
 

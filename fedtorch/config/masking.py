@@ -1,4 +1,4 @@
-"""What is hidden from files and logs: values under keys that are called like a secret."""
+"""Hides values from files and logs that stand under keys called like a secret."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def measured(task: Any, names: Sequence[str], task_name: str, tree: Tree | None 
 
 
 def _label(name: str, task: Any, where: str) -> str:
-    """What the scores of `module:NAME` are called: `found_all` of `FoundAll`."""
+    """Name of the scores of `module:NAME`: `found_all` of `FoundAll`."""
     label = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(":")[2].rpartition(".")[2]).lower()
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", label):
         raise ConfigError(f"eval.metrics has `{name}`{where}, whose scores would be called {label!r}; rename it so "

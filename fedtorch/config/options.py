@@ -19,7 +19,7 @@ def add_config_options(parser: argparse.ArgumentParser, about: str = SHIPPED, *,
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, *, needs_config: bool = False
 ) -> argparse.Namespace:
-    """What was given, all configs in `config`; those before `--config` come first.
+    """Parse the arguments, all configs into `config`; those before `--config` come first.
 
     needs_config: without one the command ends, as for other things that are missing.
     """

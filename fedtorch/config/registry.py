@@ -54,7 +54,7 @@ def class_of(key: str, name: str, at: str, *, what: str, table: str, base: str) 
 
 
 def imported(key: str, name: str, at: str) -> Any:
-    """What the value `module:NAME` of `key` stands for, code from outside this package.
+    """Import the value `module:NAME` of `key`, code from outside this package.
 
     Raises:
         ConfigError: it cannot be imported.
@@ -76,7 +76,7 @@ def _imported(key: str, name: str, target: str, at: str) -> Any:
 
 
 def _attribute(target: str) -> Any:
-    """What `module:NAME` stands for."""
+    """Import what `module:NAME` names."""
     module, _, name = target.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split("."):

@@ -159,7 +159,7 @@ def at(tree: Tree, key: Key) -> str:
 
 
 def _expected(kind: Any) -> str:
-    """What a field's annotation allows, in words."""
+    """Say in words what a field's annotation allows."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

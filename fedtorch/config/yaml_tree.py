@@ -109,7 +109,7 @@ def write(data: Any) -> str:
 
 
 def write_value(value: Any) -> str:
-    """What `read_value` turns into an equal value: one line, but for texts with line breaks."""
+    """Write a value so that `read_value` gives an equal one: one line, but for texts with line breaks."""
     text = yaml.dump(
         value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True
     )

@@ -1,1 +1,1 @@
-"""What client and server keep and exchange."""
+"""Objects that client and server keep and exchange."""

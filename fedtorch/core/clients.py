@@ -34,7 +34,7 @@ class DealtSizes(Mapping[str, Splits]):
         return np.concatenate([self.train > 0, np.array([bool(e.get("train")) for e in self._others], dtype=bool)])
 
     def at(self, place: int) -> Splits:
-        """Of the client that stands there."""
+        """Return the client that stands there."""
         if place >= len(self.train):
             return self._others[place - len(self.train)]
         size = int(self.train[place])

@@ -20,7 +20,7 @@ class Lender(Protocol):
 
 
 def lent(memory: Tensor, give_back: Callable[[], object]) -> Tensor:
-    """The same memory; `give_back` is called when the last tensor or array that shares it is gone."""
+    """Return the memory as a tensor; `give_back` is called when the last one that shares it is gone."""
     view = memory.numpy()  # the lent tensor's storage holds this array, which holds `memory`
     weakref.finalize(view, give_back).atexit = False
     return torch.from_numpy(view)

@@ -155,7 +155,7 @@ def _start(vector: Vector | None) -> int | None:
 
 
 def squares_and_max(values: Vector, chunk: int) -> tuple[npt.NDArray[np.float64], Vector]:
-    """Of every `chunk` numbers (sum of the squares, in numpy's order of addition; largest absolute value or NaN)."""
+    """Measure every `chunk` numbers: sum of the squares in numpy's order of addition, largest absolute value or NaN."""
     count = -(-len(values) // chunk)
     squares, largest = np.zeros(count), np.zeros(count, values.dtype)
     if (call := function_for("norm", values)) is not None:

@@ -1,4 +1,4 @@
-"""What is done to clients' updates and numbers before anybody else sees them, as the round loop asks for it."""
+"""Steps between clients' updates and whoever sees them, as the round loop asks for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedtorch.core.update import Report
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """What the records say of a round."""
+    """Facts that the records have of a round."""
 
     reports: Sequence[Report] | None
     """of the clients that took part; None: who and how many did is not recorded"""
@@ -36,7 +36,7 @@ class RoundFacts:
 
 
 class Mechanism:
-    """What stands between clients and those who see what is released; this one does nothing, and promises nothing.
+    """Stands between clients and those who see what is released; this one does nothing, and promises nothing.
 
     In a round: `begin` and `draw` on the server, `enter` elsewhere; `outgoing` and `reported` where a client trained;
     `combination` and, once the exchange counts, `release` on the server; `facts` for its record. Where `release` gives
@@ -65,7 +65,7 @@ class Mechanism:
         return configured
 
     def shown(self, client: str) -> str:
-        """What messages, logs and signs of life call a client."""
+        """Name of a client in messages, logs and signs of life."""
         return client
 
     def begin(self, round: int, server: ServerState) -> Mapping[str, float]:
@@ -91,11 +91,11 @@ class Mechanism:
         return report
 
     def reported(self, report: Report) -> Report:
-        """What the server is told of a client's round."""
+        """Report of a client's round, as the server gets it."""
         return report
 
     def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """What makes one vector of the accepted updates; otherwise: the algorithm's own."""
+        """Combine the accepted updates into one vector; otherwise: the algorithm's own way."""
         return otherwise
 
     def settled(self, round: int) -> Collection[str] | None:

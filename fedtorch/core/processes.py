@@ -1,4 +1,4 @@
-"""The same work on many things, by as many processes as there are cores."""
+"""Do one kind of work on many things, by as many processes as there are cores."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def accept_old_names(cls: type, names: Mapping[str, str]) -> None:
 
 
 def moved(error: Exception) -> str:
-    """What to do about an import of a module that has moved; empty where `error` is another one."""
+    """Say what to do about an import of a module that has moved; empty where `error` is another one."""
     old = error.name if isinstance(error, ImportError) else None
     new = MODULES.get(old or "")
     if new is None:

@@ -22,7 +22,7 @@ def tell_saved(round: int) -> None:
 
 
 def last_saved(path: Path) -> int:
-    """What tells the last call of `tell_saved` with this path from all others; 0: there was none."""
+    """Number that tells the last call of `tell_saved` with this path from all others; 0: there was none."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

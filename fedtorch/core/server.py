@@ -1,4 +1,4 @@
-"""What the server keeps between rounds."""
+"""State that the server keeps between rounds."""
 
 from __future__ import annotations
 

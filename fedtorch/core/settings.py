@@ -68,7 +68,7 @@ class ServerConfig:
             )
 
     def resolved(self) -> ServerConfig:
-        """The same with null replaced by the number it stands for (with `optimizer: none` both stay null)."""
+        """Replace null by the number it stands for (with `optimizer: none` both stay null)."""
         if self.optimizer == "none":
             return self
         if self.optimizer == "sgd":

@@ -1,4 +1,4 @@
-"""What a client sends: a pseudo-gradient of the shared parameters, and a few numbers about its round."""
+"""A client's update: a pseudo-gradient of the shared parameters, and a few numbers about its round."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class UpdateBuffer:
             self._held[client] = self._write(grad)
 
     def get(self, client: str) -> Tensor:
-        """What travels of the update of `client`; valid until the next `clear`, not to be changed."""
+        """Return what travels of the update of `client`; valid until the next `clear`, not to be changed."""
         held = self._held[client]
         if isinstance(held, Tensor):
             return held

@@ -1,4 +1,4 @@
-"""What papers tell of their data sets beside sizes: kept in a manifest's record per client, and printed as a table."""
+"""Facts that papers tell of their data sets beside sizes: kept per client in a manifest's record, and printed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _WHOLE = "every task needs a file for each seed and split"
 ONE_ANSWER = ("ACC", "Classification-F1", "Matthew-Correlation")  # metrics of tasks whose only output is a label
 
 
-class Row(NamedTuple):
+class CrossfitRow(NamedTuple):
     """An example."""
 
     input: str
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     """every acceptable answer"""
 
 
-TaskRows = tuple[dict[str, list[Row]], dict[str, int]]
+TaskRows = tuple[dict[str, list[CrossfitRow]], dict[str, int]]
 """(split -> rows, split -> how many were left out, and `repeated` -> how many equal another one) of a task."""
 
 
@@ -125,7 +125,7 @@ def files_of(gym: Path, task: str, seeds: Iterable[int]) -> tuple[int, dict[tupl
     return k, {(seed, split): files[seed, split] for seed in seeds for split in SPLITS}
 
 
-def read_tsv(path: Path, *, one_answer: bool = False) -> list[Row]:
+def read_tsv(path: Path, *, one_answer: bool = False) -> list[CrossfitRow]:
     """The rows of a file; blank lines are left out, blank columns behind the first answer too.
 
     Raises:
@@ -145,7 +145,7 @@ def read_tsv(path: Path, *, one_answer: bool = False) -> list[Row]:
             raise DataError(f"{path}:{number}: {len(columns)} column(s), expected {expected}, separated by tabs")
         if not columns[0].strip() or not columns[1].strip():
             raise DataError(f"{path}:{number}: the input or the first answer is empty")
-        rows.append(Row(columns[0], tuple(c for i, c in enumerate(columns[1:]) if i == 0 or c.strip())))
+        rows.append(CrossfitRow(columns[0], tuple(c for i, c in enumerate(columns[1:]) if i == 0 or c.strip())))
     return rows
 
 
@@ -159,7 +159,7 @@ def read_task(gym: Path, task: GymTask, how: FewShot) -> TaskRows:
     """
     k, files = files_of(gym, task.name, how.seeds)
     one_answer = task.metric in ONE_ANSWER
-    parts: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    parts: dict[str, list[CrossfitRow]] = {split: [] for split in SPLITS}
     for (seed, split), path in files.items():
         rows = read_tsv(path, one_answer=one_answer)
         per_label = task.per_label and not how.per_task
@@ -179,7 +179,7 @@ def read_task(gym: Path, task: GymTask, how: FewShot) -> TaskRows:
     return {"train": unique["train"], "dev": dev, "test": test}, left_out
 
 
-def _few(rows: Sequence[Row], k: int, per_label: bool, task: str, seed: int) -> list[Row]:
+def _few(rows: Sequence[CrossfitRow], k: int, per_label: bool, task: str, seed: int) -> list[CrossfitRow]:
     """The first k rows, of each label or of all, after a shuffle by `seed`; in the file's order."""
     order = torch.randperm(len(rows), generator=generator_for(seed, "few-shot", task)).tolist()
     counts: dict[str, int] = defaultdict(int)

@@ -40,7 +40,7 @@ DROPPED = {
 
 @dataclass
 class DialogSet:
-    """What was read of a published set."""
+    """Dialogs that were read of a published set."""
 
     clients: dict[str, list[Turns]] = field(default_factory=dict)
     """client -> its dialogs"""

@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 class RowLabels(NamedTuple):
-    """What one row, a question with one of its columns, is trained on."""
+    """Labels of one row, a question with one of its columns."""
 
     select: int
     """1: the column is selected"""
@@ -35,7 +35,7 @@ class RowLabels(NamedTuple):
     """last token of the value; 0 as above"""
 
 
-class Row(NamedTuple):
+class HydraNetRow(NamedTuple):
     """Model input of a question with one of its columns."""
 
     ids: list[int]
@@ -66,7 +66,7 @@ class Gold(NamedTuple):
 class Question(NamedTuple):
     """A question with one row per column."""
 
-    rows: list[Row]
+    rows: list[HydraNetRow]
     """by the number of the column"""
     text: str
     """values are cut out of it, so as the data set has it"""
@@ -138,7 +138,7 @@ class Rows:
         rows = [self._row(self._pieces[column], ids) for column in columns] if with_columns else [self._row([], ids)]
         return Question(rows, found["question"], [word for word, _ in pieces], starts, None)
 
-    def _row(self, column: list[int], question: list[int]) -> Row:
+    def _row(self, column: list[int], question: list[int]) -> HydraNetRow:
         middle = self.middle if column else []
         room = self.max_length - len(self.start) - len(middle) - len(self.stop)
         while len(column) + len(question) > room:
@@ -147,7 +147,7 @@ class Rows:
             else:
                 question = question[:-1]
         before = [*self.start, *column, *middle]
-        return Row([*before, *question, *self.stop], len(before), len(before) + len(question))
+        return HydraNetRow([*before, *question, *self.stop], len(before), len(before) + len(question))
 
     def _pieces_of(self, question: Question, value: str) -> Span | None:
         """First and last piece of the value's first occurrence."""

@@ -26,7 +26,7 @@ def read_bytes(path: Path, advice: str) -> bytes:
 
 
 def read_json(path: Path, advice: str) -> Any:
-    """What the file holds.
+    """Read a file's content.
 
     Raises:
         DataError: as `read_bytes`, or it is not JSON.
@@ -35,7 +35,7 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def parse_json(data: bytes | str, where: str, advice: str = "correct it or download it again") -> Any:
-    """What the JSON holds; its texts can be written in UTF-8. where: file, or file and line, for the message.
+    """Parse a JSON text whose strings can be written in UTF-8. where: file, or file and line, for the message.
 
     Raises:
         DataError: it is none; says where, and quotes nothing of it.

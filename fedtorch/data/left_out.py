@@ -1,4 +1,4 @@
-"""What preparing leaves out of a published set: counted in the manifest's record, and printed."""
+"""Rows that preparing leaves out of a published set: counted in the manifest's record, and printed."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Number = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class Split(TypedDict):
-    """What the manifest says about one file of rows."""
+    """Entry of the manifest for one file of rows."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     examples: Number
@@ -47,7 +47,7 @@ class Split(TypedDict):
 
 
 class Entry(TypedDict):
-    """What the manifest says about one client."""
+    """Entry of the manifest for one client."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     splits: dict[str, Split]
@@ -101,7 +101,7 @@ def check_form(form: TypeAdapter[Any], value: Any, where: str) -> None:
 
 
 def split_facts(root: Path, client: str, split: str) -> Mapping[str, Any]:
-    """What the manifest says about a split; nothing where there is no manifest, client or split of that name."""
+    """Facts of the manifest about a split; nothing where there is no manifest, client or split of that name."""
     root = Path(root).resolve()
     try:
         stat = (root / "manifest.json").stat()

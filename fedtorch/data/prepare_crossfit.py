@@ -13,7 +13,17 @@ import torch
 
 from fedtorch.core.errors import DataError
 from fedtorch.core.seeds import generator_for
-from fedtorch.data.crossfit import SEEDS, SPLITS, FewShot, Row, TaskRows, files_of, find_tasks, known_tasks, read_task
+from fedtorch.data.crossfit import (
+    SEEDS,
+    SPLITS,
+    CrossfitRow,
+    FewShot,
+    TaskRows,
+    files_of,
+    find_tasks,
+    known_tasks,
+    read_task,
+)
 from fedtorch.data.crossfit_tasks import GymTask, paper_tasks
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.json_file import read_bytes
@@ -104,7 +114,7 @@ def _write(
 
 
 def _left_out(read: Mapping[str, TaskRows], unplaced: int) -> list[LeftOut]:
-    """Of all tasks together. unplaced: tasks that are in no client."""
+    """Count what is left out of all tasks together. unplaced: tasks that are in no client."""
     found = [LeftOut("the clients", unplaced, unplaced + len(read), "tasks (nobody holds them)")]
     for split, where in (("dev", "train or test"), ("test", "train")):
         count = sum(left_out[split] for _, left_out in read.values())
@@ -181,11 +191,11 @@ def run(args: argparse.Namespace) -> Mapping[str, Any]:
     )
 
 
-def _as_row(task: str, row: Row) -> dict[str, Any]:
+def _as_row(task: str, row: CrossfitRow) -> dict[str, Any]:
     return {"task": task, "input": row.input, "outputs": list(row.outputs)}
 
 
-def _texts(task: str, row: Row) -> list[str]:
+def _texts(task: str, row: CrossfitRow) -> list[str]:
     return [f"{task}: {row.input}", *row.outputs]
 
 

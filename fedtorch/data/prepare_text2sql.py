@@ -136,7 +136,7 @@ def _write(
 
 
 def _vocabulary_texts(rows: Sequence[Mapping[str, str]], schema: str) -> list[str]:
-    """What the vocabulary is trained on, of one client."""
+    """Texts of one client that the vocabulary is trained on."""
     from fedtorch.data.text2sql import source_text, target_text
 
     questions, targets = [row["question"] for row in rows], [target_text(row["sql"]) for row in rows]

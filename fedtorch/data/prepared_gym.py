@@ -30,7 +30,7 @@ _KEY = re.compile(r"[a-z][a-z0-9_./@-]{0,63}")  # what a score may be called, se
 
 
 def score_name(task: str, metric: str) -> str:
-    """What a task's score is called in records: `<task>/<metric>`, in lower case."""
+    """Name of a task's score in records: `<task>/<metric>`, in lower case."""
     return f"{task.lower()}/{SHORT[metric]}"
 
 
@@ -97,7 +97,7 @@ class PreparedGym:
         return found
 
     def require_packages(self) -> None:
-        """See that the tasks' metrics can be computed.
+        """Check that the tasks' metrics can be computed.
 
         Raises:
             ConfigError: a package that one needs is not installed.

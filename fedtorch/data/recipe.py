@@ -1,4 +1,4 @@
-"""What the recipes of `python -m fedtorch.data prepare` share: digests of the sources, and writing a folder once."""
+"""Common part of the recipes of `fedtorch data prepare`: digests of the sources, and writing a folder once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Recipe(NamedTuple):
 
 
 def synthetic_recipe(about: str, module: str) -> Recipe:
-    """Of a data set that the package makes itself: `module` has `prepare(out, seed=...)`, imported when it is run."""
+    """Recipe of a set that the package makes itself: `module` has `prepare(out, seed=...)`, imported when it is run."""
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (0)")

@@ -22,7 +22,7 @@ class QueryError(ValueError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query gave."""
+    """Rows that a query gave."""
 
     rows: list[tuple[Any, ...]]
     """at most `row_limit`"""

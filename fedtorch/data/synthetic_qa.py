@@ -23,7 +23,7 @@ _SAME_SUBJECT, _SAME_ASPECT = 3, 2
 
 
 class Topic(NamedTuple):
-    """What a client asks about, in its own words."""
+    """Subject that a client asks about, in its own words."""
 
     train: int
     """number of training questions"""
@@ -62,7 +62,7 @@ ASPECTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Fact(NamedTuple):
-    """What an answer is about."""
+    """Subject of an answer."""
 
     subject: str
     """one of the topic's nouns"""

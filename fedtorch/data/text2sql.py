@@ -89,7 +89,7 @@ def read_set(path: Path) -> QuestionSet:
 
 
 def _wrong_types(sql: Any, examples: Mapping[Any, Any], sentences: Sequence[tuple[Any, Any, Any]]) -> str:
-    """What in an entry is of another type than published, as a clause; empty if nothing is."""
+    """Name what in an entry is of another type than published, as a clause; empty if nothing is."""
     texts = [sql, *(part for text, mark, _ in sentences for part in (text, mark))]
     values = [examples, *(own for *_, own in sentences)]
     if not all(isinstance(text, str) for text in texts):
@@ -162,12 +162,12 @@ def serialise(schema: Mapping[str, list[str]], values: Mapping[tuple[str, str], 
 
 
 def source_text(question: str, schema: str) -> str:
-    """What the model reads: `<question> ; structured knowledge: | <table> : <col> , ...`."""
+    """Text that the model reads: `<question> ; structured knowledge: | <table> : <col> , ...`."""
     return f"{question.strip()} ; structured knowledge: {schema.strip()}"
 
 
 def target_text(sql: str) -> str:
-    """What the model learns to write: the authors' normal form of a query.
+    """Text that the model learns to write: the authors' normal form of a query.
 
     White space is collapsed, ` , ` becomes `, `, and every word is lower-cased except one that has a quotation mark
     directly before or after it. So `"New York"` keeps both words, and of `"New York City"` the middle one is

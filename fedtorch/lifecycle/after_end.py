@@ -1,4 +1,4 @@
-"""What a rank is given that missed the run's end: its clients' models. Nothing is trained, recorded or saved."""
+"""Gives a rank that missed the run's end its clients' models. Nothing is trained, recorded or saved."""
 
 from __future__ import annotations
 

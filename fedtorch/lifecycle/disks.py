@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtorch.checkpoint.apart import Apart
+from fedtorch.checkpoint.local_disks import Apart
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.topology import Topology
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.core.errors import CheckpointError, PreflightError
 from fedtorch.rounds.placement import Placement
+from fedtorch.rounds.topology import Topology
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ def find_disks(comm: Communicator, folder: Path) -> tuple[int, ...]:
     own = _canary(folder, comm.rank)
     try:
         own.write_text(str(word))
-        mine = Message(NO_CLIENT, "numbers", numbers={"rank": comm.rank, "word": word})
-        told = comm.broadcast_messages(comm.gather([mine], round=0), round=0)
+        mine = Packet(NO_CLIENT, "numbers", numbers={"rank": comm.rank, "word": word})
+        told = comm.broadcast_packets(comm.gather([mine], round=0), round=0)
         words = {int(message.numbers["rank"]): int(message.numbers["word"]) for message in told}
         disk = next(rank for rank in sorted(words) if _sees(folder, rank, words))
         comm.barrier("disks are known", round=0)
@@ -41,8 +41,8 @@ def find_disks(comm: Communicator, folder: Path) -> tuple[int, ...]:
         raise CheckpointError(f"the run folder {folder} cannot be written ({error}); set `run.dir`") from error
     finally:
         own.unlink(missing_ok=True)
-    mine = Message(NO_CLIENT, "numbers", numbers={"rank": comm.rank, "disk": disk})
-    told = comm.broadcast_messages(comm.gather([mine], round=0), round=0)
+    mine = Packet(NO_CLIENT, "numbers", numbers={"rank": comm.rank, "disk": disk})
+    told = comm.broadcast_packets(comm.gather([mine], round=0), round=0)
     disks = {int(message.numbers["rank"]): int(message.numbers["disk"]) for message in told}
     return tuple(disks.get(rank, rank) for rank in range(comm.size))
 

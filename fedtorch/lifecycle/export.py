@@ -140,7 +140,7 @@ def _check_client(built: BuiltRun, client: str) -> None:
 
 
 def _check_fits(run: Path, found: Manifest, built: BuiltRun) -> None:
-    """What is built here must be what the run was built from, or frozen parts and vocabulary could be others."""
+    """Compare what is built here with what the run was built from: frozen parts or vocabulary could be others."""
     facts = lasting_facts(built)
     if is_pinned(built.config):
         del facts["data"]  # not all at hand

@@ -10,7 +10,7 @@ from fedtorch.checkpoint.own_disk import Held, held
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.load import digest, run_digest
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, NoStoreError
@@ -36,9 +36,9 @@ def agree_to_lose(
     if found is not None and _refuses(found, resume, runs, round=round, known=known):
         log.error("%s holds %s", checkpoints.folder.absolute(), _described(found))
         numbers = {"rank": comm.rank, "round": found.round, "clients": found.clients}
-        messages = [Message(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in runs)})]
+        messages = [Packet(NO_CLIENT, "numbers", numbers={**numbers, "other": int(found.run not in runs)})]
     comm.barrier("held states", round=0)
-    told = comm.broadcast_messages(comm.gather(messages, round=0), round=0)
+    told = comm.broadcast_packets(comm.gather(messages, round=0), round=0)
     if not told:
         return
     labels = Network(who=who(built.config)).labels(comm.hosts)
@@ -81,7 +81,7 @@ def saying_what_is_here(config: Config) -> Iterator[None]:
 
 
 def what_is_here(config: Config) -> str:
-    """What this side's disk has of the run; empty where that is nothing."""
+    """Say what this side's disk has of the run; empty where that is nothing."""
     checkpoints = config.folder / "checkpoints"
     found = held(checkpoints)
     return "" if found is None else f"{_described(found)} are in {checkpoints}, models in {config.folder / MODEL}"
@@ -101,7 +101,7 @@ def _refuses(found: Held, resume: str, runs: Collection[str], *, round: int, kno
     return resume == "auto" and (found.round > known or found.run not in runs)
 
 
-def _line(label: str, message: Message) -> str:
+def _line(label: str, message: Packet) -> str:
     found = Held(int(message.numbers["round"]), int(message.numbers["clients"]), "")
     other = ", of a run with another config" if message.numbers["other"] else ""
     return f"rank {int(message.numbers['rank'])}{label} holds {_described(found)}{other}"

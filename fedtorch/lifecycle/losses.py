@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import Death, LostRankError, RepeatedLossError
 from fedtorch.core.files import replace_file
@@ -26,7 +26,7 @@ TIMES = 3
 
 @dataclass(frozen=True)
 class Losses:
-    """What is remembered of a run's deaths, in a file of the server's run folder."""
+    """Deaths of a run that are remembered in a file of the server's run folder."""
 
     saved: int = 0
     """Rounds that were saved when they happened; deaths before a later one are forgotten."""
@@ -38,7 +38,7 @@ class Losses:
     """Has the run ended because of these deaths? Who starts it again by hand has mended it; torchrun has not."""
 
     def since(self, saved: int) -> Losses:
-        """The same, where `saved` rounds are saved now."""
+        """Return the losses that still count when `saved` rounds are saved."""
         return self if saved == self.saved else Losses(saved, (), self.left_out)
 
     def to_blame(self) -> dict[str, int]:
@@ -67,12 +67,12 @@ def agree_on_left_out(built: BuiltRun, comm: Communicator, start: int | None) ->
     config, messages = built.config, []
     if comm.is_server and comm.size > 1:
         messages = [
-            Message(comm.names.place(name), "decision", numbers=numbers)
+            Packet(comm.names.place(name), "decision", numbers=numbers)
             for name, numbers in _decide(config, start or 0).items()
             if name in comm.names
         ]
     comm.barrier("left out", round=0)
-    told = {comm.names[m.client]: m.numbers for m in comm.broadcast_messages(messages, round=0)}
+    told = {comm.names[m.client]: m.numbers for m in comm.broadcast_packets(messages, round=0)}
     deaths = {name: int(numbers["deaths"]) for name, numbers in told.items() if numbers["deaths"]}
     if deaths and config.clients.on_repeated_loss == "stop":
         raise RepeatedLossError(
@@ -109,7 +109,7 @@ def _decide(config: Config, saved: int) -> dict[str, dict[str, int | float]]:
 
 
 def forget_losses(folder: Path) -> None:
-    """Of a run that another one takes the place of. A disk that refuses is a warning."""
+    """Forget the losses of a run that another one takes the place of. A disk that refuses is a warning."""
     try:
         (folder / NAME).unlink(missing_ok=True)
     except OSError as error:
@@ -117,7 +117,7 @@ def forget_losses(folder: Path) -> None:
 
 
 def read_losses(folder: Path) -> Losses:
-    """What is remembered in a run folder; nothing where there is no such file, or it cannot be read."""
+    """Read a run folder's losses; none where there is no such file, or it cannot be read."""
     try:
         found = json.loads((folder / NAME).read_text())
         deaths = tuple(Death(**death) for death in found["deaths"])

@@ -18,7 +18,7 @@ from fedtorch.core.model_folder import MODEL, holds_model
 from fedtorch.core.scores import COUNT
 from fedtorch.core.version import VERSION
 from fedtorch.tracking.card import CardFacts, write_card
-from fedtorch.tracking.promise import promise
+from fedtorch.tracking.privacy_statement import promise
 
 log = logging.getLogger(__name__)
 

@@ -76,7 +76,7 @@ def _averages(
 
 
 def _privacy(built: BuiltRun, result: Result) -> dict[str, Any]:
-    """What was promised to clients, with the number of rows only where that is revealed."""
+    """Promise that was made to clients, with the number of rows only where that is revealed."""
     return {**result.privacy, "rows": int(built.clients.train_sizes.sum()) if _shows_sizes(built) else None}
 
 

@@ -1,4 +1,4 @@
-"""What the server writes into the run folder when a run starts."""
+"""Files that the server writes into the run folder when a run starts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
 
 
 def _facts(built: BuiltRun) -> dict[str, str]:
-    """What ranks compare, without the config's keys, which are in config.yaml and may name clients."""
+    """Facts that ranks compare, without the config's keys, which are in config.yaml and may name clients."""
     keys = config_facts(built.config)
     return {name: value for name, value in built.facts().items() if name not in keys or name in ("fedtorch", "config")}
 

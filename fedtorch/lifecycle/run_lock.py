@@ -88,7 +88,7 @@ def take(file: int) -> bool:
 
 
 def refusal(folder: Path) -> str:
-    """What is said to a run whose folder another one holds."""
+    """Message for a run whose folder another one holds."""
     who = f"; it is {_holder(folder)}" if is_held(folder) else ", a launcher"
     return (
         f"another process runs {folder}{who}; wait for it, or set run.name or run.dir to another folder. If it is on a "

@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from fedtorch.comm.backend import log_if_shared
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.door import stay, stay_again
+from fedtorch.comm.job.ports import check_ports
+from fedtorch.comm.job.rejoin import stay, stay_again
+from fedtorch.comm.job.signing import VARIABLE, forget_secret, job_secret
+from fedtorch.comm.job.store import STAY, JobMember, Store
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.ports import check_ports
-from fedtorch.comm.signing import VARIABLE, forget_secret, job_secret
-from fedtorch.comm.store import STAY, JobMember, Store
+from fedtorch.comm.transport.backend import log_if_shared
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.config.system import port_range
@@ -66,7 +66,7 @@ class _Again:
 
 @dataclass(frozen=True)
 class Session:
-    """What a rank knows of the command that it was started with.
+    """State of the command that a rank was started with.
 
     1. Every rank builds the config's run and its companions, which checks all that one rank alone can see; whatever
        fails until here ends this rank before it meets the others.
@@ -124,7 +124,7 @@ class Session:
         return self._stay(member, missed.hosts, missed.known(config))
 
     def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
-        """The same, until lost ranks are back: then what is needed to go on together with them."""
+        """Train until lost ranks are back; then return the state needed to go on together with them."""
         with ExitStack() as joined:
             comm: Communicator | None = None
             if is_pinned(config):

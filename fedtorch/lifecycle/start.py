@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.manifest_form import folders
 from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.load import run_digest, to_dict
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.weights import digest_of
@@ -78,9 +78,9 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
             found = _fitting(built, checkpoints, resume)
         comm.heartbeat(phase="start", round=0)
         known = -1 if resume == "never" else max(folders(checkpoints.folder), default=-1)  # damaged ones too
-        messages = [Message(NO_CLIENT, "decision", numbers=_decision(found, is_apart) | {"known": known})]
+        messages = [Packet(NO_CLIENT, "decision", numbers=_decision(found, is_apart) | {"known": known})]
     comm.barrier("start", round=0)  # checking a checkpoint may take long, and nobody waits for long in a collective
-    (start,) = comm.broadcast_messages(messages, round=0)
+    (start,) = comm.broadcast_packets(messages, round=0)
     round, known = int(start.numbers["round"]), int(start.numbers["known"])
     if is_apart:
         agree_to_lose(built, comm, checkpoints, resume, round=round, known=max(round, known))

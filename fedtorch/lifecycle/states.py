@@ -6,10 +6,10 @@ import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from fedtorch.checkpoint import apart
+from fedtorch.checkpoint import local_disks as apart
 from fedtorch.checkpoint.store import Checkpoints, Manifest
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.core.errors import CheckpointError
 from fedtorch.lifecycle.losing import older_copy
 from fedtorch.setup.build import BuiltRun
@@ -42,9 +42,9 @@ def agree_on_states(
     messages = []
     if found is not None:
         clients = [name for name in found.clients if name in comm.names]
-        messages = [Message(comm.names.place(name), "numbers", lists=apart.to_lists(found, name)) for name in clients]
+        messages = [Packet(comm.names.place(name), "numbers", lists=apart.to_lists(found, name)) for name in clients]
     comm.barrier("states", round=0)
-    told = comm.broadcast_messages(messages, round=0)
+    told = comm.broadcast_packets(messages, round=0)
     here = found or apart.told(checkpoints.folder, round, {comm.names[m.client]: m.lists for m in told})
     own = [name for name in here.clients if _home(built, name) == comm.rank]
     if source is not None:
@@ -72,7 +72,7 @@ def _told_of(
     faults: this rank's.
     """
     mine = [
-        Message(
+        Packet(
             comm.names.place(name),
             "numbers",
             status="failed",
@@ -80,7 +80,7 @@ def _told_of(
         )
         for name in faults
     ]
-    told = comm.broadcast_messages(comm.gather(mine, round=0), round=0)
+    told = comm.broadcast_packets(comm.gather(mine, round=0), round=0)
     newest = {comm.names[message.client]: int(message.numbers["newest"]) for message in told}
     return newest, {comm.names[message.client] for message in told if not message.numbers["given_up"]}
 

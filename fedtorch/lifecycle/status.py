@@ -56,7 +56,7 @@ def write_status(
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """What is in `run_dir`/status.json; nothing where there is no such file."""
+    """Read `run_dir`/status.json; empty where there is no such file."""
     try:
         found = json.loads((run_dir / NAME).read_text())
     except (OSError, ValueError):

@@ -12,7 +12,7 @@ import torch
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import FedtorchError, Interrupted, LostRankError
-from fedtorch.core.heap import keep_freed
+from fedtorch.core.freed_memory import keep_freed
 from fedtorch.lifecycle.exit import explained, last_words, note_end, of_last_attempt
 from fedtorch.lifecycle.log_files import start_logging
 from fedtorch.lifecycle.run_lock import held
@@ -49,7 +49,7 @@ def _say_of_silo(config: Config, code: int | None, reason: str, command: str) ->
 def _train(
     config: Config, *, rank: int, num_ranks: int, resume: str, command: str, stop: StopFlag, remarks: Sequence[str]
 ) -> None:
-    """The same, in folders that are this run's alone. remarks: are logged as warnings."""
+    """Train, in folders that are this run's alone. remarks: are logged as warnings."""
     begun, has_time = time.time(), config.tells_times
     try:
         torch.set_num_threads(config.system.threads)

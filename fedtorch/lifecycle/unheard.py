@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedtorch.comm.door import unheard
-from fedtorch.comm.store import JobMember
+from fedtorch.comm.job.rejoin import unheard
+from fedtorch.comm.job.store import JobMember
 from fedtorch.config.load import digest
 from fedtorch.config.schema import Config
 from fedtorch.core.files import replace_file
@@ -23,7 +23,7 @@ NAME = "unheard.json"
 
 @dataclass(frozen=True)
 class Unheard:
-    """What a server needs to let them in."""
+    """State that a server needs to let them in."""
 
     run: str
     """Digest of the config."""

@@ -1,4 +1,4 @@
-"""What a score is by its name: whether it counts right rows, and what its name leaves open."""
+"""Facts of a score by its name: whether it counts right rows, and what its name leaves open."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def counts_hits(metric: str) -> bool:
 
 
 def about(metric: str) -> str:
-    """What the name leaves open; empty where it says all."""
+    """Say what the name leaves open; empty where it says all."""
     task, _, name = metric.removeprefix("received/").rpartition("/")
     return (_OF_TASKS if task else _OPEN).get(name, "")

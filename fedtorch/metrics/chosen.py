@@ -1,4 +1,4 @@
-"""What a metric of `eval.metrics` is: a figure that a task has anyway, a function, or sums that can be pooled."""
+"""Metrics of `eval.metrics`: a figure that a task has anyway, a function, or sums that can be pooled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Pooled(Protocol):
     """
 
     def sums(self, predictions: Sequence[Any], references: Sequence[Any]) -> Sequence[float]:
-        """Of one client's rows; as many numbers for every client. A tensor or an array of one dimension will do."""
+        """Sums over one client's rows; as many numbers for every client, in a tensor or an array of one dimension."""
         ...
 
     def score(self, sums: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one label, over any number of rows or spans."""
+    """Counts of one label, over any number of rows or spans."""
 
     hits: float = 0.0
     """predicted and true"""

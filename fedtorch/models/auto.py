@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AnyModel:
-    """What `task.model` says: `{path: FOLDER_OR_NAME}`, or `{random: gpt2, n_layer: 4, ...}`."""
+    """The key `task.model`: `{path: FOLDER_OR_NAME}`, or `{random: gpt2, n_layer: 4, ...}`."""
 
     one_of: ClassVar[OneOf] = OneOf((PATH, RANDOM), kept=(ALLOW_CODE, ADAPTER))
 
@@ -224,7 +224,7 @@ def _check_size(key: str, value: Any, default: Any) -> None:
 
 
 def _new_heads(model: Any, head: Head, drawn: Sequence[str]) -> list[str]:
-    """What an adapter has whole: modules beside the base, and a pooler that the base's file lacks."""
+    """Modules that an adapter has whole: those beside the base, and a pooler that the base's file lacks."""
     if head not in NEW_HEADS:
         return []
     beside = [(name, child) for name, child in model.named_children() if name != model.base_model_prefix]

@@ -1,4 +1,4 @@
-"""What models say of texts that are classified, whatever their architecture and however the texts are padded."""
+"""Logits of models that classify texts, whatever their architecture and however the texts are padded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def classify(model: Any, inputs: Inputs) -> Tensor:
 
 
 def padded_left(inputs: Inputs) -> dict[str, Tensor]:
-    """The same with the padding on the left, for models that read their label off the last place, such as XLNet."""
+    """Move the padding to the left, for models that read their label off the last place, such as XLNet."""
     mask = inputs["attention_mask"]
     shift = mask.shape[1] - mask.sum(1, keepdim=True)
     places = (torch.arange(mask.shape[1], device=mask.device) - shift) % mask.shape[1]

@@ -17,7 +17,7 @@ from fedtorch.models.padding import by_length, pad
 
 
 class Generated(NamedTuple):
-    """What was decoded from one input."""
+    """Text that was decoded from one input."""
 
     tokens: list[int]
     """with the end token, if one came"""

@@ -1,4 +1,4 @@
-"""What crosses between the user side and the assistant side of a dialog: keys and values, never tokens or text."""
+"""Link between the user side and the assistant side of a dialog: keys and values cross it, never tokens or text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Peer(Protocol):
         ...
 
     def receive(self) -> tuple[Tensor, list[int]]:
-        """What the other rank sends: a flat tensor and four integers."""
+        """Receive what the other rank sends: a flat tensor and four integers."""
         ...
 
     def all_gather_floats(self, values: Sequence[float]) -> list[list[float]]:
@@ -72,7 +72,7 @@ class Link(Protocol):
 
 @dataclass
 class Traffic:
-    """What crossed a link, both ways."""
+    """Bytes that crossed a link, both ways."""
 
     messages: int = 0
     """increments, one each"""
@@ -104,12 +104,12 @@ class QueueLink:
     """counts what this end sends; the ends of a pair share one"""
 
     def send(self, increment: Increment) -> None:
-        """See `Link`."""
+        """Hand the increment over in this process."""
         self.traffic.count(increment)
         self.outgoing.append(increment)
 
     def receive(self) -> Increment:
-        """See `Link`."""
+        """Take the increment that was handed over."""
         return self.incoming.popleft()
 
 
@@ -133,14 +133,14 @@ class RankLink:
     """what this end sent and received"""
 
     def send(self, increment: Increment) -> None:
-        """See `Link`; waits until the other rank has received it, which has nothing else to do then."""
+        """Send, and wait until the other rank has received it, which has nothing else to do then."""
         layers, _, rows, heads, tokens, width = increment.data.shape
         self.peer.send(increment.mask, (increment.turn, rows, tokens, int(increment.is_last)))
         self.peer.send(increment.data, (layers, heads, width))
         self.traffic.count(increment, is_physical=True)
 
     def receive(self) -> Increment:
-        """See `Link`."""
+        """Receive an increment from the other rank."""
         mask, (turn, rows, tokens, is_last) = self.peer.receive()
         data, (layers, heads, width, _) = self.peer.receive()
         shape = (layers, 2, rows, heads, tokens, width)

@@ -62,7 +62,7 @@ class SocketLink:
     """a message that `next_turn` has read, for the next `receive`"""
 
     def send(self, increment: Increment) -> None:
-        """See `Link`."""
+        """Send over the socket."""
         data, mask = increment.data.cpu(), increment.mask.cpu()
         layers, _, rows, heads, tokens, head_dim = data.shape
         head = torch.tensor([increment.turn, rows, tokens, increment.is_last, layers, heads, head_dim, 0])
@@ -71,7 +71,7 @@ class SocketLink:
         self._send(message, "keys and values", increment.turn, data)
 
     def receive(self) -> Increment:
-        """See `Link`.
+        """Receive over the socket.
 
         Raises:
             PayloadError: something else came. LinkClosed: the other end has gone.

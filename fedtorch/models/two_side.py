@@ -92,7 +92,7 @@ class TwoSide(nn.Module):
             yield
 
     def take_traffic(self) -> Traffic:
-        """What crossed the link since the last call."""
+        """Return what crossed the link since the last call."""
         traffic, self.traffic = self.traffic, Traffic()
         return traffic
 

@@ -1,4 +1,4 @@
-"""What models over whole words share: building, batches, saving, and small steps of their networks."""
+"""Common part of models over whole words: building, batches, saving, and small steps of their networks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 
 @dataclass(frozen=True)
 class WordModel:
-    """What RE2 and ESIM have in common; a subclass names the network."""
+    """Common part of RE2 and ESIM; a subclass names the network."""
 
     name: str = ""
     """the subclass's"""

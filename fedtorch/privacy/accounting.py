@@ -1,4 +1,4 @@
-"""What releases add up to: ε by the privacy loss distribution of a Poisson-sampled Gaussian mechanism (dp-accounting).
+"""Adds releases up to ε, by the privacy loss distribution of a Poisson-sampled Gaussian mechanism (dp-accounting).
 
 Two sets of clients are neighbours when one client's update is left out of every sum of one of them, while the number of
 clients N and the denominator q·N stay what they are ("zero-out"). Its distribution is that of ADD_OR_REMOVE_ONE.
@@ -45,7 +45,7 @@ class Accountant:
         return _epsilon(self, -(-releases // step) * step)
 
     def epsilon_of(self, spent: Mapping[int, int]) -> float:
-        """The same of releases that may share a draw of the cohort. spent: as `shared` counts them."""
+        """ε of releases that may share a draw of the cohort. spent: as `shared` counts them."""
         if set(spent) <= {1}:
             return self.epsilon(spent.get(1, 0))
         return total_epsilon(parts_of(self.rate, self.noise_multiplier, spent), self.delta)
@@ -76,7 +76,7 @@ def parts_of(rate: float, noise_multiplier: float, spent: Mapping[int, int]) -> 
 
 
 def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Of releases of several kinds on the same clients, as (q, z, how many)."""
+    """ε of releases of several kinds on the same clients, as (q, z, how many)."""
     alike: Counter[tuple[float, float]] = Counter()
     for rate, z, count in parts:
         alike[rate, z] += count

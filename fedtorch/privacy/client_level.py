@@ -52,7 +52,7 @@ REVEALED = {
 
 
 @dataclass(frozen=True)
-class Terms:
+class PrivacyTerms:
     """The public numbers that the promise rests on."""
 
     rate: float
@@ -97,7 +97,7 @@ class ClientLevel(Mechanism):
     hides_clients = True
     may_withhold = True
 
-    def __init__(self, terms: Terms, ledger: Ledger | None, masking: Masking | None = None) -> None:
+    def __init__(self, terms: PrivacyTerms, ledger: Ledger | None, masking: Masking | None = None) -> None:
         """masking: of a secure sum; None: the server sees the updates."""
         self.terms, self.ledger, self.masking = terms, ledger, masking
         self.settings = terms.settings
@@ -180,7 +180,7 @@ class ClientLevel(Mechanism):
         return WholeSum(self.exponent, self._clip)
 
     def settled(self, round: int) -> Collection[str] | None:
-        """See the base class."""
+        """Take the round's outcome over from the ledger."""
         return None if self.masking is None else settled_clients(self.masking, round)
 
     def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor | None:
@@ -213,7 +213,7 @@ class ClientLevel(Mechanism):
 
     @property
     def deviation(self) -> float:
-        """Of the noise on one number of the sum, in steps of 2^-e."""
+        """Standard deviation of the noise on one number of the sum, in steps of 2^-e."""
         z, rule = self.terms.noise_multiplier, self.settings.adaptive
         if rule is not None:
             z = update_noise(z, bit_noise(rule, self.terms.expected))
@@ -223,7 +223,7 @@ class ClientLevel(Mechanism):
 
     @property
     def epsilon(self) -> float:
-        """Of all releases so far."""
+        """ε of all releases so far."""
         return self.account.epsilon_of(self._own_ledger.spent)
 
     def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
@@ -242,7 +242,7 @@ class ClientLevel(Mechanism):
 
     @property
     def outside(self) -> list[str]:
-        """What the guarantee says nothing about."""
+        """Parts that the guarantee says nothing about."""
         return [*OUTSIDE, *(REVEALED[name] for name in self.settings.reveal)]
 
     def summary(self) -> dict[str, Any]:

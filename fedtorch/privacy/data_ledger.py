@@ -1,4 +1,4 @@
-"""What all runs on one set of data have released: a file beside the data, for its owner alone, that is only added to.
+"""Ledger of all runs on one set of data: a file beside the data, for its owner alone, that is only added to.
 
 ε belongs to the data and not to a run: repeats, the points of a sweep and runs whose folder is gone add up here. A line
 for each run has the numbers that its account rests on, one for each release says which; both are on the disk before
@@ -86,7 +86,7 @@ class DataLedger:
         return self._read()[0] if self.path.exists() else {}
 
     def account(self) -> dict[str, Any]:
-        """Of all runs together: how many, with how many releases, ε and its δ; as it was last where it is unreadable.
+        """Account of all runs together: how many, how many releases, ε and its δ; the last one where it is unreadable.
 
         Raises:
             CheckpointError: it could never be read.
@@ -206,7 +206,7 @@ class DataLedger:
 
     @contextmanager
     def _locked(self, flags: int = 0) -> Iterator[dict[str, KnownRun]]:
-        """What the file says, while nobody else may write."""
+        """Read the file while nobody else may write."""
         handle = -1
         try:
             try:
@@ -240,7 +240,7 @@ class DataLedger:
         self._seen = stamp(self.path), found, end
 
     def _read(self) -> tuple[dict[str, KnownRun], str]:
-        """What the file says, and the end of its chain; read again only where it has changed."""
+        """Read the file and the end of its chain, again only where it has changed."""
         now = stamp(self.path)  # before the content: what comes later has another one
         if self._seen is None or self._seen[0] != now:
             self._seen = now, *self._parsed(read_own(self.path, _WHAT, _ADVICE))
@@ -272,7 +272,7 @@ class DataLedger:
 
 
 def epsilon_of(runs: Iterable[KnownRun], more: Sequence[tuple[float, float, int]] = (), delta: float = 1.0) -> float:
-    """Of all releases of `runs` and of `more` (q, z, how many) together, at the least of their deltas and `delta`."""
+    """ε of all releases of `runs` and of `more` (q, z, how many), at the least of their deltas and `delta`."""
     runs = list(runs)
     parts = [part for run in runs for part in parts_of(run.rate, run.noise_multiplier, run.spent)]
     return total_epsilon([*parts, *more], min([delta, *(run.delta for run in runs)]))
@@ -286,7 +286,7 @@ def _take(found: dict[str, KnownRun], line: Mapping[str, Any]) -> None:
 
 
 def _next(end: str, line: bytes) -> str:
-    """What a line adds, without its end, to the chain, so that an edited line, or one taken out, shows in the next."""
+    """Chain a line, without its end, to those before it, so that an edited or missing line shows in the next."""
     return blake2b(end.encode() + line, digest_size=8).hexdigest()
 
 

@@ -103,7 +103,7 @@ class Ledger:
 
     @property
     def run(self) -> str:
-        """What the ledger of the data calls the run: a key is a run."""
+        """Name of the run in the ledger of the data: a key is a run."""
         return derived(self.key, "run")[:8].hex()
 
     def attach(self, data: DataLedger | None, folder: Path, *, anew: bool = False) -> None:
@@ -173,7 +173,7 @@ class Ledger:
                 self._append(release)
 
     def of_data(self) -> dict[str, Any] | None:
-        """What all runs on the data have come to; None: nobody counts them."""
+        """Account of all runs on the data; None: nobody counts them."""
         return None if self.data is None else self.data.account()
 
     def last(self, round: int) -> Release | None:
@@ -270,7 +270,7 @@ def read_releases(folder: Path) -> tuple[dict[str, Any], list[Release]]:
 
 
 def _lines(folder: Path) -> list[bytes]:
-    """Of the ledger; without one in which a process died, as nothing left the server after it."""
+    """Lines of the ledger; without one in which a process died, as nothing left the server after it."""
     lines = read_own(folder / LEDGER, "the ledger of this run's releases", _RESTORE).splitlines(keepends=True)
     return [line for line in lines if line.endswith(b"\n")]
 

@@ -23,20 +23,20 @@ from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewParties
 
 
 class WholeSum:
-    """What the server makes of the accepted updates: their exact sum at the public scale, float64; looks at no one."""
+    """Takes the exact sum of the accepted updates at the public scale, float64; the server looks at no single one."""
 
     def __init__(self, exponent: int, clip: float) -> None:
         self.exponent, self.clip = exponent, clip
 
     def __call__(self, updates: Any) -> Tensor:
-        """Σ k_i; `updates` are `comm.accepted.AcceptedUpdates`."""
+        """Σ k_i; `updates` are `comm.sums.accepted.AcceptedUpdates`."""
         total: Tensor = updates.whole_sum(self.exponent, self.clip)
         return total
 
 
 @dataclass
 class Masking:
-    """What a run's secure sums have in common."""
+    """Settings that a run's secure sums share."""
 
     threshold: float
     """The share of a round's parties that must answer."""
@@ -83,7 +83,7 @@ class Masking:
 
 
 class MaskedSum(WholeSum):
-    """The same sum, of which the server sees nothing else. Opened once: what it came to is given again after a loss."""
+    """Sum of which the server sees nothing else. Opened once: its outcome is given again after a loss."""
 
     def __init__(self, exponent: int, clip: float, masking: Masking) -> None:
         super().__init__(exponent, clip)
@@ -153,7 +153,7 @@ class PublicSum(Mechanism):
         return mean
 
     def settled(self, round: int) -> Collection[str] | None:
-        """See the base class."""
+        """Return what became of the round; None: nothing yet."""
         return None if self.masking is None else settled_clients(self.masking, round)
 
     def facts(self, round: int, facts: RoundFacts) -> RoundFacts:

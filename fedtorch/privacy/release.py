@@ -52,7 +52,7 @@ class Release(NamedTuple):
         return cls(counted(line["round"]), counted(line["attempt"]), digest, counted(line.get("draw", 0)))
 
     def line(self) -> dict[str, Any]:
-        """What a ledger writes; without a draw of 0, as before."""
+        """Line of a ledger; without a draw of 0, as before."""
         found = self._asdict()
         return found if self.draw else {name: found[name] for name in ("round", "attempt", "digest")}
 

@@ -125,5 +125,5 @@ class PrivacyConfig:
 
     @property
     def first_clip(self) -> float:
-        """Of the first round."""
+        """Clip of the first round."""
         return self.clip.adaptive.start if isinstance(self.clip, MovingClip) else (self.clip or 0.0)

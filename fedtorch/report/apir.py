@@ -32,7 +32,7 @@ from fedtorch.tracking.run_folder import Run, read_run
 
 
 @dataclass(frozen=True)
-class Row:
+class ApirRow:
     """Runs that differ in nothing but the seed."""
 
     runs: list[Run]
@@ -96,10 +96,10 @@ def results(run: Run) -> dict[str, dict[str, float]]:
     return found
 
 
-def group(runs: Sequence[Run], bases: Sequence[Run]) -> list[Row]:
+def group(runs: Sequence[Run], bases: Sequence[Run]) -> list[ApirRow]:
     """The runs as rows, each compared with the base of its own seed, or the only one."""
     by_seed = {base.setting("run.seed"): base for base in bases}
-    rows: dict[str, Row] = {}
+    rows: dict[str, ApirRow] = {}
     for run in runs:
         seed = run.setting("run.seed")
         base = bases[0] if len(bases) == 1 else by_seed.get(seed)
@@ -109,13 +109,13 @@ def group(runs: Sequence[Run], bases: Sequence[Run]) -> list[Row]:
             comparison = compare(results(base), results(run))
         except ValueError as error:
             raise ConfigError(f"{run.folder} and its base {base.folder} do not fit: {error}") from None
-        row = rows.setdefault(_identity(run), Row([], []))
+        row = rows.setdefault(_identity(run), ApirRow([], []))
         row.runs.append(run)
         row.comparisons.append(comparison)
     return list(rows.values())
 
 
-def tables(rows: Sequence[Row]) -> str:
+def tables(rows: Sequence[ApirRow]) -> str:
     """One markdown table per table of the paper that the runs' names belong to, and one for the others."""
     blocks: dict[str, list[str]] = {}
     for row in rows:
@@ -131,7 +131,7 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n".join(texts) + ("\n" + "".join(notes) if notes else "")
 
 
-def costs(base: Run, rows: Sequence[Row]) -> str:
+def costs(base: Run, rows: Sequence[ApirRow]) -> str:
     """Table 4: seconds of generating and of training, rows trained on and bytes, per client and round."""
     lines = ["Table 4, cost per client and round\n\n"]
     lines += ["| run | generate s | train s | rows | sent MB | received MB | published generate/train |\n"]
@@ -154,7 +154,7 @@ def costs(base: Run, rows: Sequence[Row]) -> str:
     return "".join(lines)
 
 
-def differences(base: Run, rows: Sequence[Row]) -> list[str]:
+def differences(base: Run, rows: Sequence[ApirRow]) -> list[str]:
     """How the runs and their base differ from the rows whose published figures stand beside them; a line each."""
     matches = [(row, match) for row in rows if (match := row_of(row.name)) is not None]
     notes = []
@@ -185,7 +185,7 @@ def _megabytes(run: Run, done: Sequence[dict[str, Any]], way: str) -> str:
     return f"{total / len(done) / 1e6:.2f}"
 
 
-def _line(row: Row, published: Published | None) -> str:
+def _line(row: ApirRow, published: Published | None) -> str:
     def over_seeds(value: Callable[[Comparison], float], digits: int) -> str:
         values = [value(comparison) for comparison in row.comparisons]
         return "-" if any(map(math.isnan, values)) else figure(values, digits)

@@ -40,7 +40,7 @@ DEFAULT_OUT = "RUN/report, and of several runs a folder below `report` beside th
 
 @dataclass(frozen=True)
 class Command:
-    """What `python -m fedtorch.report NAME` makes."""
+    """A report that `python -m fedtorch.report NAME` makes."""
 
     about: str
     """a line for the help"""

@@ -1,4 +1,4 @@
-"""What the reports share: which runs to show, which of them are one row, figures over seeds, and files written."""
+"""Common part of the reports: which runs to show, which of them are one row, figures over seeds, files written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_all(folders: Sequence[Path]) -> list[NamedRun]:
 
 
 def counted_once(found: Found) -> Found:
-    """What was found with one run for each config and seed; `merged` names the others.
+    """Keep one run for each config and seed; `merged` names the others.
 
     Two runs of one config and seed are one draw, so that figures over seeds may count only one of them: the finished
     one, else the one that came further, else the first.

@@ -21,7 +21,7 @@ NamedRun = tuple[str, Run]
 
 @dataclass
 class Found:
-    """What a report is about."""
+    """Runs that a report is about."""
 
     runs: list[NamedRun] = field(default_factory=list)
     """each followed by its companions"""

@@ -55,7 +55,7 @@ class Group:
         return self.name if len(self.runs) == 1 else f"{self.name} (n={len(self.runs)})"
 
     def evaluations(self, metric: str) -> list[Evaluation]:
-        """Of each run that has one the evaluation that counts."""
+        """Evaluation that counts, of each run that has one."""
         found = [[e for e in run.last_evaluations() if e.of(metric)] for run in self.runs]
         return [evaluations[0] for evaluations in found if evaluations]
 
@@ -69,7 +69,7 @@ class Group:
 
     @property
     def chosen_rounds(self) -> list[int]:
-        """Of each run that chose one for all clients, the round whose weights were scored."""
+        """Round whose weights were scored, of each run that chose one for all clients."""
         return [round for run in self.runs if (round := run.chosen_round) is not None]
 
     def shared_by(self, metric: str) -> int:
@@ -119,7 +119,7 @@ class Group:
         return {client: _band(curves) for client, curves in points.items()}
 
     def scores(self, split: str, metric: str) -> Band:
-        """Of all examples together, during training."""
+        """Scores of all examples together, during training."""
         return _band(
             [
                 [

@@ -34,12 +34,12 @@ def curves(groups: Sequence[Group], metric: str) -> str:
 
 
 def _bounds(metric: str) -> tuple[float, float]:
-    """What a score can be: a band of one deviation may not leave it."""
+    """Limits of a score: a band of one deviation may not leave them."""
     return (0.0, 1.0) if counts_hits(metric) else (-math.inf, math.inf)
 
 
 def _of_clients(group: Group, known: Sequence[tuple[str, str]], metric: str) -> list[tuple[str, str]]:
-    """Of one group: every client's loss, the score that counts, and its weight."""
+    """Draw one group's clients: every one's loss, the score that counts, and its weight."""
     rounds = group.chosen_rounds
     pictures = [_clients_chart("train loss of each client", "train loss", group.of_clients("loss_mean"), rounds)]
     for split, name in known:
@@ -78,7 +78,7 @@ def _middle(bands: Mapping[str, Band]) -> dict[str, Band]:
 
 
 def _by_client(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """Of several groups: each of the first clients, its losses in one and in the other."""
+    """Draw several groups: the losses of each of the first clients in one and in the other."""
     found = {group.label: group.of_clients("loss_mean") for group in groups}
     clients = list(dict.fromkeys(client for bands in found.values() for client in bands))
     more = f", {MOST_CLIENTS} of {len(clients)}" if len(clients) > MOST_CLIENTS else ""
@@ -90,7 +90,7 @@ def _by_client(groups: Sequence[Group]) -> list[tuple[str, str]]:
 
 
 def _bytes(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """What all clients sent and received in each round."""
+    """Draw what all clients sent and received in each round."""
     ways = (("bytes_up", "up"), ("bytes_down", "down"))
     if len(groups) == 1:
         bands = {f"MB {word}": groups[0].of_round(key, MEGA) for key, word in ways}

@@ -14,7 +14,7 @@ from fedtorch.report.html_curves import curves
 from fedtorch.report.html_scores import clients_table, runs_table, scores_table, splits, spread_table
 from fedtorch.report.html_style import SORT, STYLE
 from fedtorch.report.html_table import Cell, framed, note, section, table
-from fedtorch.tracking.promise import promise
+from fedtorch.tracking.privacy_statement import promise
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """What a browser may load: nothing but what stands in the page, whatever else should be in it."""

@@ -82,7 +82,7 @@ def _listed(values: Sequence[int]) -> Cell:
 
 
 def _of_micro(found: Sequence[Evaluation], metric: str) -> tuple[float, float] | None:
-    """Of the mean over seeds; of one run, or of seeds that all came to the same, the share of rows."""
+    """Interval of the mean over seeds; of one run, or of seeds that all came to the same, that of the share of rows."""
     if not found:
         return None
     ends = of_mean([mean for e in found if (mean := e.average(metric)["micro"]) is not None])
@@ -159,7 +159,7 @@ def spread_table(groups: Sequence[Group], metric: str) -> str:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in ascending order, linear between two of them, as numpy's default."""
+    """Quantile of values in ascending order, linear between two of them, as numpy's default."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -204,7 +204,7 @@ def _bar(values: Sequence[float], count: int, metric: str) -> Bar | None:
 
 
 def _of_one(group: Group, metric: str, values: Mapping[str, list[list[float]]], sizes: Counter[str]) -> str:
-    """Of one group what is known of each client: rows, figure with its interval, rounds, weight, loss."""
+    """List what is known of each client of one group: rows, figure with its interval, rounds, weight, loss."""
     on = "/".join(splits([group], metric))
     first = group.runs[0]
     train, weights, own_rounds = first.examples, first.mean_weights, group.own_rounds()

@@ -1,4 +1,4 @@
-"""What every page of a report has: its looks, and the script that sorts tables. Nothing in it comes from elsewhere."""
+"""Looks of every page of a report, and the script that sorts tables. Nothing in it comes from elsewhere."""
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }

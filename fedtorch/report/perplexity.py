@@ -95,7 +95,7 @@ def _summary(run: Run) -> Mapping[str, Any]:
 
 
 def _source(run: Run) -> str:
-    """What `python -m fedtorch.data prepare dialog --source` was given for the run's data."""
+    """Value of `fedtorch data prepare dialog --source` for the run's data."""
     results = run.of_kind("result")
     record = results[-1].get("task", {}).get("data", {}) if results else {}
     return str(record.get("options", {}).get("source", "another source"))

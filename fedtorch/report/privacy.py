@@ -1,4 +1,4 @@
-"""What runs on the same clients add up to: ε belongs to the data, not to a run."""
+"""Adds up runs on the same clients: ε belongs to the data, not to a run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _uncounted(found: Mapping[str, Sequence[_Run]], known: Mapping[str, DataLedg
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run's own ledger says."""
+    """A run as its own ledger tells it."""
 
     name: str
     """its folder"""
@@ -176,7 +176,7 @@ def _row(*cells: Any) -> str:
 
 
 def _data(folder: Path) -> str:
-    """What a run's data are told by: their digest, or the run alone where it has none."""
+    """Identity of a run's data: their digest, or the run alone where it has none."""
     try:
         return str(json.loads((folder / "env.json").read_text())["data"])
     except (OSError, ValueError, KeyError, TypeError):

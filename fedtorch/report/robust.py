@@ -1,4 +1,4 @@
-"""What robust rules did with the clients' updates: how often each was left out or shrunk."""
+"""Reports what robust rules did with the clients' updates: how often each was left out or shrunk."""
 
 from __future__ import annotations
 

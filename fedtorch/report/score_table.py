@@ -149,7 +149,7 @@ def as_csv(table: Table) -> str:
 
 
 def _notes(row: TableRow, scale: int) -> list[str]:
-    """What stands below the table about a row."""
+    """Notes below the table about a row."""
     if row.interval is None:
         return row.notes
     low, high = (f"{scale * end:.{1 if scale == 100 else 4}f}" for end in row.interval[:2])

@@ -193,5 +193,5 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 
 def _shown(tick: float) -> str:
-    """Of 0.6000000000000001 0.6; large numbers short."""
+    """Write 0.6000000000000001 as 0.6, and large numbers short."""
     return f"{tick:.4g}" if abs(tick) < 1e4 else f"{tick:.3g}"

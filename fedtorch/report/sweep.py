@@ -15,7 +15,7 @@ from fedtorch.core.shown import for_csv, markdown_row
 from fedtorch.report.compared import figure, out_folder, read_all, say_written, show_page
 from fedtorch.report.groups import make_groups
 from fedtorch.report.plots import MAX_NAMED, plain_text
-from fedtorch.report.swept import AVERAGES, Line, Sweep, sweep_of
+from fedtorch.report.sweep_scores import AVERAGES, Line, Sweep, sweep_of
 
 LOGARITHMIC = 10
 """The axis of a key is logarithmic where its largest value is so many times its smallest."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.weighting import NothingToWeighError
-from fedtorch.comm.allreduce import Reduced
-from fedtorch.comm.messages import Received
-from fedtorch.comm.wire import Message
+from fedtorch.comm.sparse.allreduce import Reduced
+from fedtorch.comm.sparse.messages import Received
+from fedtorch.comm.wire import Packet
 from fedtorch.core.client import Client
 from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
 from fedtorch.core.server import ServerState
@@ -39,7 +39,7 @@ LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one d
 
 @dataclass
 class Decision:
-    """What the server decided; elsewhere only `verdict` and the names in `accepted` are set."""
+    """The server's decision; elsewhere only `verdict` and the names in `accepted` are set."""
 
     verdict: str = "ok"
     """`ok`, or the name of the error that ends the run"""
@@ -69,7 +69,7 @@ class Decision:
 
 @dataclass
 class Combination:
-    """What `Communicator.aggregate` calls on the server with the accepted updates."""
+    """Call that `Communicator.aggregate` makes on the server with the accepted updates."""
 
     algorithm: Algorithm
     """weighs and combines"""
@@ -83,7 +83,7 @@ class Combination:
     """after the call: client -> the share of its weight that counts"""
 
     def __call__(self, updates: Updates) -> Tensor:
-        """What the updates come to.
+        """Combine the updates.
 
         Raises:
             RefusedUpdatesError: there are clients without whom it has to be done again.
@@ -256,7 +256,7 @@ def reports_for_log(decision: Decision) -> list[Report]:
 
 
 def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str, str]) -> Decision:
-    """What comes of the reports. known: client -> why it is refused already."""
+    """Decide on the reports. known: client -> why it is refused already."""
     config = context.config.clients
     accepted, refused = filter_reports(reports, config.max_update_norm, config.max_norm_to_median, known)
     usable = sum(report.draws for report in accepted)
@@ -274,7 +274,7 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
 
 
 def _share(context: RoundContext, decision: Decision) -> Decision:
-    def say() -> list[Message]:
+    def say() -> list[Packet]:
         return [
             context.message("decision", status=decision.verdict),
             *(context.message("decision", r.client, numbers=_claims(context, r)) for r in decision.accepted),
@@ -291,7 +291,7 @@ def _share(context: RoundContext, decision: Decision) -> Decision:
 
 
 def _claims(context: RoundContext, report: Report) -> dict[str, float]:
-    """What every rank must know of a report: to place the client, and to combine the updates itself."""
+    """Numbers of a report that every rank must know: to place the client, and to combine the updates itself."""
     claims = {"seconds": report.seconds} if context.places_anew else {}
     if context.has_messages:
         algorithm = context.message_algorithm

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from fedtorch.checkpoint.apart import tidy
-from fedtorch.checkpoint.form import folders
+from fedtorch.checkpoint.local_disks import tidy
+from fedtorch.checkpoint.manifest_form import folders
 from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import FileEntry
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.config.load import run_digest
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError, NonFiniteError
@@ -44,7 +44,7 @@ class Saving:
         self.context = context
         self.saved = 0
         """rounds in the last checkpoint"""
-        self._gathered: list[Message] | None = None
+        self._gathered: list[Packet] | None = None
         """of a checkpoint that was begun, what the workers wrote"""
         self._status = ""
         """of one that the server has written as well, what came of it"""
@@ -111,7 +111,7 @@ class Saving:
                 if leads or context.comm.is_server:
                     checkpoints.drop_aside()
 
-    def _answer(self) -> Message:
+    def _answer(self) -> Packet:
         """The server's, on all ranks."""
         context, checkpoints = self.context, self.context.components.checkpoints
         answer = []
@@ -120,7 +120,7 @@ class Saving:
             answer = [context.message("decision", status=self._status, numbers=kept)]
         context.members.barrier("saved", may_stop=False)
         (answered,) = context.members.retry_on_loss(
-            "saved", lambda: context.comm.broadcast_messages(answer, round=context.round)
+            "saved", lambda: context.comm.broadcast_packets(answer, round=context.round)
         )
         return answered
 
@@ -150,7 +150,7 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
     context.progress.round, context.is_fresh, context.only_stepped = round, False, False
     # what decides about the loop must be known to all
     common = {name: number for name, number in context.server.numbers.items() if name in DECIDING}
-    (answered,) = context.comm.broadcast_messages(
+    (answered,) = context.comm.broadcast_packets(
         [context.message("decision", numbers=common)] if context.comm.is_server else [], round=round
     )
     context.server.numbers.update(answered.numbers)
@@ -215,8 +215,8 @@ def _write_client(context: RoundContext, name: str) -> tuple[float, ...]:
         return _FAILED
 
 
-def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -> list[Message]:
-    """What the leader of a worker tells the server about its ranks' files."""
+def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -> list[Packet]:
+    """Packets in which the leader of a worker tells the server about its ranks' files."""
     worker, flat = context.components.worker, [number for numbers in written.values() for number in numbers]
     by_rank = [flat] if worker is None else worker.all_gather_floats(flat)
     messages = []
@@ -228,7 +228,7 @@ def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -
     return messages
 
 
-def _write(context: RoundContext, gathered: Sequence[Message], is_last: bool) -> str:
+def _write(context: RoundContext, gathered: Sequence[Packet], is_last: bool) -> str:
     """`ok`, `retry`, `failed` or `nonfinite`; on the server."""
     numbers, components = context.server.numbers, context.components
     varying = [context.server.tensors.get(name, held) for name, held in context.varying.held.items()]

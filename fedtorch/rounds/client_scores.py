@@ -49,7 +49,7 @@ class ClientScorer:
         self._at_home = lru_cache(maxsize=None)(self._find_at_home)  # an evaluation is no pass over all clients
 
     def scores(self, split: str, *, at_best: bool) -> dict[str, Scores]:
-        """Of every client at home here, with its present or its best model; the leader's on all ranks of a worker.
+        """Evaluate every client at home here, with its present or its best model, on all ranks of a worker alike.
 
         A stop ends it early, with what there is.
         """
@@ -77,7 +77,7 @@ class ClientScorer:
         return results
 
     def model(self, name: str, *, at_best: bool = False) -> tuple[Tensor, Tensor | None]:
-        """What a client is evaluated with: flat shared weights and flat private ones."""
+        """Weights that a client is evaluated with: flat shared ones and flat private ones."""
         context = self.context
         state = context.store.get(name)
         has_best = BestModel(context.server).round is not None
@@ -99,7 +99,7 @@ class ClientScorer:
         return [name for name in self._at_home(split) if name not in self.context.members.lost]
 
     def _find_at_home(self, split: str) -> list[str]:
-        """The same with those that were lost, which in one process may be of its own clients."""
+        """Evaluate the clients at home, those that were lost among them: in one process they may be its own."""
         components = self.context.components
         sizes, evaluators = components.task.manifest(), components.placement.evaluators
         here = [name for name, each in sizes.items() if each.get(split) and self.context.role.hosts(evaluators[name])]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.core.client import Client
 from fedtorch.core.errors import BudgetError
 from fedtorch.core.sampling import cohort
@@ -33,7 +33,7 @@ def draw(context: RoundContext) -> list[tuple[Client, int]]:
         return cohort(present, per_round, components.sampler, seed=seed, round=context.round)
     drawn: list[Client] = []
     over: BudgetError | None = None
-    messages: list[Message] = []
+    messages: list[Packet] = []
     if context.comm.is_server:
         try:
             numbers = context.mechanism.begin(context.round, context.server)
@@ -81,24 +81,24 @@ def release(context: RoundContext, combined: Tensor | None, accepted: Sequence[R
     return status != _WITHHELD, grad
 
 
-def _end_if_over(context: RoundContext, head: Message, over: BudgetError | None) -> None:
+def _end_if_over(context: RoundContext, head: Packet, over: BudgetError | None) -> None:
     if head.status == _OVER:
         raise over or BudgetError(f"round {context.round + 1} would pass privacy.max_epsilon; see the server's log")
 
 
-def tell(context: RoundContext, say: Callable[[], Sequence[Message]]) -> list[Message]:
-    """What the server says, on every rank; where clients are hidden, of clients only what is about a rank's own.
+def tell(context: RoundContext, say: Callable[[], Sequence[Packet]]) -> list[Packet]:
+    """Give every rank what the server says; where clients are hidden, a rank hears of its own clients only.
 
     say: called on the server; messages about the run (no client) come first.
     """
     if not context.mechanism.hides_clients:
         messages = say() if context.comm.is_server else []
-        return context.comm.broadcast_messages(messages, round=context.round)
+        return context.comm.broadcast_packets(messages, round=context.round)
     each = _by_rank(context, say()) if context.comm.is_server else {}
-    return context.comm.scatter_messages(each, round=context.round)
+    return context.comm.scatter_packets(each, round=context.round)
 
 
-def _by_rank(context: RoundContext, messages: Sequence[Message]) -> Mapping[int, list[Message]]:
+def _by_rank(context: RoundContext, messages: Sequence[Packet]) -> Mapping[int, list[Packet]]:
     """Rank -> the messages that it may see."""
     placement, workers = context.components.placement, context.components.topology.workers
     to_all = [message for message in messages if message.client == NO_CLIENT]

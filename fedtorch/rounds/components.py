@@ -1,4 +1,4 @@
-"""What a run is made of."""
+"""The parts that a run is made of."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.topology import Topology
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config.schema import Config
 from fedtorch.core.clients import Clients
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.sampling import Sampler
 from fedtorch.rounds.placement import Placement
+from fedtorch.rounds.topology import Topology
 from fedtorch.tasks.base import Task
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.engine import Engine

@@ -1,4 +1,4 @@
-"""What the round loop, evaluation and saving share on one rank: the parts of the run and its state."""
+"""State that the round loop, evaluation and saving share on one rank: the parts of the run and where it stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
 from fedtorch.core.overrides import overrides
@@ -82,7 +82,7 @@ class RoundContext:
 
     @cached_property
     def scale(self) -> PreviousScale | None:
-        """What fixes the scale of a round's sum before it; None: something else does."""
+        """Rule that fixes the scale of a round's sum before it; None: something else does."""
         return PreviousScale(self.algorithm, self.server) if self.config.system.sum_scale == "previous" else None
 
     @property
@@ -116,7 +116,7 @@ class RoundContext:
 
     @cached_property
     def varying(self) -> VaryingVectors:
-        """What the server sends beside its vectors, as all ranks have it."""
+        """Vectors that the server sends beside its own, as all ranks have them."""
         return VaryingVectors(self.algorithm.varying_vectors, self.components.engine.shared.dtype)
 
     @cached_property
@@ -136,7 +136,7 @@ class RoundContext:
         return buffer
 
     def sent_places(self, client: str) -> Places | None:
-        """What travels of a client's update in this round."""
+        """Places of a client's update that travel in this round."""
         if self._places[0] != self.round:
             self._places = (self.round, {})
         known = self._places[1]
@@ -162,12 +162,12 @@ class RoundContext:
         status: str = "ok",
         numbers: Mapping[str, int | float] | None = None,
         lists: Mapping[str, tuple[float, ...]] | None = None,
-    ) -> Message:
+    ) -> Packet:
         """A message about `client`, or about the run."""
         index = NO_CLIENT if client is None else self.comm.names.place(client)
-        return Message(index, kind, status, dict(numbers or {}), dict(lists or {}))
+        return Packet(index, kind, status, dict(numbers or {}), dict(lists or {}))
 
-    def name(self, message: Message) -> str:
+    def name(self, message: Packet) -> str:
         """The client a message is about."""
         return self.comm.names[message.client]
 
@@ -192,7 +192,7 @@ class RoundContext:
         self.is_fresh = True
 
     def _send_vectors(self) -> None:
-        """What can differ from what all ranks have."""
+        """Send what can differ from what all ranks have."""
         places = None
         if self.only_stepped:
             places = self.algorithm.broadcast_places(self.components.engine.shared, self.round - 1)

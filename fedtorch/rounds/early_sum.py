@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedtorch.comm.early import Early
+from fedtorch.comm.sums.early import Early
 from fedtorch.core.client import Client
 from fedtorch.core.update import Report
 from fedtorch.rounds.context import RoundContext

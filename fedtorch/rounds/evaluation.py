@@ -139,7 +139,7 @@ class Evaluation:
         numbers = {"is_best": int(is_best), "stopped": int(self.best.has_stopped)}
         answer = [context.message("decision", numbers=numbers)] if context.comm.is_server else []
         (answered,) = context.members.retry_on_loss(
-            "best", lambda: context.comm.broadcast_messages(answer, round=context.round)
+            "best", lambda: context.comm.broadcast_packets(answer, round=context.round)
         )
         if answered.numbers["stopped"]:
             self.best.stop()

@@ -59,7 +59,7 @@ class ModelWriter:
         self.is_per_client = has_own_models(context.components)
 
     def write_all(self) -> dict[str, Exception]:
-        """What clients of `eval.final_split` are evaluated with; all ranks call it alike, with the best weights taken.
+        """Write the weights that clients of `eval.final_split` are evaluated with; all ranks call it alike.
 
         Returns what this rank could not write, by client; by an empty name the server's model.
 
@@ -165,7 +165,7 @@ def _tidies(context: RoundContext) -> bool:
 
 
 def _attempt(save: Callable[[nn.Module, Path], None], module: nn.Module, folder: Path) -> Exception | None:
-    """What `save` raised."""
+    """Call `save`, and return the error that it raised."""
     try:
         save(module, folder)
     except Exception as error:

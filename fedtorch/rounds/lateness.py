@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedtorch.comm.arrivals import Arrivals
+from fedtorch.comm.job.arrivals import Arrivals
 from fedtorch.config.schema import ClientsConfig
 from fedtorch.core.errors import ConfigError, DataError, UpdateError
 from fedtorch.tracking import records
@@ -26,7 +26,7 @@ class Late(UpdateError):
 
 
 class Lateness:
-    """Of the clients of one rank."""
+    """Lateness of the clients of one rank."""
 
     def __init__(self, config: ClientsConfig, arrivals: Arrivals, clock: Callable[[], float] = time.monotonic) -> None:
         """arrivals: that all ranks share.
@@ -40,7 +40,7 @@ class Lateness:
         self._round, self._began, self._looked = 0, 0.0, 0.0
 
     def begin(self, round: int) -> None:
-        """Of a round, from 0; called by all ranks alike."""
+        """Begin a round, numbered from 0; called by all ranks alike."""
         self._round, self._began, self._looked = round, self._clock(), float("-inf")
         self._arrivals.begin()
 

@@ -1,4 +1,4 @@
-"""What a worker does in a round: train its own clients of the cohort, one after the other."""
+"""Work of a worker in a round: train its own clients of the cohort, one after the other."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class ClientTrainer:
         return report
 
     def _check_places(self, job: ClientJob) -> None:
-        """What does not travel is 0.
+        """Raise where something that does not travel is not 0.
 
         Raises:
             UpdateError: it is not.
@@ -206,7 +206,7 @@ class ClientTrainer:
             )
 
     def _make_job(self, client: Client, parts: int, *, outgoing: Tensor, on_step: Callable[[int], None]) -> ClientJob:
-        """What the algorithm needs, which writes the update to `outgoing`."""
+        """Make the job of an algorithm, which writes the update to `outgoing`."""
         context, components = self.context, self.context.components
         state = context.store.get(client.name)
         names = (MESSAGE,) if context.has_messages else context.algorithm.exchanged_vectors
@@ -275,7 +275,7 @@ class ClientTrainer:
         return replace(report, norm=norm, max_abs=max_abs)
 
     def _learned(self, attacker: ClientJob, client: Client) -> Tensor:
-        """What `client` learns in this round, for an attacker who is done with its own training; nothing else stays."""
+        """Return what `client` learns in this round, for an attacker whose own training is over; nothing else stays."""
         outgoing = torch.zeros_like(attacker.outgoing.flat)
         job = self._make_job(client, attacker.parts, outgoing=outgoing, on_step=attacker.on_step)
         self._run(job)
@@ -294,7 +294,7 @@ class ClientTrainer:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Of the device or of the host, for which torch has no class of its own; on this rank or on one of its worker."""
+    """Was the memory of the device or of the host at its end, on this rank or on one of its worker?"""
     if isinstance(error, PeerError):
         return error.out_of_memory
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

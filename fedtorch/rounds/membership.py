@@ -59,7 +59,7 @@ class Membership:
             raise Returned
 
     def retry_on_loss(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
-        """What `exchange` returns, a step made of collectives.
+        """Return what `exchange` returns, a step made of collectives; with lost ranks it is done again without them.
 
         Where a worker is lost in it and the run goes on (`clients.on_loss`), the others do it again without that one.
         So it must not change anything but what it receives; what follows from it is done with what it returned, which

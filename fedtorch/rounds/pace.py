@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from fedtorch.comm.topology import Topology
 from fedtorch.core.update import Report
+from fedtorch.rounds.topology import Topology
 
 WORTH_IT = 0.9
 """Of the longest worker's seconds: clients are moved for less only, as a worker has to read a new client's rows."""

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedtorch.comm.topology import Topology
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.core.client import Client
 from fedtorch.core.clients import Clients, DealtSizes
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.names import Names
+from fedtorch.rounds.topology import Topology
 from fedtorch.tasks.base import Task
 
 
@@ -51,7 +51,7 @@ class Homes(Mapping[str, int]):
         return (self._names[place] for place in np.flatnonzero(self._workers < 0).tolist())
 
     def with_others(self, others: Mapping[str, int]) -> Homes:
-        """The same and a worker for each of `others`."""
+        """Return these homes, and a worker for each of `others`."""
         workers = self._workers.copy()
         for name, worker in others.items():
             workers[self._names.place(name)] = worker
@@ -167,6 +167,6 @@ def costs(config: Config, training: Task, clients: Iterable[Client]) -> dict[str
 
 
 def _cost(hp: ClientConfig, examples: int, cost: float) -> float:
-    """Of a round, in which a client with so many examples of this cost takes steps or epochs."""
+    """Cost of a round in which a client with so many examples of this cost takes steps or epochs."""
     stepped = hp.steps * hp.batch_size * hp.accumulation if hp.steps is not None else 0
     return (stepped or examples * (hp.epochs or 1)) * cost

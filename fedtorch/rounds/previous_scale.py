@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
-from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import SUM_EXPONENT
 from fedtorch.core.update import Report
@@ -27,7 +27,7 @@ class PreviousScale:
 
     @property
     def exponent(self) -> int | None:
-        """Of the round that comes, on the server; None: it is not known."""
+        """Exponent of the coming round's scale, on the server; None: it is not known."""
         number = self._server.numbers.get(SUM_EXPONENT)
         return None if number is None else int(number)
 
@@ -36,7 +36,7 @@ class PreviousScale:
         return [float(self._algorithm.own_weight(report) or 0.0) for report in reports]
 
     def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """What makes one vector of the accepted updates at the scale; otherwise: the algorithm's own."""
+        """Combine the accepted updates into one vector at the scale; otherwise: the algorithm's own way."""
 
         def combine(updates: Any) -> Tensor:
             if self.exponent is not None:

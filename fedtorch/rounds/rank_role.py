@@ -1,4 +1,4 @@
-"""What this rank is within its worker, and which clients are its own."""
+"""Role of this rank within its worker, and which clients are its own."""
 
 from __future__ import annotations
 

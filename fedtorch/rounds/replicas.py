@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedtorch.comm.accepted import AcceptedUpdates
-from fedtorch.comm.allreduce import Reduced
-from fedtorch.comm.messages import Decode, Received, read_messages, sum_of_received
+from fedtorch.comm.sparse.allreduce import Reduced
+from fedtorch.comm.sparse.messages import Decode, Received, read_messages, sum_of_received
+from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
@@ -25,7 +25,7 @@ from fedtorch.rounds.slices import keep
 
 @dataclass
 class Collected:
-    """What `Communicator.aggregate` calls on the server where it is to keep the messages and combine them later."""
+    """Call that `Communicator.aggregate` makes on the server where messages are kept and combined later."""
 
     decode: Decode
     """of the algorithm"""
@@ -101,7 +101,7 @@ def _sent_to_all(context: RoundContext, chosen: Tensor) -> Tensor:
     """The server's message, on all ranks; its length first, if that is not known."""
     if context.message_algorithm.choice_varies:
         told = [context.message("numbers", numbers={"bytes": len(chosen)})] if context.comm.is_server else []
-        (head,) = context.comm.broadcast_messages(told, round=context.round)
+        (head,) = context.comm.broadcast_packets(told, round=context.round)
         if not context.comm.is_server:
             chosen = torch.zeros(int(head.numbers["bytes"]), dtype=torch.uint8)
     context.comm.broadcast(chosen)
@@ -109,7 +109,7 @@ def _sent_to_all(context: RoundContext, chosen: Tensor) -> Tensor:
 
 
 def compare(context: RoundContext) -> None:
-    """See that all ranks have the same weights and optimiser state.
+    """Check that all ranks have the same weights and optimiser state.
 
     Raises:
         FedtorchError: on all ranks; the server's names the ones that differ.
@@ -123,7 +123,7 @@ def compare(context: RoundContext) -> None:
         gathered = context.comm.gather([context.message("numbers", lists={"words": words})], round=context.round)
         differing = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
         verdict = [context.message("decision", status="differ" if differing else "ok")]
-        (answered,) = context.comm.broadcast_messages(verdict if context.comm.is_server else [], round=context.round)
+        (answered,) = context.comm.broadcast_packets(verdict if context.comm.is_server else [], round=context.round)
         return answered.status, differing
 
     status, differing = context.members.retry_on_loss("compare", ask)
@@ -141,7 +141,7 @@ def share_state(context: RoundContext) -> None:
     messages = [context.message("numbers", numbers={name: context.server.tensors[name].numel()}) for name in names]
     kept = {name: value for name, value in context.server.numbers.items() if name == SERVER_STEPS}
     first = context.message("decision", numbers=kept)
-    head, *sizes = context.comm.broadcast_messages(
+    head, *sizes = context.comm.broadcast_packets(
         [first, *messages] if context.comm.is_server else [], round=context.round
     )
     context.server.numbers.update(head.numbers)
@@ -153,6 +153,6 @@ def share_state(context: RoundContext) -> None:
 
 
 def _state(context: RoundContext) -> dict[str, Tensor]:
-    """What every rank has: the weights and what a step depends on; the best weights are the server's alone."""
+    """State that every rank has: the weights and what a step depends on; the best weights are the server's alone."""
     own = {BEST, *context.message_algorithm.kept_by_server}
     return {name: tensor for name, tensor in context.server.tensors.items() if name not in own}

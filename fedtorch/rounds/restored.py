@@ -48,7 +48,7 @@ def check_server(context: RoundContext, saved: ServerState, folder: Path, round:
 
 
 def check_client(context: RoundContext, name: str, state: ClientState, folder: Path, round: int) -> None:
-    """The same of a client's state.
+    """Compare a client's state with the model and the run.
 
     Raises:
         CheckpointError: it names the client as well.
@@ -82,7 +82,7 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
 
 
 def _of_job(kept: Mapping[str, T]) -> dict[str, T]:
-    """What the server's training on its own data keeps, as a client's would."""
+    """State that the server's training on its own data keeps, as a client's would."""
     return {
         name.removeprefix(keys.SERVER_JOB): value for name, value in kept.items() if name.startswith(keys.SERVER_JOB)
     }

@@ -1,4 +1,4 @@
-"""What a run came to, as the runner returns it."""
+"""Outcome of a run, as the runner returns it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedtorch.tasks.base import Scores
 
 @dataclass
 class Result:
-    """What a run came to; complete on the server."""
+    """Outcome of a run; complete on the server."""
 
     rounds: int = 0
     """rounds done"""

@@ -202,7 +202,7 @@ class Runner:
                 self._finish_evaluation()
 
     def _finish_evaluation(self) -> None:
-        """Of the weights that the server still has; with `eval.overlap` the next round's clients are trained by now."""
+        """Evaluate the weights that the server still has; with `eval.overlap` the next round is trained by now."""
         if self.evaluation.is_under_way:
             scores = self.evaluation.finish()
             self.context.server.numbers[EVALUATED] = self.context.round

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtorch.comm.allreduce import LeftOut, Reduced, SparseSum, all_reduce, move
+from fedtorch.comm.sparse.allreduce import LeftOut, Reduced, SparseSum, all_reduce, move
 from fedtorch.core.state_keys import LEFT_OUT
 from fedtorch.core.update import Report
 from fedtorch.rounds.context import RoundContext
 
 
 def reduce(context: RoundContext, accepted: Sequence[Report]) -> Reduced:
-    """What is kept of the accepted clients' sum, on all ranks, which all call it; changes nothing.
+    """Return the part of the accepted clients' sum that is kept, on all ranks, which all call it; changes nothing.
 
     Raises:
         RefusedUpdatesError: on all ranks, if a message is not what its client reported.

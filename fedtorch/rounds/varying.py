@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 
 LENGTH, KEPT = "/length", "/kept"
 
@@ -43,8 +43,8 @@ class VaryingVectors:
             present = {name: server.get(name, held[:0]) for name, held in self.held.items()}
             numbers: dict[str, int | float] = {name + LENGTH: len(flat) for name, flat in present.items()}
             numbers |= {name + KEPT: _in_common(flat, self.held[name]) for name, flat in present.items()}
-            heads = [Message(NO_CLIENT, "numbers", numbers=numbers)]
-        (head,) = comm.broadcast_messages(heads, round=round)
+            heads = [Packet(NO_CLIENT, "numbers", numbers=numbers)]
+        (head,) = comm.broadcast_packets(heads, round=round)
         found = {}
         for name, held in self.held.items():
             length, kept = int(head.numbers[name + LENGTH]), int(head.numbers[name + KEPT])

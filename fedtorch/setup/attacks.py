@@ -29,7 +29,7 @@ def check_attack(plan: Plan) -> None:
 
 
 def check_attacks_vectors(plan: Plan, engine: Engine) -> None:
-    """The same about what is exchanged, once there is an engine."""
+    """Check the attacks against what is exchanged, once there is an engine."""
     if plan.config.attack.kind != "none":
         for rule in VECTOR_RULES:
             rule(plan, engine)
@@ -77,7 +77,7 @@ def a_server_combines_what_clients_send(plan: Plan) -> None:
 
 
 def rows_have_labels(plan: Plan) -> None:
-    """Of tasks with one label a row, and the target is one of them."""
+    """Refuse attacks on labels where a row has not one label, or the target is none of them."""
     attack, task = plan.config.attack, plan.training
     if attack.kind not in OF_ROWS:
         return
@@ -109,7 +109,7 @@ def updates_are_vectors(plan: Plan, engine: Engine) -> None:
 
 
 def those_who_are_known_keep_nothing(plan: Plan, engine: Engine) -> None:
-    """What a client keeps is at its home, where an attacker need not be."""
+    """Refuse known attackers that keep something: it is at their home, where an attacker need not be."""
     config = plan.config
     if config.attack.kind in COLLUDING and keeps_state(config, plan.algorithm, engine.private):
         raise ConfigError(

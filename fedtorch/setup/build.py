@@ -69,7 +69,7 @@ class BuiltRun(Plan):
         left_out: Mapping[str, int] | None = None,
         is_engine_shared: bool = False,
     ) -> RunComponents:
-        """What the runner is made of on this rank. facts: what a checkpoint must agree with, beside the config.
+        """Parts of the runner on this rank. facts: a checkpoint must agree with them, beside the config.
 
         mechanism: None: that of a run that begins, or goes on in its own folder. is_engine_shared: will a later run
         begin with the same engine's initial weights?
@@ -118,7 +118,7 @@ class BuiltRun(Plan):
 
     @cached_property
     def fixed_digest(self) -> str:
-        """Of the names and bits of `Engine.fixed`; first read before any training."""
+        """Digest of the names and bits of `Engine.fixed`; first read before any training."""
         return digest_of({name: self.engine.module.get_parameter(name) for name in self.engine.fixed})[:16]
 
     def idle_base(self, rank: int) -> list[str]:
@@ -128,7 +128,7 @@ class BuiltRun(Plan):
         return list(self.task.unsaved(self.engine.module))
 
     def facts(self) -> dict[str, str]:
-        """What must be the same on every rank, as text; compared before any group is made."""
+        """Facts that must be the same on every rank, as text; compared before any group is made."""
         return {
             **config_facts(self.config),
             "seed": str(self.config.run.seed),

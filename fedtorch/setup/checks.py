@@ -1,4 +1,4 @@
-"""What cannot work is refused before the ranks meet: one function per rule, called in the order of `RULES`.
+"""Refuses what cannot work before the ranks meet: one function per rule, called in the order of `RULES`.
 
 A rule raises ConfigError with the keys, their values and what to set. Rules about single keys are ranges in the
 config's classes, those about two keys of the config in `__post_init__` there; here is what needs the task, the
@@ -147,7 +147,7 @@ def deepspeed_is_installed(plan: Plan) -> None:
 
 
 def the_algorithm_takes_deepspeed(plan: Plan) -> None:
-    """What an algorithm changes by itself in parameters or gradients, DeepSpeed would lose."""
+    """Refuse an algorithm whose own changes of parameters or gradients DeepSpeed would lose."""
     engine, algorithm = plan.config.engine, plan.algorithm
     if engine.kind == "deepspeed" and not {"deepspeed", f"deepspeed/{engine.stage}"} & {*algorithm.engines}:
         raise ConfigError(

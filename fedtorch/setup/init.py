@@ -59,7 +59,7 @@ def write(
 
 
 def _tried(proposal: Proposal, out: Path) -> tuple[list[str], str]:
-    """What to say, and the config, with the number of rows that the task cannot use in it.
+    """Return what to say, and the config, with the number of rows in it that the task cannot use.
 
     Raises:
         DataError: too many rows cannot be used.

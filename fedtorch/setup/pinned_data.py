@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import Message
+from fedtorch.comm.wire import Packet
 from fedtorch.config.load import config_facts
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError
@@ -41,7 +41,7 @@ def exchange_sizes(config: Config, comm: Communicator, known: Config | None = No
     comm.barrier("sizes", round=0)
     gathered = comm.gather(found, round=0)
     comm.barrier("sizes are there", round=0)
-    messages = comm.broadcast_messages(gathered, round=0)
+    messages = comm.broadcast_packets(gathered, round=0)
     if problem is not None:
         raise problem
     if missing := [comm.names[message.client] for message in messages if message.status != "ok"]:
@@ -95,12 +95,12 @@ def check_task(config: Config) -> Prepared:
 
 def _own(
     config: Config, task: Prepared, comm: Communicator, known: Config | None
-) -> tuple[list[Message], FedtorchError | None]:
+) -> tuple[list[Packet], FedtorchError | None]:
     """A message for each client that this rank speaks for: the first of the ranks that have its data does."""
     topology = make_topology(config, comm.size)
     allowed = workers_with_data(config, topology)
     names = list(config.system.pinned) if allowed is None else list(allowed)
-    messages: list[Message] = []
+    messages: list[Packet] = []
     problem: FedtorchError | None = None
     for index, name in enumerate(names):
         home = comm.rank if allowed is None else topology.workers[allowed[name][0]][0]
@@ -117,12 +117,12 @@ def _own(
             messages.append(_message(index, entry))
         except DataError as error:
             log.error("client %s is pinned to this rank: %s", name, error)
-            messages.append(Message(index, "numbers", status="failed"))
+            messages.append(Packet(index, "numbers", status="failed"))
             problem = problem or DataError(f"client `{name}` is pinned to rank {comm.rank}: {error}")
     return messages, problem
 
 
-def _message(index: int, entry: Entry) -> Message:
+def _message(index: int, entry: Entry) -> Packet:
     numbers: dict[str, int | float] = {}
     lists: dict[str, tuple[float, ...]] = {}
     for split, facts in entry["splits"].items():
@@ -133,10 +133,10 @@ def _message(index: int, entry: Entry) -> Message:
                 lists[f"{split}/{fact}"] = tuple(map(float, value))
             elif isinstance(value, int | float):
                 numbers[f"{split}/{fact}"] = value
-    return Message(index, "numbers", numbers=numbers, lists=lists)
+    return Packet(index, "numbers", numbers=numbers, lists=lists)
 
 
-def _entry(message: Message) -> Entry:
+def _entry(message: Packet) -> Entry:
     splits: dict[str, dict[str, Any]] = {}
     facts: Mapping[str, Any] = {**message.numbers, **message.lists}
     for key, value in facts.items():

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
-from fedtorch.comm.topology import Topology
 from fedtorch.config.metrics import measured
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
@@ -17,13 +16,14 @@ from fedtorch.core.errors import DataError
 from fedtorch.core.names import look_alikes
 from fedtorch.core.sampling import Sampler, cohort
 from fedtorch.rounds.placement import make_topology
+from fedtorch.rounds.topology import Topology
 from fedtorch.tasks.base import Merged, Task
 from fedtorch.train.settings import ClientConfig
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the rules in `checks` look at; the same on every rank."""
+    """Plan that the rules in `checks` look at; the same on every rank."""
 
     config: Config
     """As it was read, or as the ranks completed it (see `pinned_data`)."""
@@ -40,7 +40,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, num_ranks: int) -> Plan:
-        """What `config` describes for a job of so many ranks.
+        """Plan that `config` describes for a job of so many ranks.
 
         Raises:
             ConfigError: so many ranks cannot be shared out among workers.

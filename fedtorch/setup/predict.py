@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
 
 
 def _answers(task: OwnTask, model: Any, blocks: Iterator[list[NewRow]], size: int) -> Iterator[dict[str, Any]]:
-    """What is said of each row, or its error, in their order."""
+    """Answer each row, or give its error, in their order."""
     for block in blocks:
         with torch.inference_mode():
             found = iter(_answered(task, model, [row.values for row in block if row.values is not None], size))

@@ -1,4 +1,4 @@
-"""What runs that are about to begin will cost: ε of all of them together, beside what was released of their data."""
+"""Cost of runs that are about to begin: ε of all of them together, beside what was released of their data."""
 
 from __future__ import annotations
 

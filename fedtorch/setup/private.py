@@ -16,7 +16,7 @@ from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.sampling import Poisson
 from fedtorch.privacy.accounting import Accountant, least_noise
 from fedtorch.privacy.adaptive import bit_noise, update_noise
-from fedtorch.privacy.client_level import ClientLevel, Terms
+from fedtorch.privacy.client_level import ClientLevel, PrivacyTerms
 from fedtorch.privacy.data_ledger import epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, Ledger, read_releases
 from fedtorch.setup.data_ledger import data_ledger
@@ -95,7 +95,7 @@ def sums_go_to_the_server_alone(plan: Plan) -> None:
 
 
 def fixed_factors_are_nobodys(plan: Plan) -> None:
-    """What a base is fitted to is released without noise."""
+    """Refuse a base that is fitted to clients' data: it is released without noise."""
     adapter = getattr(getattr(plan.task, "source_model", None), "adapter", None)
     public = None if adapter is None else adapter.public_rows
     if public is not None and plan.task.data.reads(public):  # type: ignore[attr-defined]  # of one's own
@@ -159,7 +159,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
 
 
 def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, resume: str = "auto") -> Mechanism:
-    """What the config promises, as the loop asks for it; on the server with its key and ledger.
+    """Make the mechanism that the config promises; on the server with its key and ledger.
 
     start: rounds in the checkpoint that the run goes on from; None: it begins. resume: as on the command line.
 
@@ -235,9 +235,9 @@ def releases_of(account: Accountant, config: Config, *, left: bool = False) -> i
     return max(0, fits - done)
 
 
-def terms_of(plan: Plan, noise_multiplier: float) -> Terms:
+def terms_of(plan: Plan, noise_multiplier: float) -> PrivacyTerms:
     """The public numbers of the promise."""
-    return Terms(_rate(plan), len(plan.clients), noise_multiplier, plan.config.privacy)
+    return PrivacyTerms(_rate(plan), len(plan.clients), noise_multiplier, plan.config.privacy)
 
 
 def _rate(plan: Plan) -> float:
@@ -254,7 +254,7 @@ def noise_of(plan: Plan) -> float:
     return least_noise(config.epsilon, _rate(plan), max(1, plan.config.rounds), config.delta)
 
 
-def _agreed(plan: Plan, recorded: Mapping[str, object], where: Path) -> Terms:
+def _agreed(plan: Plan, recorded: Mapping[str, object], where: Path) -> PrivacyTerms:
     """The terms of a run that goes on, which are those it began with.
 
     Raises:

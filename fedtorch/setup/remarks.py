@@ -1,4 +1,4 @@
-"""What is no error but worth knowing before hours of training: one line each, logged at the start of a new run."""
+"""Remarks worth knowing before hours of training, and no errors: a line each, logged as a new run starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def about_metrics(plan: Plan) -> Iterator[str]:
 
 
 def about_data(plan: Plan, placement: Placement, rank: int) -> Iterator[str]:
-    """What the task remarks on the clients that live here; reads their files.
+    """Remarks of the task on the clients that live here; reads their files.
 
     Raises:
         DataError: one is unusable, so that a malformed line shows before the first round.

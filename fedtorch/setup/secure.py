@@ -130,7 +130,7 @@ RULES: tuple[Callable[[Plan], None], ...] = (
 
 
 def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False, key: bytes = b"") -> Masking | None:
-    """Of a run with a secure sum. is_new: the run begins anew, and what stood in its folder is of another one.
+    """Make the masking of a run with a secure sum. is_new: what stood in the folder is of another run.
 
     key: of the run's noise, where nobody may know who took part in a round.
     """
@@ -148,7 +148,7 @@ def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False, key: byte
 
 
 def make_plain(plan: Plan, *, is_server: bool, is_new: bool) -> Mechanism:
-    """Of a run without noise."""
+    """Make the mechanism of a run without noise."""
     if not _is_public(plan):
         return Mechanism()
     masking = make_masking(plan, is_server=is_server, is_new=is_new)
@@ -156,7 +156,7 @@ def make_plain(plan: Plan, *, is_server: bool, is_new: bool) -> Mechanism:
 
 
 def describe_public_sum(plan: Plan) -> str:
-    """What becomes of what, for `--dry-run`; empty where sums are as always."""
+    """Say what the sum becomes, for `--dry-run`; empty where sums are as always."""
     if not _is_public(plan):
         return ""
     config = plan.config.privacy

@@ -190,11 +190,11 @@ class Task:
         return {}
 
     def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
-        """Of metrics that are no means: the figure of all clients' examples together."""
+        """Figures of all clients' examples together, for metrics that are no means."""
         return {}
 
     def behind(self, scores: Scores) -> Mapping[str, int]:
-        """Of how many examples a client's scores are, by name, where that is not the second number of the pair."""
+        """Count the examples of a client's scores, by name, where that is not the second number of the pair."""
         return {}
 
     def counts(self, examples: Sequence[Any]) -> Mapping[str, float]:
@@ -242,7 +242,7 @@ class Task:
         add_to_base(model, factors)
 
     def save_merged(self, model: nn.Module, folder: Path) -> bool:
-        """The same with what was added to the model (an adapter) become part of its weights; False: nothing was."""
+        """Save the model with an adapter made part of its weights; False: nothing was added to it."""
         from fedtorch.models.adapters.lora import has_adapter, merged
 
         if not has_adapter(model):
@@ -262,7 +262,7 @@ class Task:
         tell_place(folder, target)
 
     def usage(self) -> Mapping[str, str]:
-        """What a model card says of the saved model; by default nothing, and then no card is written.
+        """Lines of a model card on how to load the saved model; by default none, and then no card is written.
 
         `pipeline`: its name among transformers' pipelines or an empty text; `code`: the Python lines that load it, with
         `FOLDER` for its folder; `start`: the weights that training begins with.
@@ -270,7 +270,7 @@ class Task:
         return {}
 
     def facts(self) -> dict[str, str]:
-        """What must be the same on every rank (digest of the data manifest); compared at start."""
+        """Facts that must be the same on every rank (digest of the data manifest); compared at start."""
         return {}
 
     def record(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Merged(Task):
-    """The same task with one client, `all`, that owns the union of all training data (`paradigm: centralized`)."""
+    """A task with one client, `all`, that owns the union of all training data (`paradigm: centralized`)."""
 
     parts: Task
     """the task as it was; only training is merged, evaluation goes on over its clients"""

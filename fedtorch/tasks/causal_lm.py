@@ -91,7 +91,7 @@ class CausalLM(TextTask):
 
     @torch.inference_mode()
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
-        """See `new_answers`."""
+        """Answer new rows by `new_answers`."""
         return new_answers(self, model, rows, batch_size)
 
     def build_model(self, seed: int) -> nn.Module:
@@ -143,7 +143,7 @@ class CausalLM(TextTask):
         return tokenizer
 
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Continued]:
-        """See OwnTask."""
+        """Tokens of every row, as `OwnTask` reads them."""
         return [self.tokens.sample(row, where) for row in rows]
 
     def refuse(self, examples: Sequence[Continued], where: str) -> None:
@@ -192,7 +192,7 @@ class CausalLM(TextTask):
 
     @torch.inference_mode()
     def predict(self, model: nn.Module, examples: Sequence[Continued], batch_size: int) -> list[Prediction]:
-        """What each row's learned tokens, and those of its choices, get; and the text that is generated."""
+        """Likelihood of each row's learned tokens and of its choices, and the text that is generated."""
         texts = [text for example in examples for text in example.choices or (example, *example.more)]
         sums = iter(log_likelihoods(model, texts, batch_size, self.collate))
         found = []
@@ -247,12 +247,12 @@ class CausalLM(TextTask):
         return bool(self.asked) or any(not isinstance(metric, str) for metric in self.chosen.values())
 
     def known_metrics(self) -> Mapping[str, Any]:
-        """Of plain text only those of its likelihood; of choices also their accuracy."""
+        """Metrics that can be asked for: of plain text only those of its likelihood; of choices also their accuracy."""
         known = {n: v for n, v in self.built_in.items() if self.rows_are != "text" or n not in TextTask.built_in}
         return known | dict(zip(self._of_choices, self._of_choices, strict=True))
 
     def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
-        """The same; there are answers for metrics of one's own.
+        """Accept metrics of one's own, for which there are answers.
 
         Raises:
             ConfigError: there are none.

@@ -43,7 +43,7 @@ class Continued:
 
 
 class Prediction(NamedTuple):
-    """What a model makes of a row."""
+    """Output of a model for a row."""
 
     log_likelihood: float
     """summed over its learned tokens"""
@@ -67,7 +67,7 @@ class Tokens:
     """is the last answer to be generated as well"""
 
     def sample(self, row: Mapping[str, Any], where: str) -> Continued:
-        """Of a prepared row. where: for messages.
+        """Sample of a prepared row. where: for messages.
 
         Raises:
             DataError: it is longer than it may be.
@@ -98,7 +98,7 @@ class Tokens:
         return replace(texts[right], choices=texts, right=right)
 
     def _last_answer(self, messages: Sequence[Mapping[str, Any]], ids: list[int], mask: list[bool]) -> str:
-        """What the assistant says last: its content, or where it calls a tool all that the template makes of it."""
+        """Last answer of the assistant: its content, or where it calls a tool all that the template makes of it."""
         last = next(message for message in reversed(messages) if message["role"] == ASSISTANT)
         if not last.get("tool_calls"):
             return str(last["content"])

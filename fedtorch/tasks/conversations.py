@@ -14,7 +14,7 @@ from fedtorch.text.templates import check_strings, filled
 
 @dataclass(frozen=True)
 class Conversations:
-    """What a row has to have: `messages`, or `text`, or columns that are filled into a prompt, and `completion`; with
+    """Form of a row with `messages`, or `text`, or columns that are filled into a prompt, and `completion`; with
     `choices` that is one of them, or the number of one."""
 
     required: Sequence[str]
@@ -48,7 +48,7 @@ class Conversations:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """What a row has to have: `messages`, whose next one is asked for."""
+    """Form of a row with `messages`, whose next one is asked for."""
 
     required: Sequence[str] = ("messages",)
     """roles of the columns that a row has to have"""
@@ -68,13 +68,13 @@ class Unanswered:
         return {"conversation": found, **_tools(values)}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """What was said."""
+        """Texts that were said."""
         return texts_of(row["conversation"], row.get("tools", ()))
 
 
 @dataclass(frozen=True)
 class Unchosen:
-    """What a row has to have: columns that are filled into a prompt, and `choices`, of which one is asked for."""
+    """Form of a row with columns that are filled into a prompt, and `choices`, of which one is asked for."""
 
     required: Sequence[str]
     """what the template takes, or the prompt; `choices` comes last"""

@@ -176,12 +176,12 @@ class Dialog(Prepared):
         model.join(worker)
 
     def collate(self, examples: Sequence[Example], train: bool) -> dict[str, Any]:
-        """See `collate_turns` and `collate_whole`."""
+        """Make a batch, by `collate_turns` or `collate_whole`."""
         collate = collate_turns if self.sides == "two" else collate_whole
         return collate([example.turns for example in examples], self.separator, predict_first=self.predict_first)
 
     def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
-        """Of each turn, or with one model of each dialog."""
+        """Length of each turn, or with one model of each dialog."""
         return lengths([example.turns for example in examples], each=self.sides == "two")
 
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, int]:
@@ -237,7 +237,7 @@ class Dialog(Prepared):
         return {name: (total, int(tokens)) for name, (total, tokens) in totals.items()}
 
     def metrics(self) -> tuple[str, ...]:
-        """What a best model can be chosen by."""
+        """Metrics that a best model can be chosen by."""
         return (OWN, OWN_ASSISTANT)
 
     def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:

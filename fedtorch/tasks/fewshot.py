@@ -129,7 +129,7 @@ class FewShotTasks(Prepared):
         return examples
 
     def source_text(self, task: str, text: str) -> str:
-        """What the encoder reads; the fields inside `text` are joined by a literal ` [SEP] `, as in the gym."""
+        """Text that the encoder reads; the fields inside `text` are joined by a literal ` [SEP] `, as in the gym."""
         return f"{task}: {text}" if self.template == "paper" else f" [{task}] {text}"
 
     def build_model(self, seed: int) -> nn.Module:
@@ -204,7 +204,7 @@ class FewShotTasks(Prepared):
         return (self.main_metric, *(score_name(task, metric) for task, metric in self.gym.metric_of.items()))
 
     def single_metrics(self) -> tuple[str, ...]:
-        """Of the tasks whose metric is a mean over examples; F1 and correlations of one example say nothing."""
+        """Metrics that are means over examples; F1 and correlations of one example say nothing."""
         return tuple(score_name(task, metric) for task, metric in self.gym.metric_of.items() if metric in MEANS)
 
     def label(
@@ -217,7 +217,7 @@ class FewShotTasks(Prepared):
         temperature: float = 1.0,
         on_batch: Callable[[], None] | None = None,
     ) -> list[Generated]:
-        """What the model answers to each input, with the energy of every token; the model is in eval mode."""
+        """Answers of the model to each input, with the energy of every token; the model is in eval mode."""
         return decode_greedily(
             model,
             [example.source for example in examples],
@@ -240,7 +240,7 @@ class FewShotTasks(Prepared):
         temperature: float,
         on_batch: Callable[[], None] | None = None,
     ) -> list[Generated]:
-        """The same labels with the energies that `model` gives their tokens, from teacher-forced passes."""
+        """Repeat the labels with the energies that `model` gives their tokens, from teacher-forced passes."""
         found = []
         device = next(model.parameters()).device
         for start in range(0, len(labels), batch_size):

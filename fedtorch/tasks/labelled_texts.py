@@ -1,4 +1,4 @@
-"""What a row has to have that is classified: a text or two, and a label, several, or a number."""
+"""Form of a row that is classified: a text or two, and a label, several, or a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Problem = Literal["single_label", "multi_label", "regression"]
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """What a row has to have."""
+    """Form of a row that is classified."""
 
     problem: Problem
     """what a label is; see `TextClassification.problem`"""

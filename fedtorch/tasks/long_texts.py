@@ -46,7 +46,7 @@ class LongTexts(OwnTask):
             )
 
     def logits(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-        """Of each row, or of each of its places."""
+        """Logits of each row, or of each of its places."""
         raise NotImplementedError
 
     def build_model(self, seed: int) -> nn.Module:
@@ -75,7 +75,7 @@ class LongTexts(OwnTask):
 
     @property
     def cuts(self) -> bool:
-        """See OwnTask."""
+        """Count rows that are longer than the model reads."""
         return self.long == "truncate"
 
     def encoded(self, *sides: Sequence[str], where: Sequence[str], offsets: bool = False) -> list[list[Window]]:
@@ -145,6 +145,6 @@ def best_windows(pieces: Sequence[Sequence[int]], windows: Sequence[Window]) -> 
 
 
 def split_up(values: Sequence[int], windows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What all windows' tokens have, laid end to end, by window."""
+    """Give each window its own tokens back, of those laid end to end."""
     each = iter(values)
     return [[next(each) for _ in window] for window in windows]

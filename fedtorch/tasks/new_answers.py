@@ -1,4 +1,4 @@
-"""What a trained decoder says of new rows: texts, choices, or how likely the rows are."""
+"""Answers of a trained decoder to new rows: texts, choices, or how likely the rows are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtorch.text.chat import asked
 
 
 class Continues(Protocol):
-    """What of a task is used."""
+    """A task whose model continues texts."""
 
     @property
     def max_length(self) -> int: ...  # noqa: D102

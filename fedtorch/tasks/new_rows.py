@@ -23,7 +23,7 @@ BLOCK = 1000
 
 @dataclass(frozen=True)
 class NewTexts:
-    """What a row has to have: texts, and nothing of an answer."""
+    """Form of a new row: texts, and nothing of an answer."""
 
     required: Sequence[str] = ("text",)
     """roles of the columns that a row has to have"""
@@ -44,7 +44,7 @@ class NewTexts:
 
 @dataclass(frozen=True)
 class NewPrompts:
-    """What a row has to have: what is filled into a template, or the one text that is read as it is."""
+    """Form of a new row: columns that are filled into a template, or one text that is read as it is."""
 
     required: Sequence[str]
     """roles of the columns that a row has to have; without a template the first one is read"""
@@ -59,7 +59,7 @@ class NewPrompts:
         return {"source": filled(self.template, values, self.required[0])}
 
     def texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """What is read."""
+        """Texts that are read."""
         return [row["source"]]
 
 

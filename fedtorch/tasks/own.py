@@ -1,4 +1,4 @@
-"""What tasks over data of one's own have in common: rows of any source, a tokenizer, and any model of transformers."""
+"""Common part of tasks over data of one's own: rows of any source, a tokenizer, and any model of transformers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class OwnTask(Scored):
         return True
 
     def form(self) -> Form:
-        """What a row has to have."""
+        """Columns that a row must have."""
         raise NotImplementedError
 
     def label_of(self, row: Mapping[str, Any]) -> Any:
@@ -86,12 +86,12 @@ class OwnTask(Scored):
         return False
 
     def settings(self) -> dict[str, Any]:
-        """What beside `data` decides about the prepared rows."""
+        """Settings beside `data` that decide about the prepared rows."""
         return {"task": self.kind, "labels": list(self.data.labels)}
 
     @cached_property
     def source_model(self) -> AnyModel:
-        """What `model` says."""
+        """Model that `model` names."""
         return AnyModel.of(self.model)
 
     @cached_property
@@ -153,7 +153,7 @@ class OwnTask(Scored):
         return usage(self.head, self.source_model)
 
     def usage_merged(self) -> Mapping[str, str]:
-        """The same without an adapter."""
+        """Lines that load the model without an adapter."""
         return usage(self.head, replace(self.source_model, adapter=None))
 
     def record(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class OwnTask(Scored):
         return names
 
     def new_form(self, *, perplexity: bool = False) -> Form:
-        """What a row has to have that is to be answered. perplexity: of given texts, in place of an answer.
+        """Form of a row that is to be answered. perplexity: of given texts, in place of an answer.
 
         Raises:
             ConfigError: the task has no perplexity.
@@ -190,7 +190,7 @@ class OwnTask(Scored):
         raise NotImplementedError
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:
-        """What a model in eval mode says of rows in the form of `new_form`: plain JSON for each, in their order."""
+        """Answers of a model in eval mode to rows in the form of `new_form`: plain JSON for each, in their order."""
         raise NotImplementedError
 
     def supervised(self, example: Any) -> int | None:
@@ -220,7 +220,7 @@ class OwnTask(Scored):
         return [rows[i] for i in self.picked(client, split, len(rows))]
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
-        """See `Prepared.manifest`.
+        """Manifest of the prepared data; None where there is none.
 
         Raises:
             ConfigError: a client is held out that is not there.
@@ -258,7 +258,7 @@ class OwnTask(Scored):
         return super().picked(ALL if client in self.sharing(split) else client, split, available)
 
     def pinned_problem(self) -> str:
-        """See `Prepared.pinned_problem`."""
+        """Reason why the data cannot be pinned; empty where it can."""
         rule = self.data.clients
         if rule.by is None:
             return (
@@ -278,7 +278,7 @@ class OwnTask(Scored):
 
     @cached_property
     def _base_digests(self) -> dict[str, str]:
-        """Of an adapter's base, by file."""
+        """Digests of an adapter's base, by file."""
         model = self.source_model
         return base_digests(model.path) if model.adapter is not None and model.path else {}
 

@@ -68,7 +68,7 @@ def overview(task: OwnTask, say: Callable[[int, int], None] = lambda done, of: N
 
 
 def remarks(task: OwnTask, clients: Sequence[str]) -> list[str]:
-    """What may spoil a run, of these clients alone: rows that are cut, labels and rows that a split lacks.
+    """Say what may spoil a run of these clients: rows that are cut, labels and rows that a split lacks.
 
     As `overview` looks, but for rows that stand twice, of which the preparation has warned, and in one pass: of many
     rows that fill `task.max_length` those beyond `READ_AGAIN` in a split count as cut, though one may just fit.

@@ -1,4 +1,4 @@
-"""What a model card says of a model that was trained on data of one's own: the lines that load it."""
+"""Model card of a model that was trained on data of one's own: the lines that load it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 
 
 def usage(head: Head, source: AnyModel) -> dict[str, str]:
-    """See `Task.usage`: the pipeline of classes, or model and tokenizer; of an adapter its base too."""
+    """Lines that load a saved model: the pipeline of classes, or model and tokenizer; of an adapter its base too."""
     start = "random weights" if source.random else f"`{Path(source.path or '').name}`"
     if source.adapter is not None:
         code = _CODE.format(head).replace('("FOLDER")', '("FOLDER")  # finds base and adapter, by peft', 1)

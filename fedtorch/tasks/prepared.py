@@ -1,4 +1,4 @@
-"""What tasks on a prepared folder have in common: its manifest, sub-sampling, and the facts for the record."""
+"""Common part of tasks on a prepared folder: its manifest, sub-sampling, and the facts for the record."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Prepared(Task):
         return sorted(order[:limit].tolist())
 
     def data_digest(self) -> str:
-        """Of the data manifest, which has a digest of every file."""
+        """Digest of the data manifest, which has a digest of every file."""
         return hashlib.sha256(json.dumps(self.prepared["clients"], sort_keys=True).encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, str]:

@@ -20,14 +20,14 @@ SIZE = 8
 
 
 class HasRows(Protocol):
-    """What a task over data of one's own needs here; see `OwnTask` for its members."""
+    """A task over data of one's own, as far as public rows need it; `OwnTask` has these members."""
 
     @property
     def data(self) -> OwnData:
-        """What the columns of a source mean."""
+        """Meaning of the columns of a source."""
 
     def form(self) -> Form:
-        """What a row has to have."""
+        """Columns that a row must have."""
 
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
         """Converted rows as they are collated."""

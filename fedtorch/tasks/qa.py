@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.ranges import Count, Whole
 from fedtorch.core.seeds import seed_for
-from fedtorch.data.cover import cover_triples, require_packages
+from fedtorch.data.cover_queries import cover_triples, require_packages
 from fedtorch.data.qa_folder import POOL, QARow, check_counts, read_pool, read_qa_rows
 from fedtorch.metrics.ranking import average_precision, reciprocal_rank
 from fedtorch.models.bert import BertEncoder
@@ -262,7 +262,7 @@ class QA(Prepared):
 
 @dataclass(frozen=True)
 class QARe2(QA):
-    """The same with RE2, a model of its own for matching, without a pretrained encoder."""
+    """Question answering with RE2, a model of its own for matching, without a pretrained encoder."""
 
     model: Re2 = field(default_factory=Re2)  # type: ignore[assignment]
     """which model"""
@@ -270,7 +270,7 @@ class QARe2(QA):
 
 @dataclass(frozen=True)
 class QAEsim(QA):
-    """The same with ESIM."""
+    """Question answering with ESIM."""
 
     model: Esim = field(default_factory=Esim)  # type: ignore[assignment]
     """which model"""

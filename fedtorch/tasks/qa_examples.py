@@ -1,4 +1,4 @@
-"""What the task of question answering trains on and is evaluated with."""
+"""Examples that question answering trains on and is evaluated with."""
 
 from __future__ import annotations
 

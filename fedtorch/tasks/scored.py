@@ -29,7 +29,7 @@ class Scored(Prepared):
         return copy_as(type(self), self, chosen=dict(chosen))
 
     def metrics(self) -> tuple[str, ...]:
-        """What a best model can be chosen by."""
+        """Metrics that a best model can be chosen by."""
         return tuple(dict.fromkeys((self.main_metric, *selectable(self.chosen, self.lower_is_better))))
 
     def single_metrics(self) -> tuple[str, ...]:
@@ -50,12 +50,12 @@ class Scored(Prepared):
         raise NotImplementedError
 
     def client_scores(self, client: str, scores: Scores, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
-        """What `eval.metrics` asks for, of all of a client's rows."""
+        """Scores that `eval.metrics` asks for, of all of a client's rows."""
         found, references = self.compared(examples, predictions)
         return scores_of(self.chosen, client, scores, found, references, self.figures)
 
     def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
-        """Of the chosen ones that are no means."""
+        """Figures of the chosen metrics that are no means."""
         return pooled_of(self.chosen, scores, self.figures) if self.chosen else {}
 
 

@@ -35,7 +35,7 @@ class Seq2Seq(TextTask):
         return Texts((*(self.template_columns() if self.template else ["source"]), "target"), self.template)
 
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[SourceTarget]:
-        """See OwnTask; case and spaces are as in the file."""
+        """Tokens of every row, as `OwnTask` reads them; case and spaces are as in the file."""
         sources = self._encoded(rows, where)
         targets = self.vocabulary(text_target=[row["target"] for row in rows]).input_ids
         end = self.vocabulary.eos_token_id
@@ -55,12 +55,12 @@ class Seq2Seq(TextTask):
         ]
 
     def example_lengths(self, examples: Sequence[SourceTarget]) -> list[tuple[int, ...]]:
-        """Of source and target, which are padded each for itself."""
+        """Lengths of source and target, which are padded each for itself."""
         return [(len(example.source), len(example.target)) for example in examples]
 
     @property
     def longest(self) -> tuple[int, ...]:
-        """Of source and target."""
+        """Longest source and target."""
         return self.max_length, self.max_target_length
 
     def supervised(self, example: SourceTarget) -> int:
@@ -69,7 +69,7 @@ class Seq2Seq(TextTask):
 
     @property
     def max_learned(self) -> int:
-        """Of a target."""
+        """Most tokens of a target."""
         return self.max_target_length
 
     def collate(self, examples: Sequence[SourceTarget], train: bool) -> dict[str, Any]:
@@ -111,5 +111,5 @@ class Seq2Seq(TextTask):
         return [{"text": text} for text in self._texts(model, self._encoded(rows, ""), batch_size)]
 
     def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> Scores:
-        """What `measures` names."""
+        """Scores that `measures` names."""
         return self.text_scores(predictions, [example.gold for example in examples])

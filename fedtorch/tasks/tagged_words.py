@@ -1,4 +1,4 @@
-"""What a row has to have whose words are tagged: words with their tags, or a text with the spans in it."""
+"""Form of a row whose words are tagged: words with their tags, or a text with the spans in it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TaggedWords:
 
 @dataclass(frozen=True)
 class UntaggedWords:
-    """The same without tags: words, or a text."""
+    """Form of a new row without tags: words, or a text."""
 
     annotation: Annotation
     """what the source has: a list of words, or a text that is cut into words"""

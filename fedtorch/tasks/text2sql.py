@@ -113,7 +113,7 @@ class Text2SQL(Prepared):
         }
 
     def example_lengths(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
-        """Of source and target, which are padded each for itself."""
+        """Lengths of source and target, which are padded each for itself."""
         return [(len(example.source), len(example.target)) for example in examples]
 
     def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, int]:

@@ -88,7 +88,7 @@ class TextClassification(LongTexts):
         return self.problem != "regression"
 
     def pinned_problem(self) -> str:
-        """See `Prepared.pinned_problem`."""
+        """Reason why the data cannot be pinned; empty where it can."""
         if self.class_weights == "balanced":
             return "task.class_weights is balanced, for which all rows are counted; give a weight for each label"
         return super().pinned_problem()
@@ -133,7 +133,7 @@ class TextClassification(LongTexts):
         }
 
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
-        """See OwnTask."""
+        """Tokens of every row, as `OwnTask` reads them."""
         return [
             Example.of(windows, self._target(row["label"], where))
             for windows, row in zip(self._inputs(rows, where), rows, strict=True)
@@ -270,7 +270,7 @@ class TextClassification(LongTexts):
         return known_metrics(self.problem)
 
     def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
-        """The same; of numbers errors and Pearson's correlation are measured without being asked for."""
+        """Add metrics as the base class does; of numbers errors and Pearson's correlation are measured unasked."""
         always = FIGURES if self.problem == "regression" else ()
         return super().with_metrics({name: name for name in always} | dict(chosen))
 

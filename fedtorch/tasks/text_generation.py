@@ -1,4 +1,4 @@
-"""What tasks whose answers are texts have in common: templates, generating, and metrics of what was generated."""
+"""Common part of tasks whose answers are texts: templates, generating, and metrics of what was generated."""
 
 from __future__ import annotations
 
@@ -91,18 +91,18 @@ class TextTask(OwnTask):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """What is measured of generated answers: `measures`, and what `eval.metrics` names."""
+        """Metrics of generated answers: `measures`, and those that `eval.metrics` names."""
         names = [name for name in self.chosen.values() if name in (*MEANS, *POOLED)]
         return tuple(dict.fromkeys((*self.measures, *names)))
 
     def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
-        """The same; its packages are there."""
+        """Accept metrics whose packages are there."""
         task = super().with_metrics(chosen)
         _require("eval.metrics", task.asked)
         return task
 
     def means(self) -> tuple[str, ...]:
-        """What is measured of generated answers that is a mean over rows."""
+        """Metrics of generated answers that are means over rows."""
         return tuple(name for name in MEANS if name in self.asked)
 
     def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class TextTask(OwnTask):
         return self.data.labels
 
     def metrics(self) -> tuple[str, ...]:
-        """What a best model can be chosen by."""
+        """Metrics that a best model can be chosen by."""
         return tuple(dict.fromkeys((*self.means(), *selectable(self.chosen, self.lower_is_better))))
 
     def single_metrics(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class TextTask(OwnTask):
         return self.means()
 
     def text_scores(self, predictions: Sequence[str], golds: Sequence[str]) -> Scores:
-        """Of generated texts: means, and counts for figures of all rows together."""
+        """Scores of generated texts: means, and counts for figures of all rows together."""
         count = len(golds)
         scores: Scores = {name: (s, count) for name, s in row_scores(predictions, golds, self.asked).items()}
         counts = numbered(statistics(predictions, golds, self.asked)) if count else {}
@@ -158,7 +158,7 @@ def _require(key: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Texts:
-    """What a row has to have: texts in columns, of which `source` is filled into a template."""
+    """Form of a row with texts in columns, of which `source` is filled into a template."""
 
     required: Sequence[str]
     """roles, the last of which is the answer"""

@@ -134,7 +134,7 @@ class TokenClassification(LongTexts):
         return f"{lost} of {len(found)} words lie beyond task.max_length {self.max_length}; they count as predicted O"
 
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Example]:
-        """See OwnTask."""
+        """Tokens of every row, as `OwnTask` reads them."""
         examples = []
         places = [row.get("where", where) for row in rows]
         for windows, row in zip(
@@ -220,7 +220,7 @@ class TokenClassification(LongTexts):
         return dict.fromkeys(names, int(true))
 
     def metrics(self) -> tuple[str, ...]:
-        """What a best model can be chosen by."""
+        """Metrics that a best model can be chosen by."""
         return tuple(dict.fromkeys((*super().metrics(), ACCURACY)))
 
     def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class TokenClassification(LongTexts):
         return {**super().summary(scores), "labels": kinds}
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Of spans."""
+        """Figures of spans."""
         return _figures(self._counts(totals))
 
     def compared(self, examples: Sequence[Example], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Whole
 from fedtorch.data.folder import read_manifest
-from fedtorch.data.hydranet import Gold, Question, Row, Rows, row_labels
+from fedtorch.data.hydranet import Gold, HydraNetRow, Question, Rows, row_labels
 from fedtorch.data.prepare_wikisql import POOL, TABLES
 from fedtorch.data.question_pool import QuestionPool
 from fedtorch.models.consistency import ALL_HEADS, WITHOUT_COLUMN, mask_words, masked_word_loss, squared_distance
@@ -35,7 +35,7 @@ from fedtorch.text.byte_bpe import load_subwords
 
 log = logging.getLogger(__name__)
 
-Example = Question | tuple[Row, ...]
+Example = Question | tuple[HydraNetRow, ...]
 """To evaluate with: a question with its query. To train on: rows that stay together, one or all of a question."""
 
 

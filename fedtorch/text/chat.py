@@ -74,7 +74,7 @@ def _why_no_beginning(tokenizer: PreTrainedTokenizerBase, messages: Messages, to
 def _refuse_losses(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, tools: Tools, whole: list[int], where: str
 ) -> None:
-    """See that calls, reasoning and tools are among the tokens: a template may know nothing of them."""
+    """Check that calls, reasoning and tools are among the tokens: a template may know nothing of them."""
     for key in ("tool_calls", "reasoning_content"):
         if any(message.get(key) for message in messages):
             without = [{name: value for name, value in message.items() if name != key} for message in messages]
@@ -92,7 +92,7 @@ def _lost(where: str, key: str) -> str:
 
 
 def _first_prompt(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int], tools: Tools) -> list[int]:
-    """What stands before the answer in a conversation that begins with one; transformers renders no empty one.
+    """Tokens before the answer in a conversation that begins with one; transformers renders no empty one.
 
     Up to the prompt for an answer as it stands after some user's turn, and all of it where it is not to be found.
     """
@@ -119,7 +119,7 @@ def _render(
 def _apply(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, tools: Tools, *, prompt: bool, tokenize: bool
 ) -> Any:
-    """What the template makes of a conversation.
+    """Write a conversation by the template.
 
     Raises:
         DataError: it refuses it; the template's own words may quote the text, so they are not shown.

@@ -60,7 +60,7 @@ def check_folder(folder: Path, *, allows_code: bool = False, advice: str = _NO_C
 
 
 def _parsed(file: Path) -> Any:
-    """What a JSON file holds; None: it cannot be read, which its reader will say."""
+    """Content of a JSON file; None: it cannot be read, which its reader will say."""
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the name of a pretrained model stands for, and tokenizers, loaded so that a broken one is noticed."""
+"""Resolves the name of a pretrained model, and loads tokenizers so that a broken one is noticed."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _is_path(text: str) -> bool:
 
 
 def lacks(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What a tokenizer lacks that a model of texts needs; None: nothing."""
+    """Say what a tokenizer lacks that a model of texts needs; None: nothing."""
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
         return "it has neither a padding nor an end token"
     ids = tokenizer("a b", add_special_tokens=False).input_ids

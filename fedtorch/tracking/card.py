@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fedtorch.core.files import replace_file
 from fedtorch.core.shown import for_markdown, markdown_row
-from fedtorch.tracking.promise import NOTHING
+from fedtorch.tracking.privacy_statement import NOTHING
 
 NAME = "README.md"
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says. Counts only: it may be given away with the model, so it names no client and quotes no text."""
+    """Facts of a model card. Counts only: it may be given away, so it names no client and quotes no text."""
 
     name: str
     """of the run"""

@@ -1,4 +1,4 @@
-"""What the reports of a round say together."""
+"""Sums up what the reports of a round say together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cohort_record(reports: Sequence[Report]) -> Record:
 
 
 def norms_record(reports: Sequence[Report]) -> Record:
-    """Of the updates."""
+    """Record of the updates' norms."""
     norms = [report.norm for report in reports if report.is_ok]
     return {"update_norm_median": median(norms) if norms else None, "update_norm_max": max(norms, default=None)}
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line per round, on a terminal a bar below them, a table at the end."""
+"""Shows a person how a run goes on: a bar on a terminal, one line per round elsewhere, a table at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a run is made of, kept in memory: a disk may refuse records, or lose them."""
+"""Keeps in memory what the end of a run is made of: a disk may refuse records, or lose them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Memory:
         self.steps: Counter[str] = Counter()
         """client -> steps of which losses are recorded"""
         self.traffic: Counter[str] = Counter()
-        """bytes and messages; see `comm.meter.Meter`"""
+        """bytes and messages; see `comm.transport.meter.Meter`"""
         self.rounds = 0
         """that are over"""
         self._weights: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What is told of a run beside metrics.jsonl: TensorBoard, MLflow, or a class of one's own. Imports no torch."""
+"""Interface of trackers beside metrics.jsonl: TensorBoard, MLflow, or a class of one's own. Imports no torch."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Run:
 
     @property
     def privacy(self) -> Mapping[str, Any]:
-        """What results.json says under `privacy`; empty where nothing was promised, or the run is not over."""
+        """Part `privacy` of results.json; empty where nothing was promised, or the run is not over."""
         results = self.of_kind("result")
         return results[-1].get("privacy", {}) if results else {}
 

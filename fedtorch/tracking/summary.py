@@ -14,7 +14,7 @@ from rich.table import Table
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import LOSS, sharers
 from fedtorch.core.terminal import PlainConsole
-from fedtorch.tracking.promise import promise
+from fedtorch.tracking.privacy_statement import promise
 from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
 
 MOST_NAMED = 10
@@ -70,7 +70,7 @@ def show_results(
 
 
 def _after(run: Run, counting: Evaluation | None, metric: str | None, console: Console, *, has_commands: bool) -> None:
-    """What stands below the table."""
+    """Lines below the table."""
     if counting is not None and counting.shared:
         whose = sharers(counting.metrics, counting.shared)
         console.print(f"{counting.split}: the same rows, shared by {whose}; they count once in micro")

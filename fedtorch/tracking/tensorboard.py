@@ -231,5 +231,5 @@ def server_prefix(label: str) -> str:
 
 
 def _is_drawn(key: str) -> bool:
-    """Of a client's record: a number that is a curve over rounds."""
+    """Is this number of a client's record a curve over rounds?"""
     return key not in NOT_DRAWN and not key.startswith(histograms.PREFIX)

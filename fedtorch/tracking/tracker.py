@@ -1,4 +1,4 @@
-"""What a run tells the world: metrics.jsonl, TensorBoard, the console, results.json. One writer, on the server."""
+"""Tells the world of a run: metrics.jsonl, TensorBoard, the console, results.json. One writer, on the server."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Tracker:
         self._show_round(record, shown)
 
     def end(self, round: int, traffic: Mapping[str, float]) -> None:
-        """What was exchanged after the last round (0-based): the last checkpoint, the best model, its evaluation."""
+        """Record what follows the last round (0-based): the last checkpoint, the best model, its evaluation."""
         sums = self._add_up(traffic)
         total = {"total": dict(self.memory.traffic), "traffic": _by_phase(traffic)}
         self._record({"kind": "end", "round": round + 1, **sums, **total})

@@ -68,13 +68,13 @@ class DeepSpeedEngine(ZeroWeights):
         self._pending_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
 
     def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
-        """See Engine.join; raises PreflightError where ranks of the worker share a GPU."""
+        """Join the worker's ranks; raises PreflightError where they share a GPU."""
         check_worker(worker, self.device)
         super().join(worker)
         self._connect = connect
 
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
-        """See Engine.load."""
+        """Load shared and private weights; all ranks of the worker together."""
         if self._failed:
             self._rebuild()
         if self._zero is None:
@@ -94,7 +94,7 @@ class DeepSpeedEngine(ZeroWeights):
         seed: int,
         optimizer_state: OptimizerState | None = None,
     ) -> None:
-        """See Engine.start. Dropout differs between ranks that share a step's micro-batches."""
+        """Start a client. Dropout differs between ranks that share a step's micro-batches."""
         self.load(shared, private)
         optimizer = self._zero.basic_optimizer
         renew(optimizer, make_optimizer(self.trained_names, self.trained, hp))
@@ -117,7 +117,7 @@ class DeepSpeedEngine(ZeroWeights):
     def step(
         self, loss_fn: LossFunction, batches: Sequence[Any], divisor: int, before_step: GradientHook | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See Engine.step. All ranks of the worker get all micro-batches and return the same loss."""
+        """Take a step. All ranks of the worker get all micro-batches and return the same loss."""
         assert self._schedule is not None, "start() comes first"
         self._failed = self._counts = True
         if self._pending_state is not None:
@@ -149,17 +149,17 @@ class DeepSpeedEngine(ZeroWeights):
 
     @property
     def counts(self) -> bool:
-        """See Engine.counts. A rank without a micro-batch computes along with the others."""
+        """Count what a rank computes. One without a micro-batch computes along with the others."""
         return self._counts and super().counts
 
     def summed(self, values: Sequence[float]) -> list[float]:
-        """See Engine.summed."""
+        """Add a number over the ranks of the worker."""
         if self.worker is None or self._sharing == 1:
             return super().summed(values)
         return [sum(each) for each in zip(*self.worker.all_gather_floats(values), strict=True)]
 
     def free(self) -> None:
-        """See Engine.free. The next `load` builds all anew, on every rank of the worker or on none."""
+        """Free the engine's memory. The next `load` builds all anew, on every rank of the worker or on none."""
         if self.worker is not None:
             self._failed = self.worker.any(self._failed)
         if self.device.type == "cuda":
@@ -170,7 +170,7 @@ class DeepSpeedEngine(ZeroWeights):
         raise FedtorchError(NO_GRADIENTS)
 
     def left_out(self) -> int:
-        """See Engine.left_out."""
+        """Return the part of the gradients that the last step left out."""
         return self._left_out
 
     def clear_gradients(self) -> None:
@@ -179,7 +179,7 @@ class DeepSpeedEngine(ZeroWeights):
         self._zero.zero_grad()
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, int | float]]:
-        """See Engine.optimizer_state; whole tensors on every rank of the worker."""
+        """Return the optimiser's state: whole tensors on every rank of the worker."""
         if self._tensors is None:
             return state_of(self._zero.basic_optimizer, self.trained_names, self.trained)
         if self._pending_state is not None:  # no step was taken
@@ -280,7 +280,7 @@ class DeepSpeedEngine(ZeroWeights):
         self._scale = ZeroScale(self._zero.optimizer.loss_scaler if self.settings.precision == "fp16" else None)
 
     def forget_initial(self) -> None:
-        """See Engine. They are kept: the engine may have to be built anew."""
+        """Keep the initial weights all the same: the engine may have to be built anew."""
 
     def _rebuild(self) -> None:
         """Start again with a new module; DeepSpeed cannot drop a step that failed half-way."""

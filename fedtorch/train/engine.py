@@ -112,7 +112,7 @@ class Engine(InitialVectors):
         return self._copier.download(self.flat, out)
 
     def snapshot_private(self) -> Tensor:
-        """The same of the private weights."""
+        """Copy the private weights."""
         return self._copier.download(self.flat_private)
 
     @torch.no_grad()
@@ -227,7 +227,7 @@ class Engine(InitialVectors):
             collect_shared(self.worker, self.owners, self.trained_by_name(), set(self.shared.names))
 
     def _backward_in_parts(self, loss_fn: LossFunction, batch: SplitBatch, divisor: int) -> Tensor:
-        """The same in parts; a first pass counts, as every part is divided by what all of them count."""
+        """Go back in parts; a first pass counts, as every part is divided by what all of them count."""
         with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             count = sum(self._objective(loss_fn, part)[1] for part in batch.parts)
         total = torch.zeros((), device=self.device)

@@ -19,7 +19,7 @@ class InitialVectors:
 
     @property
     def initial_shared(self) -> Tensor:
-        """Of the parameters that travel.
+        """Initial values of the parameters that travel.
 
         Raises:
             FedtorchError: `forget_initial` was called.
@@ -43,7 +43,7 @@ class InitialVectors:
         self._shared = None
 
     def _part(self) -> None:
-        """What is kept becomes a copy if it is the module's own memory, to which others are about to write."""
+        """Keep a part as a copy if it is the module's own memory, to which others are about to write."""
         kept = self._shared
         if kept is not None and kept.numel() and kept.data_ptr() == self._flat.data_ptr():
             self._shared = kept.clone()

@@ -29,7 +29,7 @@ class Trainable(Protocol):
 
 
 class HasLengths(Protocol):
-    """What is needed beside it where examples are put into batches by length."""
+    """A task that knows the length of an example, to put examples into batches by length."""
 
     def example_lengths(self, examples: Sequence[Any]) -> Sequence[Lengths]: ...
 

@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class LossCurve:
-    """What one client's local training looked like, step by step."""
+    """Losses of one client's local training, step by step."""
 
     losses: tuple[float, ...] = ()
     """The task's loss of each step (mean over its micro-batches of the mean loss, or over all terms; dropout on)."""

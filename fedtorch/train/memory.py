@@ -45,7 +45,7 @@ class States:
 
 
 def optimizer_numbers(hp: ClientConfig) -> float:
-    """What the optimiser of these settings keeps per trained number, in numbers."""
+    """Numbers that the optimiser of these settings keeps per trained number."""
     return _STATE.get(hp.optimizer, 2.0) + bool(hp.momentum)
 
 
@@ -66,7 +66,7 @@ def known_sizes() -> Mapping[str, Size]:
 
 
 def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2.0) -> States:
-    """What a rank of a worker of `ranks` keeps. moments: the optimiser's numbers per parameter, 2 for Adam.
+    """Bytes that a rank of a worker of `ranks` keeps. moments: the optimiser's numbers per parameter, 2 for Adam.
 
     Stage 0 has parameters, gradients and moments in fp32. From stage 1 on there are also fp32 masters and an fp32 sum
     of the gradients; what a stage splits is divided by `ranks`. With offload the masters, sums and moments are on the
@@ -88,7 +88,7 @@ def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2
 
 
 def deepspeeds_own(size: Size, settings: EngineConfig, *, ranks: int) -> States | None:
-    """What DeepSpeed's estimators say for one machine with `ranks` devices; None where it has none.
+    """Answer of DeepSpeed's estimators for one machine with `ranks` devices; None where it has none.
 
     They know stages 2 and 3, 16 bits and Adam.
     """

@@ -25,7 +25,7 @@ def passes_of(
     forward: Callable[[LossFunction, Any], Tensor],
     device: torch.device,
 ) -> list[tuple[Any, float]]:
-    """What a rank computes while every rank of its worker has one of the micro-batches: (part, what it counts).
+    """Passes of a rank while every rank of its worker has one of the micro-batches: (part, what it counts).
 
     As many passes for every rank, for all have to take part in every exchange. A pass that only another rank needs
     counts 0, and so does all that a rank without a micro-batch computes.
@@ -47,7 +47,7 @@ def _shares(
     forward: Callable[[LossFunction, Any], Tensor],
     device: torch.device,
 ) -> list[float]:
-    """What each part counts in its micro-batch; 0 in further passes."""
+    """Share of each part in its micro-batch; 0 in further passes."""
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         counts = [forward(partial(_counted, loss_fn), parts[place % len(parts)]) for place in range(number)]
     whole = sum(float(count) for count in counts[: len(parts)])
@@ -55,6 +55,6 @@ def _shares(
 
 
 def _counted(loss_fn: LossFunction, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-    """What a loss counts, as a loss."""
+    """Count of a loss, as a loss."""
     loss_sum, count = loss_fn(module, batch)
     return torch.zeros((), device=loss_sum.device) + count, 1

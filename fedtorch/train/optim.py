@@ -108,7 +108,7 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
 
 
 def renew(optimizer: torch.optim.Optimizer, wanted: torch.optim.Optimizer) -> None:
-    """The same with the settings of `wanted`, another optimiser of the same kind over the same groups."""
+    """Make another optimiser of this kind over the same groups, with the settings of `wanted`."""
     for group, other in zip(optimizer.param_groups, wanted.param_groups, strict=True):
         group.update({key: value for key, value in other.items() if key != "params"})
     forget(optimizer)
@@ -168,7 +168,7 @@ _KEPT: dict[str, tuple[set[str], ...]] = {
 def misfit(
     optimizer: str, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, entries: Mapping[str, Any]
 ) -> str:
-    """What is wrong with a state as `state_of` gives it, as a clause; empty if nothing is.
+    """Say what is wrong with a state as `state_of` gives it, as a clause; empty if nothing is.
 
     shapes: of the trained parameters, by name. dtype: theirs. entries: tensors and numbers together.
     """

@@ -1,4 +1,4 @@
-"""What a client hands over in a round: a place for each vector that it has to send, and which of them were filled."""
+"""Vectors that a client hands over in a round: a place for each, and which of them were filled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Outgoing(Mapping[str, Tensor]):
 
     @property
     def missing(self) -> list[str]:
-        """What was not sent yet."""
+        """Names of vectors that were not sent yet."""
         return [name for name in self._places if name not in self._sent]
 
     def claim(self, name: str, like: Tensor) -> Tensor:

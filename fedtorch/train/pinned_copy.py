@@ -81,7 +81,7 @@ class PinnedCopier:
             yield place % 2, start, stop, window
 
     def _note(self, slot: int) -> None:
-        """What was just begun is the last that the device does with this window."""
+        """Note that the device is done with this window when it has done what was just begun."""
         if self._device.type == "cuda":
             event = self._moved[slot] = self._moved[slot] or torch.cuda.Event()
             event.record(torch.cuda.current_stream(self._device))

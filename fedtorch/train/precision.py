@@ -68,7 +68,7 @@ class LossScale(torch.amp.GradScaler):
 
 
 class Precision:
-    """What one engine computes in: fp32, bf16 or fp16; with fp16 a loss scale too, a new one for every client."""
+    """Number format of one engine: fp32, bf16 or fp16; with fp16 a loss scale too, a new one for every client."""
 
     def __init__(self, kind: str, device: torch.device, scale_power: int) -> None:
         self.kind, self.device, self.scale_power = kind, device, scale_power
@@ -80,15 +80,15 @@ class Precision:
         self.scale = LossScale(self.device, self.scale_power) if self.kind == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """See `autocast`."""
+        """Context in which the forward pass computes."""
         return autocast(self.kind, self.device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """What to go back from."""
+        """Loss to go back from."""
         return loss if self.scale is None else self.scale.scale(loss)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> None:
-        """See `LossScale.unscale_gradients`."""
+        """Divide the gradients by the loss scale, where there is one."""
         if self.scale is not None:
             self.scale.unscale_gradients(optimizer, worker)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def share_of_rate(step: int, *, hp: ClientConfig, warmup: int, steps: int) -> float:
-    """What of `hp.lr` counts in a step (from 0 on) of `steps`; afterwards what counted at their end."""
+    """Share of `hp.lr` that counts in a step (from 0 on) of `steps`; afterwards that of their end."""
     step = min(step, steps)
     if step < warmup:
         return step / max(1, warmup)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtorch.comm.environment import environment
+from fedtorch.comm.transport.environment import environment
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
@@ -145,7 +145,7 @@ def compute_activations_again(module: Any) -> None:
 
 
 class Objective(nn.Module):
-    """What DeepSpeed takes for the model: its forward pass is the whole mean loss, however a task computes it."""
+    """Module that DeepSpeed takes for the model: its forward pass is the whole mean loss, whatever the task."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class ZeroScale:
 
     @property
     def value(self) -> float:
-        """What gradients are multiplied by now."""
+        """Factor that gradients are multiplied by now."""
         return 1.0 if self._scaler is None else float(self._scaler.cur_scale)
 
     def renew(self) -> None:

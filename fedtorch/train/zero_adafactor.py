@@ -166,7 +166,7 @@ def sliced(optimizer: torch.optim.Optimizer, worker: WorkerGroup | None) -> torc
 
 
 def tensors_of(module: nn.Module, zero: Any, *, stage: int, rank: int) -> ZeroTensors:
-    """What ZeRO holds of a model, whose optimiser `sliced` has made."""
+    """Tensors that ZeRO holds of a model, whose optimiser `sliced` has made."""
     kind = AdafactorTensors if isinstance(zero.basic_optimizer, SlicedAdafactor) else ZeroTensors
     return kind(module, zero, stage=stage, rank=rank)
 
@@ -204,7 +204,7 @@ class AdafactorTensors(ZeroTensors):
         return {piece.name: piece for pieces in self._sliced.pieces.values() for piece in pieces}
 
     def state(self, names: Any) -> tuple[dict[str, Tensor], dict[str, int | float]]:
-        """See ZeroTensors.state."""
+        """Return the optimiser's state as whole tensors by name."""
         tensors: dict[str, Tensor] = {}
         numbers: dict[str, int | float] = {}
         pieces, states = self._all, cast(dict[Any, dict[str, Any]], self._sliced.state)
@@ -221,7 +221,7 @@ class AdafactorTensors(ZeroTensors):
         return tensors, numbers
 
     def put_state(self, state: OptimizerState) -> None:
-        """See ZeroTensors.put_state."""
+        """Put whole tensors back into the optimiser's state."""
         entries: list[tuple[str, Any]] = [*state[0].items(), *state[1].items()]
         pieces, states = self._all, cast(dict[Any, dict[str, Any]], self._sliced.state)
         for path, value in entries:

@@ -1,4 +1,4 @@
-"""What ZeRO holds of a model, as whole fp32 tensors by name: parameters, masters, gradients, optimiser state.
+"""Tensors that ZeRO holds of a model, whole, fp32 and by name: parameters, masters, gradients, optimiser state.
 
 Checked with deepspeed 0.19.8.
 """

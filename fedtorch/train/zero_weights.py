@@ -20,7 +20,7 @@ NO_GRADIENTS = "engine.kind deepspeed has no gradients outside a step; set engin
 
 
 class ZeroWeights(Engine):
-    """What of a `DeepSpeedEngine` is the same whoever trains: loading, reading, and the gradients in a step's hook."""
+    """Weights of a `DeepSpeedEngine`: loading, reading, and the gradients in a step's hook."""
 
     _tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
     _gradients: list[Tensor] | None = None
@@ -28,7 +28,7 @@ class ZeroWeights(Engine):
     _fixed_values: Mapping[str, Tensor] = MappingProxyType({})  # in the module's own precision
 
     def load(self, shared: Tensor, private: Tensor | None = None) -> None:
-        """See Engine.load."""
+        """Load shared and private weights."""
         if self._tensors is None:
             super().load(shared, private)
             return
@@ -37,7 +37,7 @@ class ZeroWeights(Engine):
         self._buffers.put_back()
 
     def adopt_initial(self, spill: Path | None = None) -> None:
-        """See Engine.adopt_initial. The initial weights are then in a file, as few look at them again."""
+        """Take initial weights over. They are then in a file, as few look at them again."""
         if self._tensors is None:
             super().adopt_initial()
         else:
@@ -55,19 +55,19 @@ class ZeroWeights(Engine):
                 setattr(self, name, vector.clone())
 
     def snapshot(self, out: Tensor | None = None) -> Tensor:
-        """See Engine.snapshot."""
+        """Copy the shared weights."""
         return super().snapshot(out) if self._tensors is None else self._tensors.take(self.shared, out)
 
     def snapshot_private(self) -> Tensor:
-        """See Engine.snapshot_private."""
+        """Copy the private weights."""
         return super().snapshot_private() if self._tensors is None else self._tensors.take(self.private)
 
     def on_cpu(self, out: Tensor | None = None) -> Tensor:
-        """See Engine.on_cpu."""
+        """Copy the weights to the CPU."""
         return super().on_cpu(out) if self._tensors is None else self._tensors.take(self.shared, out)
 
     def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
-        """See Engine.difference."""
+        """Write the difference between weights and start."""
         if self._tensors is None:
             return super().difference(start, out)
         if out is not None and out.data_ptr() == start.data_ptr():
@@ -82,12 +82,12 @@ class ZeroWeights(Engine):
 
     @property
     def flat_private(self) -> Tensor:
-        """The same of the private weights."""
+        """Flat vector of the private weights."""
         return self._flat_private if self._tensors is None else self._tensors.take(self.private)
 
     @contextmanager
     def exported(self) -> Iterator[nn.Module]:
-        """See Engine.exported."""
+        """Return the weights as they are exported."""
         if self._tensors is None:
             yield self.module
             return
@@ -103,7 +103,7 @@ class ZeroWeights(Engine):
         return [nn.Parameter(views[name]) for name in self.trained_names if name in views]
 
     def shared_gradients(self) -> list[Tensor]:
-        """See Engine.shared_gradients; inside a step's hook only."""
+        """Return the gradients of the shared weights; inside a step's hook only."""
         if self._tensors is None:
             return super().shared_gradients()
         if self._gradients is None:
@@ -111,7 +111,7 @@ class ZeroWeights(Engine):
         return self._gradients
 
     def forget_gradients(self, names: Collection[str]) -> None:
-        """See Engine.forget_gradients; inside a step's hook only.
+        """Forget all gradients; inside a step's hook only.
 
         From stage 1 on gradients cannot be missing: they are zero, and what weight decay changes is put back. Moments
         stay zero where the same gradients are forgotten in every step.

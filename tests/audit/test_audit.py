@@ -13,7 +13,7 @@ from own_rows import weather, write_rows
 import fedtorch
 from fedtorch.audit.attacks import seen_by_server
 from fedtorch.audit.membership import auc, found_at, roc
-from fedtorch.audit.subject import Options
+from fedtorch.audit.subject import AuditOptions
 from fedtorch.cli.__main__ import main
 from fedtorch.privacy.settings import PrivacyConfig
 
@@ -106,7 +106,7 @@ def test_of_a_secure_sum_it_is_said_that_the_server_sees_sums_alone(
 
 
 def test_of_a_secure_sum_with_noise_the_server_is_told_less_and_still_sees_the_exact_sum() -> None:
-    options = Options(hidden=True, promised=PrivacyConfig())
+    options = AuditOptions(hidden=True, promised=PrivacyConfig())
     assert seen_by_server(options) == "a round's sum before its noise, and who was drawn; an update its worker alone"
 
 

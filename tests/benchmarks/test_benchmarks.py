@@ -35,9 +35,9 @@ from benchmarks.sparse import main as sparse_main
 from benchmarks.states import main as states_main
 from benchmarks.wires import limited, why_not
 from benchmarks.workloads import WORKLOADS, shrunk
-from fedtorch.rounds.cost_model import Constants
-from fedtorch.setup.bench import Measured, step_key, write
-from fedtorch.setup.step_time import Training
+from fedtorch.planning.bench import Measured, step_key, write
+from fedtorch.planning.cost_model import Constants
+from fedtorch.planning.step_time import Training
 
 
 @pytest.mark.parametrize("letter", list(WORKLOADS))

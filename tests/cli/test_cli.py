@@ -20,8 +20,8 @@ import fedtorch.chat.__main__
 import fedtorch.data.__main__
 import fedtorch.lifecycle.export
 import fedtorch.main
+import fedtorch.planning.bench
 import fedtorch.report.__main__
-import fedtorch.setup.bench
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
 import fedtorch.setup.data_prepare
@@ -51,7 +51,7 @@ FUNCTIONS = {
     "report": fedtorch.report.__main__.main,
     "export": fedtorch.lifecycle.export.main,
     "predict": fedtorch.setup.predict.main,
-    "bench": fedtorch.setup.bench.main,
+    "bench": fedtorch.planning.bench.main,
     "audit": fedtorch.audit.__main__.main,
     "chat": fedtorch.chat.__main__.main,
 }

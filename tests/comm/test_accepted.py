@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import fedtorch.comm.accepted
-import fedtorch.comm.reproducible
+import fedtorch.comm.sums.accepted
+import fedtorch.comm.sums.reproducible
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
@@ -53,8 +53,10 @@ def test_a_sum_that_was_checked_is_looked_at_again_only_after_somebody_wrote_to_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    inner = fedtorch.comm.accepted.is_finite
-    monkeypatch.setattr(fedtorch.comm.accepted, "is_finite", lambda vector: looked.append(len(vector)) or inner(vector))
+    inner = fedtorch.comm.sums.accepted.is_finite
+    monkeypatch.setattr(
+        fedtorch.comm.sums.accepted, "is_finite", lambda vector: looked.append(len(vector)) or inner(vector)
+    )
     updates = Asked(tmp_path)
     assert updates.is_finite(torch.tensor([1.0, 2.0])) and looked == [2]  # nothing was summed yet
     total = updates.weighted_sum([1.0, 1.0])
@@ -77,7 +79,7 @@ def test_a_sum_of_parts_is_rounded_after_it_was_checked_and_so_looked_at(tmp_pat
 def test_windows_are_as_long_as_the_vector_whatever_is_largest_in_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedtorch.comm.reproducible, "WINDOW", 2)
+    monkeypatch.setattr(fedtorch.comm.sums.reproducible, "WINDOW", 2)
     widths: list[int] = []
 
     def added(rows: torch.Tensor) -> torch.Tensor:

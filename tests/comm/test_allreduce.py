@@ -15,11 +15,12 @@ from ranks import expect_exit, run_ranks
 from thread_peers import run_threads
 from torch import Tensor
 
-from fedtorch.comm import allreduce, peers, transport
-from fedtorch.comm.allreduce import LeftOut, SparseSum, all_reduce, move
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.messages import sum_of_messages
+from fedtorch.comm.sparse import allreduce, peers
+from fedtorch.comm.sparse.allreduce import LeftOut, SparseSum, all_reduce, move
+from fedtorch.comm.sparse.messages import sum_of_messages
+from fedtorch.comm.transport import device as transport
 from fedtorch.compression import eight_bits, slices
 from fedtorch.compression.compressors import TopK, with_feedback
 from fedtorch.compression.payload import HEADER_BYTES, decode

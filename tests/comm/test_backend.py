@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm.backend import OwnGpu, choose, log_if_shared
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.transport.backend import OwnGpu, choose, log_if_shared
 from fedtorch.core.errors import PreflightError
 
 CUDA = torch.device("cuda", 0)

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from fedtorch.comm.addresses import VARIABLES, Binding
-from fedtorch.comm.interfaces import Interface
+from fedtorch.comm.job.addresses import VARIABLES, Binding
+from fedtorch.comm.job.interfaces import Interface
 
 
 def test_nccl_and_gloo_of_libraries_use_the_same_interface_unless_the_user_says_otherwise(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fedtorch.comm.disconnect import DisconnectMonitor
-from fedtorch.comm.store import Store
+from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import PreflightError
 
 
@@ -42,7 +42,7 @@ def test_an_end_is_noticed_on_the_other_side(store: Store) -> None:
 
 def test_a_killed_process_is_noticed(store: Store) -> None:
     server = DisconnectMonitor.open(store, 0, "127.0.0.1")
-    port, token = store.get("lifeline").split()
+    port, token = store.get("liveness_port").split()
     if (child := os.fork()) == 0:  # nothing but a socket, so a fork does no harm
         with socket.create_connection(("127.0.0.1", int(port))) as sock:
             sock.sendall(bytes.fromhex(token) + (5).to_bytes(4, "big"))
@@ -58,7 +58,7 @@ def test_a_killed_process_is_noticed(store: Store) -> None:
 @pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(20), b"\xff" * 1000])
 def test_a_stranger_is_not_let_in(store: Store, hello: bytes) -> None:
     server = DisconnectMonitor.open(store, 0, "127.0.0.1")
-    port = int(store.get("lifeline").split()[0])
+    port = int(store.get("liveness_port").split()[0])
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.settimeout(5)
         try:
@@ -76,6 +76,6 @@ def test_a_stranger_is_not_let_in(store: Store, hello: bytes) -> None:
 def test_a_server_that_is_not_at_the_address_is_an_error_with_advice(store: Store) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        store.set("lifeline", f"{sock.getsockname()[1]} {'00' * 16}")
+        store.set("liveness_port", f"{sock.getsockname()[1]} {'00' * 16}")
         with pytest.raises(PreflightError, match="needs rank 0 on the machine that MASTER_ADDR names"):
             DisconnectMonitor.open(store, 1, "127.0.0.1")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from ranks import free_port
 
-from fedtorch.comm.door import join_job, stay, stay_again
-from fedtorch.comm.store import JobMember, Store
+from fedtorch.comm.job.rejoin import join_job, stay, stay_again
+from fedtorch.comm.job.store import JobMember, Store
 from fedtorch.core.errors import PreflightError
 
 

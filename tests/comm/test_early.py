@@ -12,13 +12,13 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from fedtorch.comm import early_sides, local_updates
-from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.server_updates import Exchange
+from fedtorch.comm.sums import early_sides, local_updates
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.server_updates import Exchange
+from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for

@@ -12,17 +12,18 @@ import pytest
 import torch
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm import local, local_updates, reproducible, server_updates
-from fedtorch.comm.accepted import AcceptedUpdates
-from fedtorch.comm.aggregation import Term
+from fedtorch.comm import local
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.group import Group
-from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.server_updates import DistributedUpdates
-from fedtorch.comm.sum_ways import Exchange
+from fedtorch.comm.sums import local_updates, reproducible, server_updates
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.aggregation import Term
+from fedtorch.comm.sums.server_updates import DistributedUpdates
+from fedtorch.comm.sums.sum_ways import Exchange
+from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
@@ -257,8 +258,8 @@ def mismatched(case: str, folder: str) -> None:
             comm.gather([], round=1) if odd else comm.broadcast(torch.zeros(10))
         elif case == "skipped":
             if not odd:
-                comm.broadcast_messages([], round=1)
-            comm.broadcast_messages([], round=2)
+                comm.broadcast_packets([], round=1)
+            comm.broadcast_packets([], round=2)
         elif case == "round":
             comm.gather([], round=2 if odd else 1)
         else:

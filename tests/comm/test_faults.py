@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.comm.faults import Fault, Faults
+from fedtorch.comm.job.faults import Fault, Faults
 from fedtorch.core.errors import ConfigError
 
 

@@ -11,10 +11,10 @@ from fuzzing import cases, only_named_errors, spoilt, torn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.comm import addresses, rendezvous
-from fedtorch.comm.backend import choose
-from fedtorch.comm.notes import read_heartbeat, read_note, read_part, read_verdict
-from fedtorch.comm.process import process_state, this_process
+from fedtorch.comm.job import addresses, rendezvous
+from fedtorch.comm.job.notes import read_heartbeat, read_note, read_part, read_verdict
+from fedtorch.comm.job.process import process_state, this_process
+from fedtorch.comm.transport.backend import choose
 from fedtorch.core.errors import FedtorchError, PreflightError
 
 BARRIER = {"phase": "train", "round": 1, "stop": False, "ok": True}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.meter import Meter
-from fedtorch.comm.wire import Message
+from fedtorch.comm.transport.meter import Meter
+from fedtorch.comm.wire import Packet
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 
@@ -40,7 +40,7 @@ def test_a_round_a_reader_can_redo(local: UpdateBuffer) -> None:
         counted = comm.meter.take()
         assert (counted["bytes_down"], counted["aggregate/bytes_up"]) == (16, 32)
         assert counted["physical_up"] == counted["physical_down"] == 0
-        assert comm.broadcast_messages([Message(0, "score")], round=1) == [Message(0, "score")]
+        assert comm.broadcast_packets([Packet(0, "score")], round=1) == [Packet(0, "score")]
 
 
 def test_weights_are_checked(local: UpdateBuffer) -> None:

@@ -13,17 +13,20 @@ from harness import make_config, make_runner
 from ranks import expect_exit, run_ranks
 from toy import Quadratic
 
-from fedtorch.comm import local, local_updates, machines, pieces, reproducible, server_updates, transport
+from fedtorch.comm import local
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.header import Op
-from fedtorch.comm.machines import numbered
-from fedtorch.comm.node_sums import NodeSums
 from fedtorch.comm.options import Network
-from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.segment import Segment
-from fedtorch.comm.shared import Shared
-from fedtorch.comm.sum_ways import choose
-from fedtorch.comm.transport import Staging
+from fedtorch.comm.sums import local_updates, reproducible, server_updates
+from fedtorch.comm.sums.sum_ways import choose
+from fedtorch.comm.transport import device as transport
+from fedtorch.comm.transport import machines, pieces
+from fedtorch.comm.transport.device import Staging
+from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.machines import numbered
+from fedtorch.comm.transport.node_sums import NodeSums
+from fedtorch.comm.transport.segment import Segment
+from fedtorch.comm.transport.shared import Shared
+from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 if not hasattr(os, "memfd_create"):

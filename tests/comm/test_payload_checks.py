@@ -13,16 +13,17 @@ import pytest
 import torch
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm import local, local_updates, reproducible, server_updates
-from fedtorch.comm.accepted import AcceptedUpdates
-from fedtorch.comm.checks import SumCheck, projection
-from fedtorch.comm.digests import Passing, window_digest
+from fedtorch.comm import local
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.group import Group
-from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.reproducible import SumScale
+from fedtorch.comm.sums import local_updates, reproducible, server_updates
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.checks import SumCheck, projection
+from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.transport.digests import WindowDigest, window_digest
+from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.header import Op
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
@@ -323,8 +324,8 @@ def test_honest_sums_of_any_size_pass() -> None:
         total = reproducible.Accumulator(1000)
         total.reset(scale)
         for report, vector in zip(reports, vectors, strict=True):
-            came = Passing(1000, vector.dtype)
-            total.add(vector, 0.5, came=came)
+            came = WindowDigest(1000, vector.dtype)
+            total.add(vector, 0.5, incoming=came)
             check.see_client(report.client, came.squares)
             assert came.digest == window_digest(vector)
         out = total.result(torch.empty(1000))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.sum_ways import Exchange
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.sum_ways import Exchange
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
 from fedtorch.core.seeds import generator_for

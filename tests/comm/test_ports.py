@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from fedtorch.comm.ports import _DESCRIPTORS, _listens_at, check_ports, gloo_device, listen
-from fedtorch.comm.transport import make_group
+from fedtorch.comm.job.ports import _DESCRIPTORS, _listens_at, check_ports, gloo_device, listen
+from fedtorch.comm.transport.device import make_group
 from fedtorch.config.system import SystemConfig, port_range
 from fedtorch.core.errors import ConfigError, PreflightError
 

@@ -16,7 +16,7 @@ from ranks import expect_exit, run_ranks, start_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.wire import NO_CLIENT, Message
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 TIMEOUT_S, GRACE_S = 2.0, 0.5
@@ -255,16 +255,16 @@ def test_an_incomplete_environment_is_named(key: str, monkeypatch: pytest.Monkey
 
 def talk() -> Any:
     with DistributedCommunicator.join(["a", "b", "c"], timeout_s=20) as comm:
-        mine = [Message(NO_CLIENT, "numbers", numbers={"rank": comm.rank})]
+        mine = [Packet(NO_CLIENT, "numbers", numbers={"rank": comm.rank})]
         if comm.rank == 1:
-            mine += [Message(2, "score", numbers={"f1": 0.1}), Message(0, "score", numbers={"f1": float("inf")})]
+            mine += [Packet(2, "score", numbers={"f1": 0.1}), Packet(0, "score", numbers={"f1": float("inf")})]
         if comm.rank == 2:
-            mine = [Message(1, "score", lists={"curve": (0.1, 1e-300)})]
+            mine = [Packet(1, "score", lists={"curve": (0.1, 1e-300)})]
         gathered = comm.gather(mine, round=1)
-        shared = comm.broadcast_messages(
-            [Message(NO_CLIENT, "decision", "stop", {"best": 0.3})] if comm.is_server else [], round=1
+        shared = comm.broadcast_packets(
+            [Packet(NO_CLIENT, "decision", "stop", {"best": 0.3})] if comm.is_server else [], round=1
         )
-        return gathered, shared, comm.broadcast_messages([], round=2), comm.gather([], round=2)
+        return gathered, shared, comm.broadcast_packets([], round=2), comm.gather([], round=2)
 
 
 def test_messages_are_gathered_by_client_and_shared_with_all() -> None:
@@ -272,6 +272,6 @@ def test_messages_are_gathered_by_client_and_shared_with_all() -> None:
     gathered, shared, nothing, nobody = server
     assert [(m.client, m.numbers.get("rank")) for m in gathered] == [(-1, 0), (-1, 1), (0, None), (1, None), (2, None)]
     assert gathered[3].lists == {"curve": (0.1, 1e-300)}
-    assert shared == [Message(NO_CLIENT, "decision", "stop", {"best": 0.3})]
+    assert shared == [Packet(NO_CLIENT, "decision", "stop", {"best": 0.3})]
     assert nothing == nobody == []
     assert workers == [([], shared, [], [])] * 2

@@ -11,7 +11,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedtorch.comm.reproducible import CHUNK, PIECE, Accumulator, RunningSum, SumScale, slice_of, windows
+from fedtorch.comm.sums.reproducible import CHUNK, PIECE, Accumulator, RunningSum, SumScale
+from fedtorch.comm.transport.windows import slice_of, windows
 from fedtorch.core.kept_vectors import KeptVectors
 
 numbers32 = st.floats(width=32, min_value=-(2.0**99), max_value=2.0**99)

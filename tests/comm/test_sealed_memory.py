@@ -16,11 +16,11 @@ from harness import make_config, make_runner
 from ranks import run_ranks
 from toy import Quadratic
 
-from fedtorch.comm import segment
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.segment import Segment, path_of
-from fedtorch.comm.update_memory import UpdateMemory
+from fedtorch.comm.transport import segment
+from fedtorch.comm.transport.segment import Segment, path_of
+from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.core.kernels import Fold
 
 if not hasattr(os, "memfd_create"):

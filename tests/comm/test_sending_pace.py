@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtorch.comm.sending_pace import SendingPace
+from fedtorch.comm.sums.sending_pace import SendingPace
 
 
 def test_a_part_is_sent_where_the_last_client_would_not_wait_for_it() -> None:

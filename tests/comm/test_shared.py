@@ -15,13 +15,13 @@ from ranks import run_ranks, start_ranks
 from toy import Quadratic
 
 from fedtorch.algorithms.fedassistant import FedAssistant
-from fedtorch.comm import machines, shared
-from fedtorch.comm.direct import Direct
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.segment import Segment
-from fedtorch.comm.shared import SLOT_BYTES, SLOTS, Shared
+from fedtorch.comm.transport import machines, shared
+from fedtorch.comm.transport.process_group import Direct
+from fedtorch.comm.transport.segment import Segment
+from fedtorch.comm.transport.shared import SLOT_BYTES, SLOTS, Shared
+from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.compression.compressors import TopK
 
 if not hasattr(os, "memfd_create"):

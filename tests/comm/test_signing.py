@@ -20,11 +20,11 @@ import torch.distributed as dist
 from ranks import Outcome, free_port, run_ranks, start_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.notes import MAX_CHARACTERS, read_heartbeat, read_note, read_verdict
+from fedtorch.comm.job.notes import MAX_CHARACTERS, read_heartbeat, read_note, read_verdict
+from fedtorch.comm.job.same_secret import _stranger
+from fedtorch.comm.job.signing import VARIABLE, Signature, forget_secret, job_secret, read_secret
+from fedtorch.comm.job.store import host_store
 from fedtorch.comm.options import Network
-from fedtorch.comm.same_secret import _stranger
-from fedtorch.comm.signing import VARIABLE, Signature, forget_secret, job_secret, read_secret
-from fedtorch.comm.store import host_store
 from fedtorch.core.errors import DeadlineError, ForgedNoteError, PreflightError
 
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -16,16 +16,18 @@ import pytest
 import torch
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm import checks, distributed, local_updates, sum_slices, update_memory
-from fedtorch.comm.accepted import AcceptedUpdates
+from fedtorch.comm import distributed
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.header import Op
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.options import Network
-from fedtorch.comm.reproducible import slice_of
-from fedtorch.comm.server_updates import DistributedUpdates
-from fedtorch.comm.update_memory import NOWHERE, UpdateMemory
+from fedtorch.comm.sums import checks, local_updates, sum_slices
+from fedtorch.comm.sums.accepted import AcceptedUpdates
+from fedtorch.comm.sums.server_updates import DistributedUpdates
+from fedtorch.comm.transport import update_memory
+from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.update_memory import NOWHERE, UpdateMemory
+from fedtorch.comm.transport.windows import slice_of
 from fedtorch.core.errors import FedtorchError, RefusedUpdatesError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
@@ -261,7 +263,7 @@ def reporting(homes: dict[str, int], folder: str, wrong: float, at: int) -> Any:
 
         sum_slices._add = lies
     caught: list[str] = []
-    logging.getLogger("fedtorch.comm.accepted").addHandler(Kept(caught))
+    logging.getLogger("fedtorch.comm.sums.accepted").addHandler(Kept(caught))
     return on_ranks(homes, folder, SIZE, 7), caught
 
 

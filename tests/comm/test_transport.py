@@ -12,13 +12,15 @@ import pytest
 import torch
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm import local, local_updates, reproducible, server_updates, transport
+from fedtorch.comm import local
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.group import Group
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.reproducible import WINDOW
-from fedtorch.comm.sum_ways import Exchange
-from fedtorch.comm.transport import Staged, Staging
+from fedtorch.comm.sums import local_updates, reproducible, server_updates
+from fedtorch.comm.sums.sum_ways import Exchange
+from fedtorch.comm.transport import device as transport
+from fedtorch.comm.transport.device import Staged, Staging
+from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 from tests.comm.test_exchange import NAMES, one_round, spread

@@ -10,14 +10,14 @@ import torch
 from ranks import run_ranks
 
 import fedtorch.comm.local
-import fedtorch.comm.local_updates
-import fedtorch.comm.server_updates
+import fedtorch.comm.sums.local_updates
+import fedtorch.comm.sums.server_updates
 from fedtorch.algorithms.robust import RULES
 from fedtorch.algorithms.robust.base import rule_of
-from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.core.errors import FedtorchError, RefusedUpdatesError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
@@ -43,9 +43,9 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small_windows(put: Any = setattr) -> None:
     """Several to an update."""
-    for module in (fedtorch.comm.local, fedtorch.comm.local_updates, fedtorch.comm.server_updates):
+    for module in (fedtorch.comm.local, fedtorch.comm.sums.local_updates, fedtorch.comm.sums.server_updates):
         put(module, "WINDOW", 1024)
-    put(fedtorch.comm.reproducible, "WINDOW", 1024)
+    put(fedtorch.comm.sums.reproducible, "WINDOW", 1024)
 
 
 def update(name: str, whole: bool) -> torch.Tensor:

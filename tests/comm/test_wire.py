@@ -11,16 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtorch.comm.wire import (
-    KINDS,
-    NO_CLIENT,
-    Message,
-    decode,
-    decode_all,
-    encode,
-    message_to_report,
-    report_to_message,
-)
+from fedtorch.comm.wire import KINDS, NO_CLIENT, Packet, decode, decode_all, encode, packet_to_report, report_to_packet
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import Report
 
@@ -30,7 +21,7 @@ HEADER_BYTES = struct.calcsize("<4sBBxxqQiQQ")
 keys = st.from_regex(r"[a-z][a-z0-9_./@-]{0,20}", fullmatch=True)
 floats = st.floats(allow_nan=True, allow_infinity=True)
 messages = st.builds(
-    Message,
+    Packet,
     client=st.integers(NO_CLIENT, CLIENTS - 1),
     kind=st.sampled_from(KINDS),
     status=st.from_regex(r"[A-Za-z][A-Za-z0-9_:]{0,20}", fullmatch=True),
@@ -39,22 +30,22 @@ messages = st.builds(
 )
 
 
-def sent(message: Message) -> bytes:
+def sent(message: Packet) -> bytes:
     return encode(message, round=ROUND, sequence=SEQUENCE)
 
 
-def received(data: bytes, **changed: int) -> Message:
+def received(data: bytes, **changed: int) -> Packet:
     return decode(data, **{"round": ROUND, "sequence": SEQUENCE, "num_clients": CLIENTS, **changed})
 
 
 @given(messages)
-def test_a_message_comes_back_exactly(message: Message) -> None:
+def test_a_message_comes_back_exactly(message: Packet) -> None:
     found = received(sent(message))
     assert repr(found) == repr(message)  # repr: NaN equals NaN, 1 is not 1.0, −0.0 is not 0.0
 
 
 @given(st.lists(messages, max_size=5))
-def test_messages_lie_end_to_end(several: list[Message]) -> None:
+def test_messages_lie_end_to_end(several: list[Packet]) -> None:
     data = b"".join(map(sent, several))
     found = decode_all(data, round=ROUND, sequence=SEQUENCE, num_clients=CLIENTS)
     assert repr(found) == repr(several)
@@ -68,7 +59,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 @given(messages, st.data())
-def test_truncated_and_extended_messages_are_refused(message: Message, data: st.DataObject) -> None:
+def test_truncated_and_extended_messages_are_refused(message: Packet, data: st.DataObject) -> None:
     whole = sent(message)
     with pytest.raises(PreflightError):
         received(whole[: data.draw(st.integers(0, len(whole) - 1))])
@@ -78,7 +69,7 @@ def test_truncated_and_extended_messages_are_refused(message: Message, data: st.
 
 @settings(max_examples=300)
 @given(messages, st.data())
-def test_every_flipped_bit_is_noticed(message: Message, data: st.DataObject) -> None:
+def test_every_flipped_bit_is_noticed(message: Packet, data: st.DataObject) -> None:
     damaged = bytearray(sent(message))
     bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
     damaged[bit // 8] ^= 1 << bit % 8
@@ -89,11 +80,11 @@ def test_every_flipped_bit_is_noticed(message: Message, data: st.DataObject) -> 
 def test_the_longest_names_of_scores_travel() -> None:
     name = "received/blimp-determiner_noun_agreement_with_adj_irregular_1/acc"  # 65 characters
     lists = {name: (1.0, 2.0), "a" * 96: ()}
-    assert received(sent(Message(0, "score", lists=lists))).lists == lists
+    assert received(sent(Packet(0, "score", lists=lists))).lists == lists
 
 
 def test_wrong_round_sequence_and_client_name_both_sides() -> None:
-    data = sent(Message(3, "score"))
+    data = sent(Packet(3, "score"))
     with pytest.raises(PreflightError, match=r"client 3 is for round 7, sequence 42; this rank is at round 8"):
         received(data, round=8)
     with pytest.raises(PreflightError, match=r"sequence 42; this rank is at round 7, sequence 41"):
@@ -104,7 +95,7 @@ def test_wrong_round_sequence_and_client_name_both_sides() -> None:
 
 @pytest.mark.parametrize("length", [2**24 + 1, 2**40, 2**63, 2**64 - 1])
 def test_a_huge_length_allocates_nothing(length: int) -> None:
-    data = bytearray(sent(Message(3, "score")))
+    data = bytearray(sent(Packet(3, "score")))
     struct.pack_into("<Q", data, HEADER_BYTES - 16, length)
     tracemalloc.start()
     with pytest.raises(PreflightError, match=f"announces {length} bytes; the limit is"):
@@ -114,7 +105,7 @@ def test_a_huge_length_allocates_nothing(length: int) -> None:
 
 
 def test_the_limit_is_configurable() -> None:
-    data = sent(Message(3, "score", numbers={"f1": 0.5}))
+    data = sent(Packet(3, "score", numbers={"f1": 0.5}))
     with pytest.raises(PreflightError, match="the limit is 10"):
         received(data, max_bytes=10)
 
@@ -162,7 +153,7 @@ def test_content_other_than_numbers_is_refused_on_both_sides(status: object, num
         received(forged(payload))
     if isinstance(numbers, dict) and isinstance(lists, dict) and all(isinstance(v, list) for v in lists.values()):
         with pytest.raises(ValueError, match="client 3"):
-            sent(Message(3, "score", status, numbers, lists))  # type: ignore[arg-type]
+            sent(Packet(3, "score", status, numbers, lists))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +177,7 @@ def test_json_of_another_shape_is_refused(payload: bytes) -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="kind 'gossip' is unknown"):
-        sent(Message(3, "gossip"))
+        sent(Packet(3, "gossip"))
 
 
 reports = st.builds(
@@ -208,27 +199,27 @@ reports = st.builds(
 @given(reports)
 def test_a_report_comes_back_exactly(report: Report) -> None:
     names = ["atis", "größe", "a b/c"]
-    message = report_to_message(report, names.index(report.client))
-    assert repr(message_to_report(received(sent(message)), names)) == repr(report)
+    message = report_to_packet(report, names.index(report.client))
+    assert repr(packet_to_report(received(sent(message)), names)) == repr(report)
     assert "größe".encode() not in sent(message)  # a name is not a number
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Message(0, "score", numbers=report_to_message(Report("a"), 0).numbers, lists={"curve": ()}),
-        Message(0, "report", numbers={"examples": 1}, lists={"curve": ()}),
-        Message(0, "report", numbers={**report_to_message(Report("a"), 0).numbers, "more": 1}, lists={"curve": ()}),
-        Message(0, "report", numbers=report_to_message(Report("a"), 0).numbers),
-        Message(NO_CLIENT, "report", numbers=report_to_message(Report("a"), 0).numbers, lists={"curve": ()}),
-        Message(1, "report", numbers=report_to_message(Report("a"), 0).numbers, lists={"curve": ()}),
+        Packet(0, "score", numbers=report_to_packet(Report("a"), 0).numbers, lists={"curve": ()}),
+        Packet(0, "report", numbers={"examples": 1}, lists={"curve": ()}),
+        Packet(0, "report", numbers={**report_to_packet(Report("a"), 0).numbers, "more": 1}, lists={"curve": ()}),
+        Packet(0, "report", numbers=report_to_packet(Report("a"), 0).numbers),
+        Packet(NO_CLIENT, "report", numbers=report_to_packet(Report("a"), 0).numbers, lists={"curve": ()}),
+        Packet(1, "report", numbers=report_to_packet(Report("a"), 0).numbers, lists={"curve": ()}),
     ],
 )
-def test_what_is_not_a_report_is_refused(message: Message) -> None:
+def test_what_is_not_a_report_is_refused(message: Packet) -> None:
     with pytest.raises(PreflightError, match="expected a report"):
-        message_to_report(message, ["a"])
+        packet_to_report(message, ["a"])
 
 
 def test_special_values_survive() -> None:
     values = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "tiny": 5e-324, "minus-zero": -0.0}
-    assert repr(received(sent(Message(0, "score", numbers=dict(values)))).numbers) == repr(values)
+    assert repr(received(sent(Packet(0, "score", numbers=dict(values)))).numbers) == repr(values)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedtorch.algorithms.fedassistant import FedAssistant
-from fedtorch.comm.messages import sum_of_messages
+from fedtorch.comm.sparse.messages import sum_of_messages
 from fedtorch.compression import eight_bits
 from fedtorch.compression.compressors import TopK, with_feedback
 from fedtorch.compression.payload import (

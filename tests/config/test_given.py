@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtorch.config.given import assignments, plain_data
 from fedtorch.config.load import load, to_dict
+from fedtorch.config.python_configs import assignments, plain_data
 from fedtorch.config.yaml_tree import read_value, write_value
 from fedtorch.core.errors import ConfigError
 

@@ -31,42 +31,43 @@ def lorar(row: str) -> Config:
     return load(f"lorar/{row}")
 
 
-@pytest.mark.parametrize("path", [DEFAULT, *FILES], ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_file_loads_and_its_resolved_form_gives_an_equal_config(path: Path, tmp_path: Path) -> None:
-    config = load(path)
-    assert config.run.name == path.stem
-    again = tmp_path / "config.yaml"
+def assert_equal_when_read_back(config: Config, folder: Path) -> None:
+    """A config's resolved form, written out and read, is the same config with the same companions."""
+    again = folder / "config.yaml"
     again.write_text(to_yaml(config))
     copy = load(again)
-    assert copy == config and digest(copy) == digest(config) and difference(copy, config) == []
-    assert companions(copy) == companions(config)
+    assert copy == config and digest(copy) == digest(config) and difference(copy, config) == [], config.run.name
+    assert companions(copy) == companions(config), config.run.name
 
 
-@pytest.mark.parametrize("row", SMALL_ROWS)
-def test_a_row_made_small_gives_an_equal_config_when_it_is_read_back(row: str, tmp_path: Path) -> None:
-    paper, _, name = row.partition("/")
-    config = load([Path(row), Path("overlays", f"{paper}_small")])
-    assert config.run.name == f"{name}+{paper}_small"
-    again = tmp_path / "config.yaml"
-    again.write_text(to_yaml(config))
-    copy = load(again)
-    assert copy == config and digest(copy) == digest(config) and difference(copy, config) == []
-    assert companions(copy) == companions(config)
+def test_every_file_loads_and_its_resolved_form_gives_an_equal_config(tmp_path: Path) -> None:
+    for path in (DEFAULT, *FILES):
+        config = load(path)
+        assert config.run.name == path.stem
+        assert_equal_when_read_back(config, tmp_path)
 
 
-@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
-def test_an_overlay_changes_the_engine_and_nothing_else(path: Path) -> None:
+def test_every_row_made_small_gives_an_equal_config_when_it_is_read_back(tmp_path: Path) -> None:
+    for row in SMALL_ROWS:
+        paper, _, name = row.partition("/")
+        config = load([Path(row), Path("overlays", f"{paper}_small")])
+        assert config.run.name == f"{name}+{paper}_small"
+        assert_equal_when_read_back(config, tmp_path)
+
+
+def test_an_overlay_changes_the_engine_and_nothing_else() -> None:
     smoke = ROOT / "smoke" / "fedavg.yaml"
-    changed = difference(load(smoke), load([smoke, path]))
-    assert changed and all(line.startswith("engine.") for line in changed)
-    assert load([smoke, path]).engine.kind == "deepspeed"
+    for path in OVERLAYS:
+        changed = difference(load(smoke), load([smoke, path]))
+        assert changed and all(line.startswith("engine.") for line in changed), path.stem
+        assert load([smoke, path]).engine.kind == "deepspeed"
 
 
-@pytest.mark.parametrize("path", [DEFAULT, *FILES, *OVERLAYS], ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_file_says_what_it_is_and_names_no_place_of_one_machine(path: Path) -> None:
-    text = path.read_text()
-    assert text.startswith("# ")
-    assert not re.search(r"(^|[\s'\"\[])[/~]\w", text)
+def test_every_file_says_what_it_is_and_names_no_place_of_one_machine() -> None:
+    for path in (DEFAULT, *FILES, *OVERLAYS):
+        text = path.read_text()
+        assert text.startswith("# "), path
+        assert not re.search(r"(^|[\s'\"\[])[/~]\w", text), path
 
 
 def test_no_config_named_means_the_default_job() -> None:
@@ -192,12 +193,12 @@ def test_centralised_training_has_one_rate_and_is_evaluated_every_400_steps() ->
     assert 1 <= config.rounds * 400 / (200 * 8529 / 64) < 1.02
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "smoke").glob("[!_]*.yaml")), ids=lambda path: path.stem)
-def test_smoke_runs_are_small(path: Path) -> None:
-    config = load(path)
-    assert config.task.data == "synthetic" and config.rounds <= 3, path
-    trained = config.task.server_labelled if config.task_name == "wikisql" else config.task.max_train
-    assert max(trained, config.task.max_dev, config.task.max_test) <= 32
+def test_smoke_runs_are_small() -> None:
+    for path in sorted((ROOT / "smoke").glob("[!_]*.yaml")):
+        config = load(path)
+        assert config.task.data == "synthetic" and config.rounds <= 3, path
+        trained = config.task.server_labelled if config.task_name == "wikisql" else config.task.max_train
+        assert max(trained, config.task.max_dev, config.task.max_test) <= 32, path
 
 
 FEDMATCH = {path.stem: path for path in (ROOT / "fedmatch" / "rows").glob("*.yaml")}
@@ -215,9 +216,9 @@ def test_rows_of_the_fedmatch_paper_are_there() -> None:
     assert sweeps == expected | {f"{name}_{share}_{kind}" for name, share, kind in sizes}
 
 
-@pytest.mark.parametrize("path", FEDMATCH.values(), ids=FEDMATCH)
-def test_every_fedmatch_row_has_the_common_values(path: Path) -> None:
-    config = load(path)
+@pytest.mark.parametrize("row", FEDMATCH)
+def test_every_fedmatch_row_has_the_common_values(row: str) -> None:
+    config = load(path := FEDMATCH[row])
     task, client, scores = config.task, config.client, config.eval
     is_word_model = path.stem in ("esim", "re2")
     assert config.rounds == (11 if path.stem == "fm_released" else 10) and client.total_epochs == 10
@@ -319,16 +320,14 @@ def test_searches_are_whole() -> None:
     assert found == set(SEARCHES)
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_point_of_a_search_changes_what_is_searched_and_nothing_else(name: str) -> None:
-    row, values = SEARCHES[name]
-    config = load(name)
-    known = flat(to_dict(config))
-    assert {key: known[key] for key in values} == values
-    changed = {line.split(" was ")[0] for line in difference(load(row), config)}
-    allowed = {*values, "run.name", "eval.final_split"}
-    assert changed <= allowed
-    assert config.eval.final_split == ("test" if name.startswith("fewfedweight") else "dev")
+def test_a_point_of_a_search_changes_what_is_searched_and_nothing_else() -> None:
+    for name, (row, values) in SEARCHES.items():
+        config = load(name)
+        known = flat(to_dict(config))
+        assert {key: known[key] for key in values} == values, name
+        changed = {line.split(" was ")[0] for line in difference(load(row), config)}
+        assert changed <= {*values, "run.name", "eval.final_split"}, name
+        assert config.eval.final_split == ("test" if name.startswith("fewfedweight") else "dev"), name
 
 
 @pytest.mark.parametrize("share", [20, 40, 60, 80, 100])

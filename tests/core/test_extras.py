@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.comm.topology import Topology
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
@@ -18,6 +17,7 @@ from fedtorch.data.folder import write_manifest
 from fedtorch.data.prepare import main as data
 from fedtorch.main import main
 from fedtorch.report.__main__ import main as report
+from fedtorch.rounds.topology import Topology
 from fedtorch.setup.checks import deepspeed_is_installed
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.fewshot import FewShotTasks

@@ -14,8 +14,8 @@ from ranks import run_ranks
 from toy import Quadratic
 
 from fedtorch.config.schema import SystemConfig
-from fedtorch.core import heap
-from fedtorch.core.heap import keep_freed
+from fedtorch.core import freed_memory as heap
+from fedtorch.core.freed_memory import keep_freed
 from fedtorch.lifecycle import train as lifecycle
 from fedtorch.lifecycle.signals import StopFlag
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.cover import cover_triples, topics
+from fedtorch.data.cover_queries import cover_triples, topics
 
 THEMES = {
     "money": ["loan", "bank", "credit", "interest"],

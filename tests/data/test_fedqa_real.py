@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedtorch.data.client_facts import FACTS
-from fedtorch.data.cover import cover_triples
+from fedtorch.data.cover_queries import cover_triples
 from fedtorch.data.fedqa import Collection
 from fedtorch.data.fedqa_readers import READERS, public_questions, read_table
 from fedtorch.data.folder import read_manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.test_rules import ROOMS
+from tests.test_rules import COMM_FLOORS, ROOMS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 
@@ -21,4 +21,6 @@ def test_the_table_of_imports_is_the_one_that_is_tested() -> None:
 def test_the_tree_names_every_room() -> None:
     tree = PAGE.partition("```\nfedtorch/\n")[2].partition("```")[0]
     lines = [line for line in tree.splitlines() if line.startswith(("  ", "launchers/"))]
-    assert {line.split()[0].removesuffix("/").removesuffix(".py") for line in lines} == set(ROOMS)
+    named = [(line.startswith("    "), line.split()[0].removesuffix("/").removesuffix(".py")) for line in lines]
+    assert {name for is_inner, name in named if not is_inner} == set(ROOMS)
+    assert tuple(name for is_inner, name in named if is_inner) == COMM_FLOORS

@@ -15,8 +15,8 @@ from torch import Tensor
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.comm.accepted import AcceptedUpdates
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.sums.accepted import AcceptedUpdates
 
 CLIENTS = {f"c{i}": (1.0, float(i), 3) for i in range(6)}
 TASK = Quadratic(clients=CLIENTS, start=(0.0, 0.5), double=False)

@@ -17,8 +17,8 @@ from patient import BACK_AT, wait_for_return
 from ranks import Ranks, free_port, start_ranks
 from supervisor import toy_config
 
-from fedtorch.comm import door
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job import rejoin as door
 from fedtorch.config.load import load
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import Interrupted

@@ -17,7 +17,7 @@ from ranks import run_ranks
 from toy import Quadratic
 
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.rendezvous import _compare
+from fedtorch.comm.job.rendezvous import _compare
 from fedtorch.config.load import shown_keys
 from fedtorch.config.schema import Config, PartitionConfig
 from fedtorch.core.errors import PreflightError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtorch.comm.transport import SLOTS, WINDOW_BYTES, Staged
+from fedtorch.comm.transport.device import SLOTS, WINDOW_BYTES, Staged
 from fedtorch.train import pinned_copy
 from fedtorch.train.pinned_copy import PinnedCopier, to_device
 

@@ -25,8 +25,8 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.worker import Verdict
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError, Interrupted, PeerError, PreflightError
+from fedtorch.planning.dry_run import describe
 from fedtorch.setup.build import build
-from fedtorch.setup.dry_run import describe
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}  # 2 to 9 steps
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(20)), noise=0.7, dropout=0.2, double=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from supervisor import Ended, toy_config
 
-from fedtorch.comm.masked import PHASES
+from fedtorch.comm.sums.masked import PHASES
 from fedtorch.main import main
 
 pytest.importorskip("cryptography")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from own_rows import BERT, classifier, names, weather, write_rows
 
-from fedtorch.audit.subject import Options, opened
+from fedtorch.audit.subject import AuditOptions, opened
 from fedtorch.cli.__main__ import main
 from fedtorch.models.pretrained import save_model, save_tokenizer
 
@@ -142,7 +142,7 @@ def test_a_name_that_is_a_file_where_the_command_is_started_is_not_taken_for_the
 def test_an_audit_finds_the_rows_from_anywhere(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(TASKS["random"])
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with opened(Path("../project/runs/own"), [], [], Options()) as subject:
+    with opened(Path("../project/runs/own"), [], [], AuditOptions()) as subject:
         assert subject.context.round == 2 and len(subject.examples("north")) > 0
     assert Path.cwd() == tmp_path / "elsewhere" and not os.listdir()
 

@@ -16,9 +16,20 @@ ROOT = Path(__file__).parents[2]
 SURVIVORS = Path(__file__).with_name("survivors.yaml")
 MOST = 6
 """mutants of a file"""
-ROOMS = ("algorithms", "compression", "metrics", "privacy", "report", "models/adapters", "data/own", "tasks", "setup")
+ROOMS = (
+    "algorithms",
+    "compression",
+    "metrics",
+    "privacy",
+    "report",
+    "models/adapters",
+    "data/own",
+    "tasks",
+    "setup",
+    "planning",
+)
 """every file of theirs in which something can be changed is in `TESTS`, or in `NOT_YET`"""
-SUMS_OF_UPDATES = ("comm/accepted", "comm/reproducible", "core/norms", "core/server", "core/weights")
+SUMS_OF_UPDATES = ("comm/sums/accepted", "comm/sums/reproducible", "core/norms", "core/server", "core/weights")
 """of other rooms what makes the weighted sum and steps along it; so are these"""
 
 # the tests that a file's mutants have to get past, small ones that start no process
@@ -79,8 +90,12 @@ TESTS = {
     "algorithms/scaffold": [f"tests/{RULES}.py", f"tests/{LIMITS}.py", f"tests/{AHEAD}.py", "-k", "scaffold"],
     "algorithms/token_weights": [f"tests/{FEWFED}.py", "-k", "token_weights or tau or clamped or loss_of_a"],
     "algorithms/weighting": [f"tests/{RULES}.py", f"tests/{AHEAD}.py", "-k", "weights"],
-    "comm/accepted": ["tests/comm/test_accepted.py", "tests/comm/test_local.py", "tests/rounds/test_previous_scale.py"],
-    "comm/reproducible": ["tests/comm/test_reproducible.py", "tests/rounds/test_previous_scale.py"],
+    "comm/sums/accepted": [
+        "tests/comm/test_accepted.py",
+        "tests/comm/test_local.py",
+        "tests/rounds/test_previous_scale.py",
+    ],
+    "comm/sums/reproducible": ["tests/comm/test_reproducible.py", "tests/rounds/test_previous_scale.py"],
     "compression/compressors": ["tests/compression/test_topk.py", "tests/compression/test_slices.py"],
     "compression/eight_bits": ["tests/compression/test_eight_bits.py"],
     "compression/payload": ["tests/compression/test_topk.py"],
@@ -250,6 +265,16 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "wikisql_measures",
         "word_tokens",
     ),
+    "planning": (
+        "bench",
+        "cost_model",
+        "dry_run",
+        "light_rounds",
+        "probe",
+        "round_work",
+        "scale",
+        "step_time",
+    ),
     "setup": (
         "attacks",
         "bare_rounds",
@@ -260,12 +285,10 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "data_ledger",
         "data_partition",
         "data_prepare",
-        "dry_run",
         "engine",
         "idle_settings",
         "init",
         "lateness",
-        "light_rounds",
         "model_size",
         "pinned_data",
         "plan",
@@ -276,7 +299,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "run_config",
         "scale",
         "secure",
-        "step_time",
         "sum_scale",
         "vector_checks",
     ),

@@ -19,7 +19,7 @@ from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalUpdates
-from fedtorch.comm.messages import sum_of_messages
+from fedtorch.comm.sparse.messages import sum_of_messages
 from fedtorch.compression import eight_bits, slices
 from fedtorch.compression.compressors import Quantise, TopK
 from fedtorch.compression.payload import HEADER_BYTES, Sparse, decode, encode
@@ -379,7 +379,7 @@ def test_the_meter_counts_the_messages_and_they_have_the_formulas_size(tmp_path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sum_of_messages_over_windows_is_the_dense_sum(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtorch.comm.messages.CHUNK", 7)
+    monkeypatch.setattr("fedtorch.comm.sparse.messages.CHUNK", 7)
     generator = torch.Generator().manual_seed(0)
     terms = []
     for _ in range(3):

@@ -24,7 +24,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Partition
-from fedtorch.data.hydranet import Gold, Question, Row
+from fedtorch.data.hydranet import Gold, HydraNetRow, Question
 from fedtorch.models.consistency import mask_words, probabilities, squared_distance
 from fedtorch.models.networks.hydranet import Query, best_spans, decode, masked, row_losses, where_num_scores
 from fedtorch.rounds.runner import Runner
@@ -140,7 +140,7 @@ def test_two_conditions_on_one_column_can_never_be_right() -> None:
 def test_the_logical_form_compares_texts_and_may_differ_from_overall() -> None:
     # "red or red": the value stands twice; the second place is another position and the same text
     gold = Gold(0, 0, 1, {1: (0, (3, 3))}, ((1, 0, "Red"),))
-    question = Question([Row([0] * 7, 3, 6)] * 2, "red or red", [0, 1, 2], [0, 4, 7], gold)
+    question = Question([HydraNetRow([0] * 7, 3, 6)] * 2, "red or red", [0, 1, 2], [0, 4, 7], gold)
     query = Query(0, 0, (1,), {1: (0, (5, 5))})
     assert logical_form(question, query) == 1 and measures(gold, query)["overall"] == 0
     assert logical_form(question, query._replace(sel=1)) == 0

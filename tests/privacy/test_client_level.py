@@ -19,7 +19,7 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import CLIP, NOISE_KEY
 from fedtorch.core.update import Report
 from fedtorch.privacy.adaptive import moved, noised_count
-from fedtorch.privacy.client_level import HIDDEN, UNCLIPPED, ClientLevel, Terms
+from fedtorch.privacy.client_level import HIDDEN, UNCLIPPED, ClientLevel, PrivacyTerms
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.noise import ADD
 from fedtorch.privacy.public_sum import Masking
@@ -36,7 +36,7 @@ MOVING = replace(FIXED, clip=MovingClip(RULE))
 
 def level(settings: PrivacyConfig = FIXED, **known: Any) -> ClientLevel:
     """Of 12 clients of which a third takes part: qN = 4."""
-    terms = Terms(1 / 3, 12, 1.0, settings)
+    terms = PrivacyTerms(1 / 3, 12, 1.0, settings)
     return ClientLevel(terms, Ledger(KEY, terms.record(3) | known, None, []))
 
 
@@ -46,11 +46,11 @@ def server(*weights: float, **numbers: float) -> ServerState:
 
 def test_numbers_that_a_promise_rests_on() -> None:
     assert level().terms.expected == pytest.approx(4.0) and level().least(3) == 0
-    found = Terms(0.1, 20, 2.0, FIXED).record(3)
+    found = PrivacyTerms(0.1, 20, 2.0, FIXED).record(3)
     assert found == {"rate": 0.1, "clients": 20, "noise_multiplier": 2.0, "delta": 1e-3, "clip": 0.5,
                      "adaptive": None, "epsilon": None, "noise": None}  # fmt: skip
     other = replace(MOVING, noise="discrete", noise_multiplier=None, epsilon=2.0)
-    more = {name: Terms(0.1, 20, 2.0, other).record(3)[name] for name in ("adaptive", "epsilon", "noise")}
+    more = {name: PrivacyTerms(0.1, 20, 2.0, other).record(3)[name] for name in ("adaptive", "epsilon", "noise")}
     assert more == {"adaptive": [0.5, 0.2, 0.6], "epsilon": [2.0, 3], "noise": "discrete"}
 
 
@@ -230,7 +230,7 @@ def test_what_is_said_at_the_end() -> None:
 
 
 def test_a_rank_without_the_ledger_neither_draws_nor_accounts() -> None:
-    elsewhere = ClientLevel(Terms(0.5, 4, 0.0, FIXED), None)
+    elsewhere = ClientLevel(PrivacyTerms(0.5, 4, 0.0, FIXED), None)
     with pytest.raises(AssertionError, match="only the server"):
         elsewhere.draw([], 0)
     assert math.isfinite(elsewhere.exponent)

@@ -17,7 +17,7 @@ from fedtorch.config.schema import CheckpointConfig, Config
 from fedtorch.core.errors import BudgetError, CheckpointError
 from fedtorch.core.server import ServerState
 from fedtorch.privacy.accounting import Accountant
-from fedtorch.privacy.client_level import ClientLevel, Terms
+from fedtorch.privacy.client_level import ClientLevel, PrivacyTerms
 from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.settings import PrivacyConfig
@@ -166,7 +166,7 @@ def test_what_a_copy_releases_meanwhile_counts_before_a_round_is_drawn(tmp_path:
     other.attach(DataLedger(tmp_path / "ledger"), tmp_path / "b")
     limit = (Accountant(0.5, 1.0, 1e-3).epsilon(4) + Accountant(0.5, 1.0, 1e-3).epsilon(5)) / 2
     settings = PrivacyConfig("client", clip=0.5, noise_multiplier=1.0, delta=1e-3, max_epsilon=limit)
-    rule = ClientLevel(Terms(0.5, 20, 1.0, settings), own)
+    rule = ClientLevel(PrivacyTerms(0.5, 20, 1.0, settings), own)
     rule.begin(0, ServerState({}))
     for attempt in range(4):
         assert other.enter(0, attempt, str(attempt))

@@ -18,7 +18,7 @@ from supervisor import PHASES, Ended, at, supervise, toy_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtorch.comm import mail
-from fedtorch.comm.aggregation import Aggregation
+from fedtorch.comm.sums.aggregation import Aggregation
 from fedtorch.main import main
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.ledger import Ledger

@@ -26,7 +26,7 @@ from fedtorch.core.places import Places
 from fedtorch.core.state_keys import CLIP
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
-from fedtorch.privacy.client_level import ClientLevel, Terms
+from fedtorch.privacy.client_level import ClientLevel, PrivacyTerms
 from fedtorch.privacy.clip import bound, exponent_of
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip
@@ -299,7 +299,7 @@ def test_neighbours_differ_by_no_more_than_the_clip(tmp_path: Path) -> None:
 
 def test_terms_say_what_is_divided_by(tmp_path: Path) -> None:
     config = private(tmp_path)
-    assert Terms(0.1, 1000, 1.0, config.privacy).expected == 100.0
+    assert PrivacyTerms(0.1, 1000, 1.0, config.privacy).expected == 100.0
     assert isinstance(make_runner(config), Runner) and FedAvg(weights="equal").why_not_private == ""
 
 

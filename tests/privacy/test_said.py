@@ -13,7 +13,7 @@ from rich.console import Console
 from fedtorch.report.groups import Group
 from fedtorch.report.html_page import html_page
 from fedtorch.tracking.card import CardFacts, card_text
-from fedtorch.tracking.promise import NOTHING, promise
+from fedtorch.tracking.privacy_statement import NOTHING, promise
 from fedtorch.tracking.run_folder import read_run
 from fedtorch.tracking.summary import show_results
 

@@ -14,7 +14,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.report.command_line import main
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.groups import make_groups
-from fedtorch.report.swept import Sweep, sweep_of
+from fedtorch.report.sweep_scores import Sweep, sweep_of
 from fedtorch.tracking.tracker import Tracker
 
 CLIENTS = {"big": 10, "small": 2}

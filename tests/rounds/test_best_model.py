@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtorch.comm.wire import message_to_report, report_to_message
+from fedtorch.comm.wire import packet_to_report, report_to_packet
 from fedtorch.config.schema import Ties
 from fedtorch.core import state_keys
 from fedtorch.core.client import ClientState
@@ -107,7 +107,7 @@ def test_the_words_of_saved_state_are_all_different_where_they_lie_together() ->
 @pytest.mark.parametrize("draws", [1, 3])
 def test_how_often_a_client_was_drawn_is_recorded_where_it_is_several_times_and_never_travels(draws: int) -> None:
     report = Report("a", draws=draws, extra={"penalty": 0.5})
-    message = report_to_message(report, 0)
+    message = report_to_packet(report, 0)
     assert "draws" not in "".join(message.numbers)
-    assert message_to_report(message, ["a"]) == replace(report, draws=1)
+    assert packet_to_report(message, ["a"]) == replace(report, draws=1)
     assert report.numbers().get("draws", 1) == draws and list(report.numbers())[-1] in ("penalty", "draws")

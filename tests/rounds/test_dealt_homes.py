@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.clients import _config
-from fedtorch.comm.topology import Topology
 from fedtorch.rounds.placement import Homes, costs, place
+from fedtorch.rounds.topology import Topology
 from fedtorch.setup.plan import Plan
 
 

@@ -13,7 +13,7 @@ from toy import Quadratic
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.early_sides import EarlyReceiver
+from fedtorch.comm.sums.early_sides import EarlyReceiver
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, SystemConfig
 from fedtorch.core.errors import Interrupted
 

@@ -14,8 +14,8 @@ from ranks import run_ranks
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.comm.arrivals import Arrivals
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job.arrivals import Arrivals
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, PartitionConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.update import Report

@@ -15,9 +15,9 @@ from toy import Quadratic
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.topology import Topology
 from fedtorch.core.update import Report
 from fedtorch.rounds.pace import Pace
+from fedtorch.rounds.topology import Topology
 from fedtorch.train.job import ClientJob
 
 COSTS = {"a": 8.0, "b": 8.0, "c": 16.0}

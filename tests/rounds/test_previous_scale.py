@@ -13,7 +13,7 @@ from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.comm.local import LocalUpdates
-from fedtorch.comm.reproducible import COARSEST, HEADROOM, SumScale
+from fedtorch.comm.sums.reproducible import COARSEST, HEADROOM, SumScale
 from fedtorch.config.schema import ClientsConfig, SystemConfig
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places

@@ -15,9 +15,9 @@ from ranks import run_ranks
 from toy import Quadratic
 
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.group import Group
-from fedtorch.comm.mapped_vector import MappedVector
 from fedtorch.comm.options import Network
+from fedtorch.comm.transport.group import Group
+from fedtorch.comm.transport.mapped_vector import MappedVector
 from fedtorch.config.schema import ClientConfig, PartitionConfig
 from fedtorch.main import main
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from ranks import expect_exit, run_ranks
 
-from fedtorch.comm.topology import Topology
 from fedtorch.config.schema import SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
+from fedtorch.rounds.topology import Topology
 from tests.test_main import TINY
 
 NODES = {0: "server", 1: "one", 2: "two"}  # rank -> the machine that it runs on

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Any
 
-from fedtorch.comm import door
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job import rejoin as door
 from fedtorch.main import main
 
 BACK_AT = 3

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from fedtorch.comm.aggregation import Term
-from fedtorch.comm.meter import Meter
+from fedtorch.comm.sums.aggregation import Term
+from fedtorch.comm.transport.meter import Meter
 from fedtorch.core.update import Report
 
 
 class ThreadPeers:
-    """One of several; see `fedtorch.comm.peers.Peers`."""
+    """One of several; see `fedtorch.comm.sparse.peers.Peers`."""
 
     def __init__(self, place: int, members: tuple[int, ...], table: Table, messages: dict[int, list[Tensor]]) -> None:
         self.rank, self.members, self.meter = members[place], members, Meter()

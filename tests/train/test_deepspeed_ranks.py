@@ -28,8 +28,8 @@ from fedtorch.models.side import Passing
 from fedtorch.models.t5 import T5Model
 from fedtorch.models.turns import collate_turns
 from fedtorch.models.two_side import Losses, TwoSide
+from fedtorch.planning.dry_run import describe
 from fedtorch.setup.build import build
-from fedtorch.setup.dry_run import describe
 from fedtorch.tasks.text2sql import Text2SQL
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine

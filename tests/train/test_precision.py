@@ -21,10 +21,10 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.models.consistency import squared_distance
 from fedtorch.models.networks.hydranet import MASKED, Decoder
+from fedtorch.planning.dry_run import describe
 from fedtorch.rounds.scoring import evaluate
 from fedtorch.setup.build import build
 from fedtorch.setup.checks import the_algorithm_takes_the_precision
-from fedtorch.setup.dry_run import describe
 from fedtorch.setup.plan import Plan
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.engine import Engine

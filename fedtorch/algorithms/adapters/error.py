@@ -1,4 +1,4 @@
-"""What is lost when the factors of a product are averaged one by one, measured every round.
+"""Error of averaging the factors of a product one by one, measured every round.
 
 Clients end with (A_i, B_i) and weights p_i that add up to 1. The mean of their products is not the product of means:
 

@@ -92,7 +92,7 @@ def to_rows(layout: Layout, factors: Mapping[Pair, tuple[Tensor, Tensor]]) -> Te
 
 
 def from_rows(layout: Layout, flat: Tensor) -> dict[Pair, tuple[Tensor, Tensor]]:
-    """Of every layer left, shape (d_out, k), and right, (k, d_in), as views of what `to_rows` gave, flat or not."""
+    """Views of every layer in what `to_rows` gave, flat or not: left, shape (d_out, k), and right, (k, d_in)."""
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     pairs = pairs_of(layout)
     widths = [width for pair in pairs for width in (shapes[pair.b][0], shapes[pair.a][1])]

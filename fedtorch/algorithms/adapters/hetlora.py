@@ -75,7 +75,7 @@ class HetLoRA(UnlikeRanks):
             )
 
     def present_rank(self, job: ClientJob) -> int:
-        """What the client has left."""
+        """Rank that the client has left."""
         whole = super().present_rank(job)
         return whole if self.rank_decay is None else int(job.state.numbers.get(RANK, whole))
 

@@ -34,14 +34,14 @@ NORM = "product_norm"
 
 
 class HasScale(Protocol):
-    """What is needed of a task."""
+    """A task whose adapters have scales."""
 
     def scale_adapter(self, model: nn.Module, rank: int | None) -> float: ...
 
 
 @dataclass(frozen=True)
 class UnlikeRanks(FedAvg):
-    """What HetLoRA and FlexLoRA have in common."""
+    """Clients with ranks of their own: the common part of HetLoRA and FlexLoRA."""
 
     reads_initial: ClassVar[bool] = False
     ranks: Mapping[str, Count] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class UnlikeRanks(FedAvg):
         return "has clients of unlike rank, which send different numbers"
 
     def check_server(self, server: ServerConfig) -> None:
-        """What is sent are factors, along which no optimiser steps."""
+        """Refuse an optimiser of the server: factors are sent, along which none steps."""
         if server.optimizer != "none":
             raise ConfigError(
                 f"server.optimizer is {server.optimizer} but clients of unlike rank send their factors, which take the "
@@ -75,11 +75,11 @@ class UnlikeRanks(FedAvg):
         return rank_places(layout, self.rank_of(layout, client))
 
     def received_places(self, layout: Layout, client: str, round: int) -> Places:
-        """The same."""
+        """Places that a client receives: those that it sends."""
         return rank_places(layout, self.rank_of(layout, client))
 
     def rank_of(self, layout: Layout, client: str) -> int:
-        """Of this client.
+        """Rank of this client.
 
         Raises:
             ConfigError: one in `ranks` is larger than the model's, or nothing has a rank.
@@ -137,7 +137,7 @@ class UnlikeRanks(FedAvg):
         return {}
 
     def start_of(self, job: ClientJob, received: Tensor) -> Tensor:
-        """What a round's training starts from, before it is cut to the client's rank; `received` is not changed."""
+        """Weights that a round's training starts from, before they are cut to the client's rank."""
         return received
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
@@ -179,7 +179,7 @@ def product_norm(layout: Layout, flat: Tensor) -> float:
 def stacked_factors(
     layout: Layout, updates: Iterable[Tensor], weights: Sequence[float]
 ) -> dict[Pair, tuple[Tensor, Tensor]]:
-    """Of every layer (d_out, Σ r_i) and (Σ r_i, d_in) in float64, whose product is Σ p_i B_i A_i.
+    """Factors of every layer, (d_out, Σ r_i) and (Σ r_i, d_in) in float64, whose product is Σ p_i B_i A_i.
 
     Only the ranks that a client has: columns of B that are 0 are left out together with their rows of A.
     """

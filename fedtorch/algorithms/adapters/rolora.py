@@ -30,7 +30,7 @@ class RoLoRA(FedAvg):
     reads_initial: ClassVar[bool] = False
 
     def resting(self, round: int) -> str:
-        """What stands in the names of the factors that are not trained in this round (from 0)."""
+        """Part of the names of the factors that are not trained in this round (from 0)."""
         return A if round % 2 == 0 else B
 
     def sent_places(self, layout: Layout, client: str, round: int) -> Places:
@@ -47,7 +47,7 @@ class RoLoRA(FedAvg):
         return places_without(layout, self.resting(round))
 
     def broadcast_places(self, layout: Layout, round: int) -> Places:
-        """The same; the server's step changes nothing else."""
+        """Places that are sent to all: those of the factor that was trained; the server's step changes nothing else."""
         return places_without(layout, self.resting(round))
 
     def check_server(self, server: ServerConfig) -> None:

@@ -53,14 +53,14 @@ RANK = "adapter/added_rank"
 
 
 class HasBase(Protocol):
-    """What is needed of a task."""
+    """A task whose model has a base beside its adapters."""
 
     def add_to_base(self, model: nn.Module, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None: ...
 
 
 @dataclass(frozen=True)
 class AddsToBase(UnlikeRanks):
-    """What FLoRA and FedEx have in common."""
+    """Rules that add to the base: the common part of FLoRA and FedEx."""
 
     varying_vectors: ClassVar[tuple[str, ...]] = (ADDED,)
 
@@ -160,15 +160,15 @@ class FLoRA(AddsToBase):
     reads_initial: ClassVar[bool] = False
 
     def received_places(self, layout: Layout, client: str, round: int) -> Places:
-        """What is no factor; the stack comes beside."""
+        """Places of what is no factor; the stack comes beside."""
         return places_without(layout, A, B)
 
     def broadcast_places(self, layout: Layout, round: int) -> Places:
-        """The same."""
+        """Places of what is no factor; the stack comes beside."""
         return places_without(layout, A, B)
 
     def start_of(self, job: ClientJob, received: Tensor) -> Tensor:
-        """What was received with A of the round, uniform in ±1/√d_in as peft draws it; the first round has its own."""
+        """Join what was received to the round's A, drawn as peft does (±1/√d_in); the first round has its own."""
         layout = job.engine.shared
         views = layout.view(received)
         if not job.round or any(views[pair.b].any() for pair in pairs_of(layout)):
@@ -189,7 +189,7 @@ class FLoRA(AddsToBase):
         return super().client_update(job)
 
     def take_mean(self, weights: Tensor, mean: Tensor, layout: Layout) -> None:
-        """Of what is no factor."""
+        """Take the mean of what is no factor."""
         places = places_without(layout, A, B)
         places.put(places.take(mean), weights)
 

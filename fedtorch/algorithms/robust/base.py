@@ -1,4 +1,4 @@
-"""What a robust rule may define, and how it is applied: alone, or to the means of groups of clients (bucketing)."""
+"""Robust rules: what one may define, and how it is applied: alone, or to means of groups of clients (bucketing)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 class WindowedUpdates(Protocol):
-    """What a rule needs of a round's updates."""
+    """A round's updates as a rule reads them."""
 
     @property
     def reports(self) -> Sequence[Report]: ...
@@ -55,7 +55,7 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """What combines the updates of a round in place of their weighted sum; its fields are keys beside `name`.
+    """Combines the updates of a round in place of their weighted sum; its fields are keys beside `name`.
 
     Clients of weight 0 have no say. One step of bucketing (Karimireddy et al. 2022, Algorithm 1) may come before: in a
     random order, drawn anew each round, every `bucket` clients in a row are averaged by their weights, and the rule
@@ -194,7 +194,7 @@ def whole_weights(weights: Sequence[float]) -> Tensor:
 
 
 def _means(rows: Tensor, buckets: Sequence[Bucket]) -> Tensor:
-    """Of each bucket the mean of its clients' rows; a client alone is as it is."""
+    """Mean of the clients' rows of each bucket; a client alone is as it is."""
     made = torch.empty(len(buckets), rows.shape[1], dtype=rows.dtype)
     for row, bucket in zip(made, buckets, strict=True):
         if len(bucket.places) == 1:

@@ -60,7 +60,7 @@ def ranking(products: Matrix, weights: Sequence[float], attackers: int) -> list[
 
 
 def scores(products: Matrix, attackers: int) -> list[float]:
-    """Of each client the sum of its n − f − 2 smallest squared distances to others.
+    """Sum of the n − f − 2 smallest squared distances to others, for each client.
 
     In pairs of clients the two distances are one number, so equal scores are equal to the bit.
     """

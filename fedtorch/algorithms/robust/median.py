@@ -12,7 +12,7 @@ from fedtorch.algorithms.robust.base import CoordinateRule
 
 @dataclass(frozen=True)
 class Median(CoordinateRule):
-    """Of every number by itself the value with half of the clients' weight below it and half above.
+    """Takes for every number by itself the value with half of the clients' weight below it and half above.
 
     Where a value divides the weight exactly in two halves it is the mean of that value and of the next one, so that
     clients of one size have the ordinary median. It stands attackers of less than half of the weight.

@@ -45,7 +45,7 @@ def inner_products(updates: Rows) -> npt.NDArray[np.float64]:
 
 
 def _of_piece(rows: Tensor) -> Tensor:
-    """Of at most `PIECE` columns."""
+    """Products of at most `PIECE` columns."""
     largest = rows.abs().amax(dim=1, keepdim=True)
     exponents = torch.frexp(largest).exponent.numpy()
     unit = torch.from_numpy(np.ldexp(1.0, exponents - BITS))  # |upper| <= 2^BITS; torch's ldexp goes through fp32

@@ -15,7 +15,7 @@ from fedtorch.algorithms.robust.base import Bucket, CoordinateRule, WindowedUpda
 
 @dataclass(frozen=True)
 class TrimmedMean(CoordinateRule):
-    """Of every number by itself the mean, by weight, without the share `trim` of all weight at either end.
+    """Takes for every number by itself the mean, by weight, without the share `trim` of all weight at either end.
 
     A client across the border counts with what of its weight is inside. It stands attackers of up to that share.
     """

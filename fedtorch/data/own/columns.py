@@ -1,4 +1,4 @@
-"""What the columns of a source hold, from rows spread evenly over all of it."""
+"""Content of the columns of a source, from rows spread evenly over all of it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ CUT = 0.25
 
 @dataclass(frozen=True)
 class Settings:
-    """What a config is written from beside the guess."""
+    """Facts beside the guess that a config is written from."""
 
     source: str | list[str]
     """of the rows to train on"""
@@ -172,7 +172,7 @@ def _text_keys(found: Guess, form: TextForm) -> list[str]:
 
 
 def _long(found: Guess, settings: Settings) -> list[str]:
-    """What becomes of texts beyond `max_length`."""
+    """Say what becomes of texts beyond `max_length`."""
     if settings.windows(found):
         return ["  long: windows # of max_length tokens each; `truncate` reads the first one alone, and is faster"]
     if found.task == "causal_lm" and "text" not in found.roles:

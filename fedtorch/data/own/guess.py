@@ -1,4 +1,4 @@
-"""What a file is for: its task, which columns the task reads, and which column says whose a row is."""
+"""Guesses what a file is for: its task, which columns the task reads, and which column says whose a row is."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _odd_texts(found: Guess, columns: Mapping[str, Column]) -> Iterable[tuple[st
 
 
 def _passed_over(found: Guess, columns: Mapping[str, Column]) -> Iterable[str]:
-    """What other columns may be, for who looks at the guess."""
+    """Say what other columns may be, for whoever looks at the guess."""
     used = {*found.roles.values(), found.by, found.id, found.split}
     for name, column in columns.items():
         if name in used or (name == "tools" and "messages" in found.roles):

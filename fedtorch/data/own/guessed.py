@@ -29,7 +29,7 @@ FILE, NONE = "file", "none"
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user has said, in place of a guess; None: nothing."""
+    """Choices of the user in place of a guess; None: nothing was said."""
 
     task: str | None = None
     """`task.name`"""
@@ -43,7 +43,7 @@ class Wishes:
 
 @dataclass
 class Guess:
-    """What a config is written from."""
+    """Facts that a config is written from."""
 
     task: str = ""
     """`task.name` of the config; empty until `guess` has decided"""

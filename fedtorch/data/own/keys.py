@@ -113,7 +113,7 @@ class OwnData:
         return not own.isdisjoint((place, *place.parents))
 
     def alone(self, source: str, columns: Mapping[str, str] | None = None) -> OwnData:
-        """The same for rows elsewhere that are not dealt: without clients, splits and ids. columns: None keeps all."""
+        """Keys for rows elsewhere that are not dealt: without clients, splits and ids. columns: None keeps all."""
         return replace(
             self,
             source=source,

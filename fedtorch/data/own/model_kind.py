@@ -1,4 +1,4 @@
-"""What a model that is to be used can do, from its configuration: nothing of it is built."""
+"""Abilities of a model that is to be used, from its configuration: nothing of it is built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS = {
 
 @dataclass(frozen=True)
 class ModelKind:
-    """What a model's files say that the config depends on."""
+    """Facts of a model's files that the config depends on."""
 
     kind: str = ""
     """`model_type`; empty: nothing is known"""

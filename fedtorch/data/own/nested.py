@@ -1,4 +1,4 @@
-"""What lies within columns that hold objects, named by a path: `body.text` is `text` of the object in column `body`."""
+"""Values within columns that hold objects, named by a path: `body.text` is `text` of the object in column `body`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def split_path(path: str, columns: Collection[str]) -> tuple[str, list[str]]:
 
 
 def value_at(value: Any, steps: Collection[str]) -> Any:
-    """What lies at the end of these steps; None where one of them leads nowhere."""
+    """Follow these steps to a value; None where one of them leads nowhere."""
     for step in steps:
         value = value.get(step) if isinstance(value, Mapping) else None
     return value

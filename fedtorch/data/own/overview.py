@@ -1,4 +1,4 @@
-"""What to know of clients' rows before training: sizes, labels, lengths, rows that stand where they should not."""
+"""Overview of clients' rows before training: sizes, labels, lengths, rows that stand where they should not."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Overview:
         return found
 
     def remarks(self) -> list[str]:
-        """What may spoil a run without stopping it."""
+        """Remarks on what may spoil a run without stopping it."""
         total, lines = self.total(), []
         if self.left_out:
             lines.append(f"{self.left_out} rows could not be used and are left out (task.data.skip_bad_rows)")
@@ -176,7 +176,7 @@ def _place(folder: Path, client: str, split: str, line: int) -> str:
 
 
 def set_divergences(overview: Overview) -> None:
-    """Of every client with labels."""
+    """Set the divergence of every client with labels."""
     counts = {name: dict[int | str, int](client.labels.items()) for name, client in overview.clients.items()}
     found = label_divergence(counts)
     for name, value in found.items():

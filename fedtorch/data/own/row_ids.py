@@ -50,7 +50,7 @@ class RowIds(Sequence[str]):
             yield int(order[place]), before
 
     def number_copies(self) -> None:
-        """Of equal ids the second gets `-2`, the third `-3`."""
+        """Number equal ids: the second gets `-2`, the third `-3`."""
         self._copies = {place: before + 1 for place, before in self.repeats()}
 
 

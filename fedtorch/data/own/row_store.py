@@ -83,7 +83,7 @@ class RowStore:
         return len(self._ends) - 1
 
     def content(self, index: int) -> dict[str, Any]:
-        """Of one row, read from the file."""
+        """Content of one row, read from the file."""
         start, end = self._ends[index : index + 2]
         content: dict[str, Any] = json.loads(os.pread(self._file.fileno(), end - start, start))
         return content
@@ -93,7 +93,7 @@ class RowStore:
         return StoredRows(self, np.fromiter(range(len(self)) if indices is None else indices, dtype=np.int64))
 
     def digests(self, indices: Ints) -> Digests:
-        """What tells whether two rows have the same texts."""
+        """Digests by which rows with the same texts are found."""
         found: Digests = np.frombuffer(self._digests, dtype="S16")[indices]  # a copy: the buffer stays free to grow
         return found
 
@@ -114,7 +114,7 @@ class StoredRows:
 
     @property
     def digests(self) -> Digests:
-        """See `RowStore.digests`."""
+        """Digests of all rows' texts."""
         return self._store.digests(self.indices)
 
     @property

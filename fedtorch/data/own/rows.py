@@ -1,4 +1,4 @@
-"""What a task wants of a row, and the rows of a source as it wants them."""
+"""Columns that a task wants of a row, and the rows of a source as it wants them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES, _LONGEST_NAME = 20, 40  # columns in a message, and characters of one
 
 
 class Form(Protocol):
-    """What a task wants of a row."""
+    """Columns that a task wants of a row."""
 
     @property
     def required(self) -> Sequence[str]:
@@ -127,7 +127,7 @@ def read_rows(tables: Sequence[Table], data: OwnData, form: Form, problems: list
 def usable_rows(
     tables: Sequence[Table], data: OwnData, form: Form, problems: list[str], most: float = math.inf
 ) -> Iterator[Row]:
-    """The same, whatever `skip_bad_rows` says. most: of problems, after more of which a table is read no further."""
+    """Read as `rows` does, whatever `skip_bad_rows` says. most: problems after which a table is read no further."""
     columns = columns_of(tables, data, form)
     for table in _used(tables, data):
         split = split_of(table.split, data)

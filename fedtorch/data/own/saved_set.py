@@ -1,4 +1,4 @@
-"""What `save_to_disk` wrote, before it is read: its own regular files, and none that lead out of its folder."""
+"""Looks at a folder of `save_to_disk` before it is read: its own regular files, and none that lead out of it."""
 
 from __future__ import annotations
 

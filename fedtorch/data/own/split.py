@@ -43,7 +43,7 @@ def split_names(
 
 
 def classes_of(labels: Sequence[Any], of_every_label: bool) -> list[Any]:
-    """What rows of a client are told apart by: the label, or all labels together.
+    """Class of each row of a client: its label, or all its labels together.
 
     of_every_label: of several labels the one that the fewest of these rows have, so that it is not lost among others.
     """
@@ -72,7 +72,7 @@ def _take(share: float, rows: int, classes: Classes, drawn: Mapping[int, bytes],
 def _take_of_every_label(
     share: float, rows: int, classes: Classes, drawn: Mapping[int, bytes], names: Sequence[str]
 ) -> list[int]:
-    """The same share, with a row of every label that can give one: of each the last row stays in train.
+    """Take the same share, with a row of every label that can give one: each label's last row stays in train.
 
     1. Every such label gives a row. Where the split has fewer places than that, rows are drawn one after the other,
        and each label's first counts: so small clients do not all choose the same frequent labels.

@@ -13,10 +13,10 @@ _WORDS = re.compile(r"[^\W_]+")
 
 
 def split_files(source: str) -> tuple[str | list[str], dict[str, str]]:
-    """Of a folder whose files or sub-folders are called after splits: (those of train, dev or test -> its files).
+    """Find the files of each split in a folder whose files or sub-folders are called after splits.
 
-    `notes-train.jsonl`, `train-00000-of-00002.parquet` and `train/part.csv` are of train. Where a name says nothing, or
-    no file is of train, the source stays as it is.
+    Returns (train, other split -> its name for a config). `notes-train.jsonl`, `train-00000-of-00002.parquet` and
+    `train/part.csv` are of train. Where a name says nothing, or no file is of train, the source stays as it is.
     """
     folder = Path(source).expanduser()
     if not folder.is_dir() or any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
@@ -52,7 +52,7 @@ def _split_of(name: str) -> str | None:
 
 
 def _one_name(folder: Path, files: Sequence[Path]) -> str:
-    """What names all these files and no others: the file, its folder, or a glob; empty: nothing does."""
+    """Name that covers all these files and no others: the file, its folder, or a glob; empty: nothing does."""
     if len(files) == 1:
         return str(files[0])
     first = files[0]

@@ -89,7 +89,7 @@ def usual_separator(file: Path) -> str:
 
 
 def separator_of(file: Path, form: TextForm) -> str:
-    """What separates the cells of a file: what the form says, or what its first records show.
+    """Separator of a file's cells: what the form says, or what its first records show.
 
     Of the separators that cut the header into several cells it is the one by which most records have as many; the one
     that the ending promises where that is as good. (`csv.Sniffer` looks at letters too, and chooses some of them.)
@@ -135,7 +135,7 @@ def is_decoded(file: Path, form: TextForm) -> bool:
 
 
 def bad_byte(text: str, form: TextForm) -> str:
-    """What is wrong with a line that has a lone surrogate in place of a byte; empty if it has none."""
+    """Describe a line that has a lone surrogate in place of a byte; empty if it has none."""
     try:
         text.encode()
         return ""
@@ -148,7 +148,7 @@ def bad_byte(text: str, form: TextForm) -> str:
 
 
 def not_decoded(place: int, value: int, form: TextForm) -> str:
-    """What is wrong, and what to do. place: of the byte in its line, from 1."""
+    """Say which byte cannot be read, and what to do. place: of the byte in its line, from 1."""
     if form.is_utf8 and place == 1 and value in (0xFE, 0xFF):
         advice = "files that begin so are often UTF-16: set task.data.encoding to utf-16, or save the file as UTF-8"
     elif form.is_utf8:
@@ -159,7 +159,7 @@ def not_decoded(place: int, value: int, form: TextForm) -> str:
 
 
 def no_text_file(file: Path) -> str:
-    """What a file is by its first bytes that is no text, and what to do; empty: none of the usual ones."""
+    """Name a file that is no text by its first bytes, and what to do; empty: none of the usual ones."""
     with file.open("rb") as opened:
         start = opened.read(8)
     return next((kind for mark, kind in _OTHER_KINDS.items() if start.startswith(mark)), "")

@@ -28,7 +28,7 @@ _HARD = (*_MEDIUM, "average", "join", "nested")
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClientPlan:
     """How many examples a client gets, and of which kinds."""
 
     train: int
@@ -42,15 +42,15 @@ class Plan:
 
 
 # Three size classes and a factor of ten between them (4347 to 78 training questions in the eight real sets).
-PLANS: dict[str, Plan] = {
-    "library": Plan(640, 40, 60, _HARD),
-    "cinema": Plan(480, 40, 60, _HARD),
-    "university": Plan(320, 40, 60, _HARD),
-    "hospital": Plan(240, 40, 60, _HARD),
-    "publisher": Plan(160, 30, 50, _HARD),
-    "festival": Plan(100, 30, 50, _MEDIUM),
-    "clinic": Plan(80, 30, 50, _BASIC),
-    "school": Plan(60, 30, 50, _MEDIUM),
+PLANS: dict[str, ClientPlan] = {
+    "library": ClientPlan(640, 40, 60, _HARD),
+    "cinema": ClientPlan(480, 40, 60, _HARD),
+    "university": ClientPlan(320, 40, 60, _HARD),
+    "hospital": ClientPlan(240, 40, 60, _HARD),
+    "publisher": ClientPlan(160, 30, 50, _HARD),
+    "festival": ClientPlan(100, 30, 50, _MEDIUM),
+    "clinic": ClientPlan(80, 30, 50, _BASIC),
+    "school": ClientPlan(60, 30, 50, _MEDIUM),
 }
 
 
@@ -73,7 +73,7 @@ def generate(*, seed: int = 0) -> dict[str, ClientData]:
     return {schema.client: _client(schema, PLANS[schema.client], seed) for schema in SCHEMAS}
 
 
-def _client(schema: Schema, plan: Plan, seed: int) -> ClientData:
+def _client(schema: Schema, plan: ClientPlan, seed: int) -> ClientData:
     generator = generator_for(seed, "synthetic questions", schema.client)
     patterns = [pattern for pattern in PATTERNS if pattern.name in plan.patterns]
     wanted = plan.train + plan.dev + plan.test

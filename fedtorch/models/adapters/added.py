@@ -1,4 +1,4 @@
-"""What a run has added to a model's base: a second product beside each layer, in fp32 and never trained.
+"""Products that a run has added to a model's base: a second one beside each layer, in fp32 and never trained.
 
 The base itself stays as it is: in 16 bits small sums would be lost, and its memory may be that of a file which other
 processes have too. The factors are plain tensors of the layer, no parameters: their rank changes from round to round.
@@ -52,7 +52,7 @@ def _add(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
 
 @torch.no_grad()
 def delta_of(layer: Any) -> Tensor:
-    """What all factors beside a layer add to its weight, fp32, in the weight's shape."""
+    """Sum of all factors' products beside a layer, fp32, in the weight's shape."""
     whole: Tensor = layer.get_delta_weight(NAME).float()
     if (factors := added_to(layer)) is not None:
         product = factors[0].float() @ factors[1].float() * scale_of(layer)

@@ -163,7 +163,7 @@ def save_adapter(model: Any, folder: Path, *, base: str | None = None) -> None:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """What stands in `adapter_config.json`; alpha as a whole number where it is one, as libraries have it."""
+    """Text of `adapter_config.json`; alpha as a whole number where it is one, as libraries have it."""
     plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
     alpha: Any = plain.get("lora_alpha", 0.5)
     if float(alpha).is_integer():
@@ -212,7 +212,7 @@ def _replaced(model: nn.Module, plain: Callable[[Any], nn.Module | None]) -> Ite
 
 
 def _base_of(module: Any) -> nn.Module | None:
-    """What was there before the adapter; None: this module itself."""
+    """Module that was there before the adapter; None: this module itself."""
     if hasattr(module, "modules_to_save"):
         original: nn.Module = module.original_module
         return original
@@ -222,7 +222,7 @@ def _base_of(module: Any) -> nn.Module | None:
 
 @torch.no_grad()
 def _summed(module: Any) -> nn.Module | None:
-    """What computes the same without an adapter; None: this module itself."""
+    """Module that computes the same without an adapter; None: this module itself."""
     if hasattr(module, "modules_to_save"):
         saved: nn.Module = module.modules_to_save[NAME]
         return saved

@@ -1,4 +1,4 @@
-"""What is trained beside a base of 16 bits is of 32, and is given inputs of its own kind; gradients pass the base."""
+"""Trains fp32 factors beside a base of 16 bits: each is given inputs of its own kind; gradients pass the base."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtorch.models.adapters.settings import Adapter
 
 
 def dtype_of(adapter: Adapter | None) -> torch.dtype | Literal["auto"]:
-    """Of the weights of a base that is read from its files; see `Adapter.base`."""
+    """Number format of a base's weights as they are read from its files (`Adapter.base`)."""
     return "auto" if adapter is not None and adapter.base == "saved" else torch.float32
 
 

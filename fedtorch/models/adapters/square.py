@@ -1,4 +1,4 @@
-"""Of a product B·R·A beside a layer's weight only R, r × r, is trained: A and B are fixed (Fed-SB).
+"""Trains only R, r × r, of a product B·R·A beside a layer's weight: A and B are fixed (Fed-SB).
 
 They are drawn from the run's seed, or fitted to the gradient that public rows give.
 

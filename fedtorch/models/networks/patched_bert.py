@@ -158,7 +158,7 @@ class Patches(nn.Module):
 
 
 class Place:
-    """What a layer was called with, for the hooks inside it; forgotten when the layer is done.
+    """Arguments that a layer was called with, for the hooks inside it; forgotten when the layer is done.
 
     Noted where the layer calls its attention, not where it is called itself: activation checkpointing computes a
     layer's `forward` again without the layer's own hooks (transformers 5.23), maybe after it saw another batch.

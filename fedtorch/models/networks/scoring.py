@@ -1,4 +1,4 @@
-"""What every model that scores pairs of a question and an answer has in common."""
+"""Common part of all models that score pairs of a question and an answer."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 from fedtorch.privacy.secure_sum.keys import BYTES, pair_of
 from fedtorch.privacy.secure_sum.party import PublicKeys, Revealed, Window, apply, mask_key, own_key
 from fedtorch.privacy.secure_sum.shamir import join
-from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms, TooFewPartiesError
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
 from fedtorch.privacy.stream import Stream
 
 
 class Collector:
-    """What the server of one exchange holds: never a part, and of no party shares of both kinds."""
+    """The server's side of one exchange: it never holds a part, and of no party shares of both kinds."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: SumTerms) -> None:
         self.terms = terms
         self.keys: dict[int, PublicKeys] = {}
         """of those who published them"""

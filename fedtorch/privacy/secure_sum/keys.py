@@ -10,7 +10,7 @@ _SALT = b"fedtorch secure sum 1"
 
 
 class KeyPair(NamedTuple):
-    """Of X25519 (RFC 7748), raw bytes."""
+    """Keys of X25519 (RFC 7748), raw bytes."""
 
     secret: bytes
     """32 bytes; others hold shares of it at most"""
@@ -57,7 +57,7 @@ def sealed(key: bytes, text: bytes, about: str) -> bytes:
 
 
 def unsealed(key: bytes, box: bytes, about: str) -> bytes:
-    """What was sealed.
+    """Open what was sealed.
 
     Raises:
         ValueError: it was not sealed with this key about this, or was damaged.

@@ -30,7 +30,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Settled:
-    """What became of a round."""
+    """Outcome of a round."""
 
     place: Place
     """which it is"""
@@ -41,7 +41,7 @@ class Settled:
 
 
 class Openings:
-    """Of one run; on the server alone. With `path` None nothing is on the disk."""
+    """Openings of one run; on the server alone. With `path` None nothing is on the disk."""
 
     def __init__(self, path: Path | None, key: bytes = b"") -> None:
         """key: names are not written, but a digest under it."""
@@ -55,7 +55,7 @@ class Openings:
                 self._opened[found["round"], found.get("attempt", 0)] = whose
 
     def settled(self, place: Place) -> Settled | None:
-        """What became of the round; None: nothing yet."""
+        """Outcome of the round; None: nothing yet."""
         return self._settled if self._settled is not None and self._settled.place == place else None
 
     def may_open(self, place: Place, clients: Collection[str]) -> bool:

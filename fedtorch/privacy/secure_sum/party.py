@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedtorch.privacy.secure_sum.keys import BYTES, KeyPair, agreed, derived, new_pair, sealed, unsealed
 from fedtorch.privacy.secure_sum.shamir import split
-from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms, TooFewPartiesError
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
 from fedtorch.privacy.stream import Stream
 
 SHARE_BYTES = 33  # a number of the field
@@ -30,7 +30,7 @@ Window = npt.NDArray[np.uint64]
 
 
 class PublicKeys(NamedTuple):
-    """What a party publishes."""
+    """Keys that a party publishes."""
 
     sealing: bytes
     """c: for the shares."""
@@ -47,12 +47,12 @@ class Revealed(NamedTuple):
     """Of the masking secret, of those whose part has not."""
 
 
-def mask_key(secret: bytes, public: bytes, terms: Terms) -> bytes:
+def mask_key(secret: bytes, public: bytes, terms: SumTerms) -> bytes:
     """m_ij, the same for both of a pair."""
     return derived(agreed(secret, public), f"mask/{terms.name}")
 
 
-def own_key(seed: bytes, terms: Terms, party: int) -> bytes:
+def own_key(seed: bytes, terms: SumTerms, party: int) -> bytes:
     """The key of PRG(b_i)."""
     return derived(seed, f"own mask/{terms.name}/{party}")
 
@@ -60,7 +60,7 @@ def own_key(seed: bytes, terms: Terms, party: int) -> bytes:
 class Party:
     """A holder of a part of the sum."""
 
-    def __init__(self, number: int, terms: Terms, new: Callable[[], KeyPair] = new_pair) -> None:
+    def __init__(self, number: int, terms: SumTerms, new: Callable[[], KeyPair] = new_pair) -> None:
         """number: one of `terms.parties`."""
         self.number, self.terms = number, terms
         self._sealing, self._masking, self._seed = new(), new(), os.urandom(BYTES)

@@ -1,4 +1,4 @@
-"""What parties and server of one exchange agree on before it begins, and how it can fail."""
+"""SumTerms that parties and server of one exchange agree on before it begins, and errors by which it fails."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TooFewPartiesError(FedtorchError):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Of one exchange; another attempt at the same sum has others, and other keys."""
+class SumTerms:
+    """SumTerms of one exchange; another attempt at the same sum has others, and other keys."""
 
     run: str
     """Random, of this exchange; so that no derivation repeats, whatever the numbers below do."""

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from fedtorch.report.published.fedmatch import FEDMATCH
 from fedtorch.report.published.lorar import LORAR
-from fedtorch.report.published.table import Paper, Row, row_names
+from fedtorch.report.published.table import Paper, PublishedRow, row_names
 from fedtorch.tracking.run_folder import Run
 
 PAPERS = {f"{paper.name}/{paper.metric}": paper for paper in (LORAR, *FEDMATCH)}
@@ -22,7 +22,7 @@ def unknown_row(run: Run) -> str:
     return f"{run.folder}: run.published is {wanted}, which is no row of a paper's table; there are {', '.join(near)}"
 
 
-def find_row(run: Run, metric: str | None = None) -> tuple[Paper, Row, str] | None:
+def find_row(run: Run, metric: str | None = None) -> tuple[Paper, PublishedRow, str] | None:
     """The published row for a run, of this metric if given, and the name of its shipped config.
 
     `run.published` of its config (`lorar/fedopt_lorar`) names it, else `run.name` (see `row_names`). None also if the

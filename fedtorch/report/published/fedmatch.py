@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtorch.report.published.table import Paper, Row
+from fedtorch.report.published.table import Paper, PublishedRow
 
 # config -> title; MAP then MRR of PrivacyQA, BioASQ, FiQA, InsuranceQA, MedQuAD, overall; in percent
 _FIGURES = {
@@ -98,7 +98,7 @@ def _paper(metric: str, place: int) -> Paper:
     rows = {}
     for config, (title, *figures) in _FIGURES.items():
         *percent, overall = figures[place]
-        rows[config] = Row(title, tuple(percent), overall, None, None)
+        rows[config] = PublishedRow(title, tuple(percent), overall, None, None)
     return Paper(
         name="fedmatch",
         title="FedMatch, tables 2 and 3",

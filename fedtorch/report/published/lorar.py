@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fedtorch.report.published.table import Paper, Row
+from fedtorch.report.published.table import Paper, PublishedRow
 
 
-def _lorar(title: str, *figures: float) -> Row:
+def _lorar(title: str, *figures: float) -> PublishedRow:
     *percent, macro, micro, correct = figures
-    return Row(title, tuple(percent), macro, micro, int(correct))
+    return PublishedRow(title, tuple(percent), macro, micro, int(correct))
 
 
 LORAR = Paper(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """A row of a paper's table. None stands for what the paper does not say."""
 
     title: str
@@ -36,7 +36,7 @@ class Paper:
     """our name -> the paper's"""
     sizes: tuple[int, ...]
     """examples behind each figure; empty if the paper does not say"""
-    rows: Mapping[str, Row]
+    rows: Mapping[str, PublishedRow]
     """by config name"""
     remark: str = ""
     """what else stands below its rows; a caveat, or empty"""

@@ -1,4 +1,4 @@
-"""What attackers send in place of what they learned.
+"""Updates that attackers send in place of what they learned.
 
 An attack that is made of others' updates (IPM, ALIE) is computed by the worker that hosts the attacker: it trains those
 that are known once more, as they would train themselves, and so gets their updates to the bit. Nothing but the attack
@@ -26,7 +26,7 @@ Learn = Callable[[Client], Tensor]
 
 
 class Rows(Protocol):
-    """What is needed of a task; for attacks on rows it is a `LabelledTask` too."""
+    """A task whose rows can be attacked; for attacks on labels it is a `LabelledTask` too."""
 
     def load(self, client: str, split: str) -> Sequence[Any]:
         """The client's examples, ready to be collated."""
@@ -67,7 +67,7 @@ class Attackers:
             update.mul_(-attack.factor if attack.kind == "signflip" else attack.factor)
 
     def _knowledge(self, round: int, drawn: Sequence[Client], learn: Learn) -> tuple[Tensor, Tensor]:
-        """Of the updates that are known (those of the attackers, if nobody else was drawn), once a round."""
+        """Summarise the updates that are known (those of the attackers, if nobody else was drawn), once a round."""
         if self._known is None or self._known[0] != round:
             others = [one for one in drawn if one.name not in self]
             known = others if others and self.attack.knows == "all" else [one for one in drawn if one.name in self]

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 @runtime_checkable
 class LabelledTask(Protocol):
-    """What a task needs for these attacks, beside that `problem` is `single_label`."""
+    """A task with labels, as these attacks need it; its `problem` is `single_label`."""
 
     problem: str
 
@@ -41,13 +41,13 @@ def load_changed(task: LabelledTask, client: str, attack: AttackConfig, run_seed
 
 
 def flipped(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
-    """The same texts, each with the label after its own; after the last comes the first."""
+    """Return the texts, each with the label after its own; after the last comes the first."""
     after = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
     return [{**row, "label": after[row["label"]]} for row in rows]
 
 
 def triggered(rows: Sequence[Row], trigger: str, target: str, *, share: float, seed: int) -> list[Row]:
-    """The same rows, of which ⌈share · n⌉, drawn by `seed`, begin with the trigger and have the target as label."""
+    """Return the rows, of which ⌈share · n⌉, drawn by `seed`, begin with the trigger and have the target as label."""
     count = -int(-share * len(rows) // 1)
     chosen = {*random.Random(seed).sample(range(len(rows)), count)}
     return [

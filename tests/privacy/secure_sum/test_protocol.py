@@ -14,7 +14,7 @@ from fedtorch.privacy.secure_sum import keys
 from fedtorch.privacy.secure_sum.collector import Collector
 from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
 from fedtorch.privacy.secure_sum.shamir import PRIME, split
-from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, Terms, TooFewPartiesError, threshold_of
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError, threshold_of
 
 pytest.importorskip("cryptography")
 
@@ -22,9 +22,9 @@ STEPS, STAYS = 4, 4
 SIZE = 5
 
 
-def terms_of(count: int, share: float = 0.5, **changes: Any) -> Terms:
+def terms_of(count: int, share: float = 0.5, **changes: Any) -> SumTerms:
     settings = {"run": "r", "round": 3, "attempt": "0.1", "parties": tuple(range(1, count + 1)), **changes}
-    return Terms(**{"threshold": threshold_of(share, count), **settings})
+    return SumTerms(**{"threshold": threshold_of(share, count), **settings})
 
 
 def part(party: int, size: int = SIZE) -> np.ndarray[Any, Any]:
@@ -32,7 +32,9 @@ def part(party: int, size: int = SIZE) -> np.ndarray[Any, Any]:
     return (np.arange(size) + 1) * (-1) ** party * (10**party % 999999937)
 
 
-def exchange(terms: Terms, leaves: dict[int, int], size: int = SIZE, windows: int = 1) -> tuple[Any, Collector, bytes]:
+def exchange(
+    terms: SumTerms, leaves: dict[int, int], size: int = SIZE, windows: int = 1
+) -> tuple[Any, Collector, bytes]:
     """The sum (or what kept it from being), the server and all bytes that it received of the parts.
 
     leaves: party -> the step (0 to 3) in which it is gone; `STAYS`: none.
@@ -65,7 +67,7 @@ def exchange(terms: Terms, leaves: dict[int, int], size: int = SIZE, windows: in
     return total.view(np.int64), server, bytes(received)
 
 
-def check(terms: Terms, leaves: dict[int, int]) -> None:
+def check(terms: SumTerms, leaves: dict[int, int]) -> None:
     found, server, _ = exchange(terms, leaves)
     steps = [leaves.get(number, STAYS) for number in terms.parties]
     assert isinstance(found, TooFewPartiesError) == (sum(step == STAYS for step in steps) < terms.threshold)

@@ -19,8 +19,8 @@ from toy import Quadratic
 
 from fedtorch.algorithms.adapters.rolora import RoLoRA
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.comm import masked
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.sums import masked
 from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,

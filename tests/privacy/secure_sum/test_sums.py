@@ -21,12 +21,12 @@ from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import ClientsConfig, SystemConfig
 from fedtorch.core.errors import ConfigError, RefusedUpdatesError
 from fedtorch.core.update import Report
+from fedtorch.planning.dry_run import describe
 from fedtorch.privacy.public_sum import MaskedSum, Masking, PublicSum
 from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
 from fedtorch.setup.build import build
-from fedtorch.setup.dry_run import describe
 from fedtorch.setup.secure import describe_public_sum
 
 TASK = Quadratic(clients={f"c{i}": (1.0, i / 3, 4) for i in range(6)}, start=(0.3, -0.7, 1.0), double=False)

@@ -1,0 +1,232 @@
+"""Meeting points through the store: no collective runs, so a rank may take hours to come."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from fedtorch.comm.job import addresses
+from fedtorch.comm.job.liveness import Liveness
+from fedtorch.comm.job.notes import read_note, read_verdict
+from fedtorch.comm.job.store import Store
+from fedtorch.core.errors import DeadlineError, FedtorchError, ForgedNoteError, PreflightError, error_of_code
+
+_KINDS: dict[str, type[FedtorchError]] = {
+    "deadline": DeadlineError,
+    "forged": ForgedNoteError,
+    "preflight": PreflightError,
+}
+_PAUSE_S = 0.2
+_SHOWN = 20  # differences in one message
+_KEY, _CONFIG = "key `", "config"  # facts of single keys, and of all of them
+Notes = dict[int, dict[str, Any]]  # by rank
+Decide = Callable[[Notes], dict[str, Any]]
+
+
+class Rendezvous:
+    """Every rank leaves a note; the server reads them all and answers with one verdict for everybody.
+
+    A verdict with `error` is raised on every rank. The verdict is one write of the server's, so all ranks see the same
+    one. The keys of a meeting are deleted once nobody can need them:
+    notes when all are read, a verdict when all ranks have come to the next meeting.
+    """
+
+    def __init__(self, store: Store, liveness: Liveness) -> None:
+        self._store, self._liveness = store, liveness
+        self._rank = liveness.rank
+        self._meetings = 0
+
+    def addresses(self, note: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Agree on addresses by `addresses.decide`: places by network, hosts by rank."""
+        self._liveness.beat(phase="addresses")
+
+        def decide(notes: Notes) -> dict[str, Any]:
+            for rank, other in notes.items():
+                if "network" not in other:
+                    return _preflight_error(
+                        f"rank {rank} takes this for a job of one host and the server does not: LOCAL_WORLD_SIZE or "
+                        "MASTER_ADDR differ, which the launcher sets"
+                    )
+            return addresses.decide(notes)
+
+        verdict = self._meet(dict(note), decide)
+        return verdict["places"], tuple(verdict["hosts"])
+
+    def preflight(self, facts: Mapping[str, str], own: Mapping[str, str], decide: Decide) -> dict[str, Any]:
+        """Compare the facts of all ranks; where they agree, the verdict is what `decide` makes of their notes.
+
+        own: what else this rank tells the others.
+        """
+
+        def compare_and_decide(notes: Notes) -> dict[str, Any]:
+            facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
+            return _compare(facts, self._liveness.labels) or decide(notes)
+
+        return self._meet({"facts": dict(facts), **own}, compare_and_decide)
+
+    def barrier(
+        self,
+        phase: str,
+        round: int,
+        *,
+        stop: bool = False,
+        ok: bool = True,
+        allow_loss: bool = False,
+        returned: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `allow_loss` only.
+
+        allow_loss: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
+        returned: on the server, lost ranks that are back; on all ranks in the verdict.
+        """
+        note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
+        verdict = self._meet(note, lambda notes: {**_agree(notes), "returned": list(returned)}, allow_loss=allow_loss)
+        return {"returned": [], **verdict}
+
+    def refuse(self, told: str, code: int) -> None:
+        """On the server: the verdict of the next meeting, whatever the others come for, is that there will be no run.
+
+        That they do not come is no error here: the server leaves anyway. code: with which they end.
+        """
+        with suppress(FedtorchError):
+            self._meet({}, lambda _: {"error": told, "kind": "refused", "code": code})
+
+    def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
+        """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.
+
+        Raises DeadlineError when a rank whose key is missing is silent for too long or has left.
+        """
+        start = time.monotonic()
+        check_every = min(1.0, self._liveness.timeout_s / 4)
+        while not self._store.wait(list(keys.values()), min(check_every, start + limit_s - time.monotonic())):
+            if time.monotonic() - start > limit_s:
+                return False
+            self._liveness.beat()
+            try:
+                self._liveness.check([rank for rank, key in keys.items() if not self._store.has([key])])
+            except DeadlineError:
+                if not self._store.has(list(keys.values())):  # its last act may have been to set the key
+                    raise
+        return True
+
+    def wait_regardless(self, keys: Mapping[int, str], limit_s: float) -> None:
+        """Wait for all `keys` or until `limit_s` has passed, whatever happens to the other ranks."""
+        give_up_at = time.monotonic() + limit_s
+        while not self._store.has(list(keys.values())) and time.monotonic() < give_up_at:
+            time.sleep(0.02)
+
+    def _wait_for_alive(self, keys: Mapping[int, str]) -> list[int]:
+        """Wait until the key of every rank that is alive is set; returns the ranks that are not."""
+        keys, lost = dict(keys), list[int]()
+        check_every = min(0.5, self._liveness.timeout_s / 4)
+        while True:
+            came = self._store.wait(list(keys.values()), check_every)
+            self._liveness.beat()
+            awaited = [] if came else [rank for rank, key in keys.items() if not self._store.has([key])]
+            gone = [*self._liveness.missing(awaited), *self._liveness.dead(keys)]
+            for rank in dict.fromkeys(gone):
+                lost.append(rank)
+                del keys[rank]
+            if came or not keys:
+                return lost
+
+    def _signed(self, key: str, rank: int) -> str:
+        """Return the rank's own note; anybody else's is passed over, and the rank's awaited.
+
+        Raises:
+            ForgedNoteError: it did not come for as long as a rank may be silent.
+        """
+        give_up_at = time.monotonic() + self._liveness.patience(rank)
+        while (text := self._liveness.read(key, rank)) is None:
+            self._liveness.beat()
+            self._liveness.check([rank])
+            if time.monotonic() > give_up_at:
+                return self._store.get(key)  # raises
+            time.sleep(_PAUSE_S)
+        return text
+
+    def _meet(self, note: dict[str, Any], decide: Decide, *, allow_loss: bool = False) -> dict[str, Any]:
+        name = f"meeting{self._meetings}"
+        previous = f"meeting{self._meetings - 1}/verdict"
+        self._meetings += 1
+        if self._rank:
+            self._store.set(f"{name}/{self._rank}", json.dumps(note))
+            self.wait({0: f"{name}/verdict"})
+            return _raise_or_return(read_verdict(self._signed(f"{name}/verdict", 0)), self._rank)
+        others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
+        lost: list[int] = []
+        failed: FedtorchError | None = None
+        try:
+            if allow_loss:
+                lost = self._wait_for_alive(others)
+            else:
+                self.wait(others)
+            notes = {r: read_note(self._signed(key, r), r) for r, key in others.items() if r not in lost}
+            self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
+            verdict = decide({0: note, **notes})
+            if lost:
+                verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
+        except (DeadlineError, ForgedNoteError, PreflightError) as error:
+            kind = next(kind for kind, cls in _KINDS.items() if isinstance(error, cls))
+            verdict, failed = {"error": str(error), "kind": kind}, error
+        self._store.set(f"{name}/verdict", json.dumps(verdict))
+        if failed is not None:
+            raise failed  # with what the others are not told: which ranks, and where they died
+        return _raise_or_return(json.loads(json.dumps(verdict)), 0)
+
+
+def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
+    if "code" in verdict:
+        raise error_of_code(verdict["code"], verdict["error"])
+    if "error" in verdict:
+        raise _KINDS.get(verdict["kind"], PreflightError)(verdict["error"])
+    lost = {int(other): why for other, why in verdict.get("lost", {}).items()}
+    if rank in lost:
+        raise DeadlineError(f"the others go on without this rank, which was taken for lost: {lost[rank]}")
+    return {**verdict, "lost": lost}
+
+
+def _agree(notes: Notes) -> dict[str, Any]:
+    """Stop if anybody wants to; ok if all are; an error if they did not come for the same thing."""
+    for rank, note in notes.items():
+        if (note.get("phase"), note.get("round")) != (notes[0]["phase"], notes[0]["round"]):
+            return _preflight_error(
+                f"rank {rank} came for {_purpose(note)} and the server for {_purpose(notes[0])}: "
+                f"they do not run the same steps"
+            )
+    return {"stop": any(note["stop"] for note in notes.values()), "ok": all(note["ok"] for note in notes.values())}
+
+
+def _purpose(note: dict[str, Any]) -> str:
+    return f"phase {note['phase']} of round {note['round']}" if "phase" in note else "preflight"
+
+
+def _compare(facts: dict[int, dict[str, str]], labels: Mapping[int, str]) -> dict[str, Any]:
+    """An error that lists the facts in which a rank differs from the server. labels: rank -> whose it is.
+
+    Where keys of the config differ their names are the first, and its digest tells nothing more.
+    """
+    mine, differences, hidden = facts[0], list[str](), False
+    for rank, theirs in facts.items():
+        fields = [field for field in {**mine, **theirs} if theirs.get(field) != mine.get(field)]
+        keys = [field for field in fields if field.startswith(_KEY)]
+        hidden = hidden or (_CONFIG in fields and not keys)
+        rest = sorted(field for field in fields if field not in keys and not (keys and field == _CONFIG))
+        differences += [
+            f"{field}: rank {rank}{labels.get(rank, '')} has {theirs.get(field, 'nothing')}, "
+            f"the server has {mine.get(field, 'nothing')}"
+            for field in [*keys, *rest]
+        ]
+    if not differences:
+        return {}
+    shown = "; ".join(differences[:_SHOWN])
+    shown += f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    shown += " (in a key whose value is masked, or that is cut off above)" if hidden else ""
+    return _preflight_error(f"the ranks do not run the same job; {shown}")
+
+
+def _preflight_error(text: str) -> dict[str, Any]:
+    return {"error": text, "kind": "preflight"}

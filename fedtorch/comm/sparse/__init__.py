@@ -1,0 +1,1 @@
+"""Sums of compressed updates: messages, and the sparse all-reduce."""

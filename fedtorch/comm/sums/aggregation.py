@@ -1,0 +1,223 @@
+"""One aggregation, from both sides: what the server does, what every other rank does meanwhile, and what both share.
+
+All ranks call `Communicator.aggregate`. Nothing is sent that the server has not requested, so no rank guesses what
+comes next.
+
+       the server (`server_updates`)                    every other rank (`local_updates`)
+    1. agree: `Op.AGGREGATE`, round, length, dtype      the same
+    2. calls `combine(updates)`, which asks for         waits for a request
+       weighted sums or iterates over the updates
+    3. `broadcast_request`: operation, round, number    `receive_request`
+       of terms, exponent of the sum's scale; then
+       the terms (client, rank, weight)
+    4. `agree` on the operation: finds its own          the same; a rank that cannot find one, or would send
+       updates among the terms                          more or less than the server expects, says so, and all
+                                                        ranks raise the same error
+    5. window by window, all clients of a window
+       before the next window:
+         REDUCE        adds its own; group reduce       adds its own; group reduce
+         SEND_SUMS     adds its own; receives one       adds its own; sends the sum, if it has any
+                       sum of each rank that has any
+         SEND_UPDATES  adds its own; receives and       sends its updates
+                       adds those of the others
+         MASKED        adds what others hid; removes    hides the sum of its own, sends it and helps to
+                       the masks of the sum             remove the masks (`masked`)
+       or, as a whole:
+         SEND_ONE      receives the update, unless      sends the update, if it is its own
+                       it is its own
+       and whoever has sent anything then sends its digests or projections, which the server compares (`checks`)
+    6. goes on in `combine`: back to 2                  back to 2
+    7. `combine` has returned: requests DONE            returns
+       has refused updates: requests REFUSED, raises    raises RefusedUpdatesError
+       `combine` has raised: requests ABORT, raises     raises FedtorchError
+
+All updates of one operation have the same length, which step 4 compares; where clients send other places of their
+updates (`core.places`) the server makes a request for each kind.
+
+Where all ranks are on one machine, a sum may be made of slices, from updates that are read where they are: then steps 5
+on are those of `sum_slices`.
+
+Where the scale was fixed before the round, the sum may be there already when it is asked for: then step 2 goes on at
+once, and steps 3 to 5 are those of `early`.
+
+If a rank is lost on the way, operations raise on the others (`Group`); what was received until then counts nowhere.
+An `all_gather_updates` is steps 3 and 4 and one all-gather (`messages`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.job.faults import Faults
+from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.transport.group import Group, tell, told
+from fedtorch.comm.transport.header import Op, Problem, problem_of
+from fedtorch.comm.transport.meter import Meter
+from fedtorch.comm.transport.update_memory import UpdateMemory
+from fedtorch.comm.transport.windows import SUM_DTYPE
+from fedtorch.core.errors import PreflightError
+from fedtorch.core.update import UpdateBuffer
+from fedtorch.privacy.public_sum import Masking
+
+IN_FLIGHT = 4  # windows on the way per sending rank
+
+
+class Term(NamedTuple):
+    """An update that an operation is about."""
+
+    client: int
+    """Index in the manifest."""
+    rank: int
+    """The rank that has the update."""
+    weight: float
+    """Of it in the sum."""
+
+
+class Request(NamedTuple):
+    """An operation that the server wants from all ranks."""
+
+    op: Op
+    """How the sum travels, or how the exchange ends."""
+    terms: Sequence[Term] = ()
+    """In the order in which they are added or sent."""
+    scale: SumScale = SumScale(0)
+    """Of the sum."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """State that a rank needs for one `aggregate`, on either side of it."""
+
+    group: Group
+    """The ranks that take part."""
+    local: UpdateBuffer
+    """The updates of this rank's clients."""
+    names: Sequence[str]
+    """The clients in manifest order."""
+    meter: Meter
+    """Counts what is sent and received."""
+    faults: Faults
+    """None but in tests."""
+    round: int
+    """Of the run; a request for another one is an error."""
+    memory: UpdateMemory
+    """Of this rank's updates, and how to read those of others."""
+    masking: Masking | None
+    """Masking of a secure sum, beside which nothing may be asked of a rank; None: there is no secure sum."""
+    is_secret: bool = False
+    """Does every rank learn of its own terms alone?"""
+
+    @property
+    def reads_in_place(self) -> bool:
+        """May ranks read each other's updates? On the server."""
+        return self.memory.is_open and self.group.shares_memory and not self.is_secret
+
+    def broadcast_request(self, request: Request) -> None:
+        """On the server: tell the other ranks what comes next."""
+        op, terms, scale = request
+        if self.is_secret:
+            for rank in self.group.members[1:]:
+                own = [term for term in terms if term.rank == rank]
+                tell(self.group, rank, torch.tensor([op, self.round, len(own), scale.exponent], dtype=torch.int64))
+                if own:
+                    tell(self.group, rank, _table(own))
+            return
+        self.group.broadcast_numbers(torch.tensor([op, self.round, len(terms), scale.exponent], dtype=torch.int64))
+        if terms:
+            self.group.broadcast_numbers(_table(terms))
+
+    def receive_request(self) -> Request:
+        """Elsewhere: what the server wants.
+
+        Raises:
+            PreflightError: it is no operation of this round; the group is closed.
+        """
+        head = torch.zeros(4, dtype=torch.int64)
+        receive = partial(told, self.group) if self.is_secret else self.group.broadcast_numbers
+        receive(head)
+        op, round, count, exponent = head.tolist()
+        if op not in list(Op) or round != self.round or count < 0:
+            self.group.drop()
+            raise PreflightError(f"the server requested {head.tolist()}; expected an operation of round {self.round}")
+        table = torch.zeros(3, count, dtype=torch.int64)
+        if count:
+            receive(table)
+        weights = table[2].view(torch.float64).tolist()
+        terms = [Term(*term) for term in zip(table[0].tolist(), table[1].tolist(), weights, strict=True)]
+        return Request(Op(op), terms, SumScale(exponent))
+
+    def length(self, terms: Sequence[Term]) -> int:
+        """Numbers in each vector of an operation about these updates, which have the same places.
+
+        Raises:
+            PreflightError: they have not.
+        """
+        lengths = {self.local.length(self.names[term.client]) for term in terms if 0 <= term.client < len(self.names)}
+        if len(lengths) > 1:
+            self.group.drop()
+            raise PreflightError(f"an operation is about updates of {sorted(lengths)} numbers; expected one length")
+        if not lengths and self.is_secret and self.names:  # others' are as long as those of a client that is not here
+            return self.local.length(self.names[0])
+        return lengths.pop() if lengths else self.local.size
+
+    def agree(self, op: Op, terms: Sequence[Term]) -> list[tuple[Tensor, float]]:
+        """This rank's updates among `terms` with their weights, once all ranks have found theirs.
+
+        Raises:
+            PreflightError: on all ranks, if one of them has not an update that it should have.
+        """
+        own: list[tuple[Tensor, float]] = []
+        problem, length = 0, self.length(terms)
+        for term in terms:
+            if term.rank == self.group.rank and not problem:
+                found = self._find(term.client, length)
+                if isinstance(found, Tensor):
+                    own.append((found, term.weight))
+                else:
+                    problem = problem_of(found, term.client)
+        sent = self.sent_as(op, terms, length)
+        self.group.agree(
+            op,
+            round=self.round,
+            length=length,
+            dtype=self.local.dtype,
+            problem=problem,
+            num_bytes=0 if problem else sent[self.group.members.index(self.group.rank)],
+            expected=sent if self.group.rank == 0 else None,
+        )
+        self.faults("payload", round=self.round)
+        return own
+
+    def sent_as(self, op: Op, terms: Sequence[Term], length: int) -> list[int]:
+        """Bytes that every member has to send in an operation; the server's own are among them where ranks add up."""
+        each = length * self.local.dtype.itemsize
+        held = Counter(term.rank for term in terms)
+        if op in (Op.REDUCE, Op.MASKED):
+            return [length * SUM_DTYPE.itemsize for _ in self.group.members]
+        if op is Op.SEND_SUMS:
+            return [length * SUM_DTYPE.itemsize if held[rank] else 0 for rank in self.group.members]
+        return [each * held[rank] if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0 for rank in self.group.members]
+
+    def _find(self, client: int, length: int) -> Tensor | Problem:
+        if not 0 <= client < len(self.names) or self.names[client] not in self.local:
+            return Problem.MISSING
+        try:
+            grad = self.local.get(self.names[client])
+        except (OSError, RuntimeError):
+            return Problem.UNREADABLE
+        fits = grad.shape == (length,) and grad.dtype == self.local.dtype and grad.device.type == "cpu"
+        return grad.contiguous() if fits else Problem.MISFIT
+
+
+def _table(terms: Sequence[Term]) -> Tensor:
+    """Terms, of which there are some, as int64, shape (3, their number); the weights' bits as they are."""
+    clients, ranks, weights = zip(*terms, strict=True)
+    bits = torch.tensor(weights, dtype=torch.float64).view(torch.int64)
+    return torch.stack([torch.tensor(clients), torch.tensor(ranks), bits])

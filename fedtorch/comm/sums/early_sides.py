@@ -1,0 +1,233 @@
+"""The two sides of updates that travel while others train, and their beginning; `early` has the protocol."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from queue import Empty
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtorch.comm.job.notes import read_part
+from fedtorch.comm.job.store import Store
+from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation
+from fedtorch.comm.sums.checks import SumCheck
+from fedtorch.comm.sums.early import Early, Queued
+from fedtorch.comm.sums.local_updates import send_sum, send_updates
+from fedtorch.comm.sums.reproducible import RunningSum, SumScale
+from fedtorch.comm.sums.sending_pace import SendingPace
+from fedtorch.comm.transport.digests import WindowDigest
+from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.process_group import Transfer
+from fedtorch.comm.transport.window_memory import give_back, start_take
+from fedtorch.comm.transport.windows import SUM_DTYPE, windows
+from fedtorch.core.names import Names
+from fedtorch.core.update import Report
+
+log = logging.getLogger(__name__)
+
+MOST_SENDERS = 4
+"""Ranks beside the server whose last updates, of 4 bytes per number each, it receives in no more bytes than the two
+sums of 8 that a ring would bring; of more ranks only with `system.exchange: send`."""
+_POLL_S = 0.02  # between two questions to the store, 0.2 ms each
+
+
+class EarlySender(Early):
+    """On every rank but the server."""
+
+    def put(self, client: str, weight: float) -> None:
+        """Count the client as done, and queue its update."""
+        self._pace.see_done(time.monotonic())
+        super().put(client, weight)
+
+    def _run(self) -> None:
+        is_over, part = False, list[Queued]()
+        for number in count():
+            while not is_over and not (part and self._queue.empty() and self._pays(len(part))):
+                queued = self._queue.get()
+                is_over = queued is None
+                part += [] if queued is None else [queued]
+            if part:
+                self._send(number, part)
+            if is_over:
+                return
+            part = []
+
+    def _bytes(self, count: int) -> int:
+        local = self._main.local
+        return local.size * (local.dtype.itemsize if count == 1 else SUM_DTYPE.itemsize)
+
+    def _pays(self, count: int) -> bool:
+        return self._pace.pays(self._bytes(count), time.monotonic())
+
+    def _send(self, number: int, part: list[Queued]) -> None:
+        aggregation = self._aside
+        own = [(aggregation.local.get(aggregation.names[client]), weight) for client, weight in part]
+        note = {"clients": [client for client, _ in part], "weights": [weight.hex() for _, weight in part]}
+        self._store.set(f"{self._key}/{aggregation.group.rank}/{number}", json.dumps(note))
+        self._store.add(self._key, 1)
+        size, began_s = aggregation.local.size, time.monotonic()
+        if len(own) == 1:
+            send_updates([own[0][0]], aggregation, size, in_windows=True)
+        else:
+            send_sum(aggregation, own, self._scale, size)
+        self._pace.see_sent(self._bytes(len(own)), time.monotonic() - began_s)
+
+
+class _Part(NamedTuple):
+    """A part of the sum that came from another rank."""
+
+    rank: int
+    """The one that sent it."""
+    clients: tuple[str, ...]
+    """Those whose updates it is the sum of."""
+    squares: float
+    """Of the whole numbers that were added."""
+    is_whole: bool
+    """Is it what was sent?"""
+
+
+class EarlyReceiver(Early):
+    """On the server."""
+
+    def __init__(
+        self,
+        aggregation: Aggregation,
+        store: Store,
+        scale: SumScale,
+        pace: SendingPace,
+        ranks: Mapping[str, int],
+    ) -> None:
+        """ranks: client that will have an update -> rank that it will be on."""
+        local, places = aggregation.local, Names.of(aggregation.names)
+        self._left = {rank: set[int]() for rank in aggregation.group.members}
+        for client, rank in ranks.items():
+            if rank in self._left:  # a lost rank's clients are drawn still, and come from nobody
+                self._left[rank].add(places.place(client))
+        self._sum = RunningSum(local.size, scale, local.sums)
+        self._weights: dict[str, float] = {}
+        self._parts: list[_Part] = []
+        self._next = dict.fromkeys(aggregation.group.members[1:], 0)
+        self._announced = 0
+        super().__init__(aggregation, store, scale, pace)
+
+    def sum_of(
+        self, scale: SumScale, weighted: Sequence[tuple[Report, float]], check: SumCheck, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Return the sum of what came early; None: that is not what counts now, so it is sent again."""
+        weights = {report.client: weight for report, weight in weighted}
+        is_done = not (self._thread.is_alive() or self._problem)
+        if not is_done or (scale.exponent, weights) != (self._scale.exponent, self._weights):
+            log.debug("round %d: what was sent early is not what counts; it is sent again", self._main.round + 1)
+            return None
+        for part in self._parts:
+            if len(part.clients) == 1:
+                check.see_client(part.clients[0], part.squares)
+            else:
+                check.see_part(part.rank, part.clients, part.squares)
+            if not part.is_whole:
+                check.see_damage(part.rank, part.clients)
+        local = self._main.local
+        out = local.sums.lend(local.size, dtype)
+        check.see_sum(self._sum.write(out, scale), out)
+        return out
+
+    def _run(self) -> None:
+        while not self._main.group.is_broken:
+            try:
+                queued: tuple[Queued | None, ...] = (self._queue.get(timeout=_POLL_S),)
+            except Empty:
+                queued = ()
+            for client, weight in filter(None, queued):
+                self._add_own(client, weight)
+            if (is_last := None in queued) or self._store.add(self._key, 0) > self._announced:
+                while any([self._receive_next(rank) for rank in self._next]):
+                    pass
+            if is_last:
+                self._store.delete([self._key])
+                return
+
+    def _add_own(self, client: int, weight: float) -> None:
+        name = self._main.names[client]
+        grad = self._main.local.get(name)
+        for start, stop in windows(len(grad)):
+            self._sum.add(start, grad[start:stop], weight)
+        self._weights[name] = weight
+
+    def _receive_next(self, rank: int) -> bool:
+        """The next part that the rank has announced; False if there is none."""
+        key = f"{self._key}/{rank}/{self._next[rank]}"
+        if not self._store.has([key]):
+            return False
+        found = read_part(self._store.get(key), rank, self._left[rank])
+        self._store.delete([key])
+        self._next[rank] += 1
+        self._announced += 1
+        self._left[rank] -= found.keys()
+        weights = {self._main.names[client]: weight for client, weight in found.items()}
+        weight = next(iter(weights.values())) if len(weights) == 1 else None
+        squares, digests = 0.0, []
+        for start, window in self._arriving(rank, SUM_DTYPE if weight is None else self._main.local.dtype):
+            incoming = WindowDigest(len(window), window.dtype)
+            self._sum.add(start, window, weight, incoming)
+            squares += incoming.squares
+            digests.append(incoming.digest)
+        group = self._aside.group
+        give_back(group)
+        is_whole = group.receive_numbers(len(digests), rank) == digests
+        self._weights.update(weights)
+        self._parts.append(_Part(rank, tuple(weights), squares, is_whole))
+        return True
+
+    def _arriving(self, rank: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+        """(start, numbers) of every window that the rank sends; valid until the next one is asked for."""
+        group, local = self._aside.group, self._main.local
+        spans = deque(windows(local.size))
+        longest = max((stop - start for start, stop in spans), default=0)
+        idle = [local.sums.lend(longest, dtype) for _ in range(min(IN_FLIGHT, len(spans)))]
+        under_way: deque[tuple[Transfer, Tensor, int]] = deque()
+        while spans or under_way:
+            while idle and spans:
+                start, stop = spans.popleft()
+                buffer = idle.pop()
+                under_way.append((start_take(group, buffer[: stop - start], rank), buffer, start))
+            transfer, buffer, start = under_way.popleft()
+            yield start, group.wait(transfer)
+            idle.append(buffer)
+        self._main.meter.count("up", "aggregate", physical=local.size * dtype.itemsize)
+
+
+def begin_early(
+    aggregation: Aggregation,
+    store: Store,
+    exponent: int | None,
+    exchange: str,
+    ranks: Mapping[str, int],
+    former: Early | None = None,
+) -> Early | None:
+    """Begin, on all ranks alike; None on all of them where it would not help, or the server has no scale.
+
+    exponent: of the scale; only the server's counts. exchange: `system.exchange`. ranks: see `Communicator`. former: of
+    an earlier round.
+    """
+    group, local = aggregation.group, aggregation.local
+    senders, own = len({*ranks.values()} - {0}), [*ranks.values()].count(group.rank)
+    if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
+        return None
+    most = own * local.size * SUM_DTYPE.itemsize if group.rank else 0
+    group.agree(Op.EARLY, round=aggregation.round, length=local.size, dtype=local.dtype, num_bytes=most)
+    told = torch.tensor([exponent is not None, exponent or 0], dtype=torch.int64)
+    group.broadcast_numbers(told)
+    is_known, servers = told.tolist()
+    if not is_known:
+        return None
+    pace = SendingPace(own, time.monotonic(), former._pace.s_per_byte if former else 0.0)
+    if group.rank:
+        return EarlySender(aggregation, store, SumScale(servers), pace)
+    return EarlyReceiver(aggregation, store, SumScale(servers), pace, ranks)

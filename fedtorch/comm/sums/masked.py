@@ -1,0 +1,270 @@
+"""A secure sum over the federation's group: `privacy.secure_sum` has the protocol, here it finds its way.
+
+Small things go through the store: what a party publishes, what the server passes on. The masked parts go to the server
+as payloads, windows of whole numbers of 64 bits. A rank that is lost before the server has named whose parts have
+arrived breaks the attempt: it is over on all ranks, and the exchange is repeated with other keys. From then on nothing
+goes over the group, so that a loss does not keep the others from answering; with enough answers the sum is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtorch.comm.sums.aggregation import Aggregation, Term
+from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.transport.digests import window_digest
+from fedtorch.comm.transport.windows import windows
+from fedtorch.core.errors import PreflightError
+from fedtorch.privacy.secure_sum.collector import Collector
+from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms
+
+PHASES = ("sum_keys", "sum_shares", "sum_masks", "sum_reveal")
+"""For faults: before a party's part in each of the four steps."""
+_STEPS = ("begin", "roster", "boxes", "reveal")  # the server's notes, in order
+_LOOK_EVERY_S = 0.5
+
+
+class Damaged(Exception):
+    """Parts did not arrive as they were sent; nothing was unmasked, and the other ranks wait for a request."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(f"the masked parts of ranks {list(ranks)} did not arrive as they were sent")
+        self.ranks = tuple(ranks)
+
+
+class Notes:
+    """Notes of one attempt in the store; both sides count operations alike, so a note's key is known to both."""
+
+    def __init__(self, aggregation: Aggregation) -> None:
+        self.group = aggregation.group
+        self.attempt = f"{self.group.generation}.{self.group.sequence}"
+
+    def leave(self, what: str, about: object, rank: int | str = "") -> None:
+        """Write."""
+        self.group.store.set(self._key(what, rank), json.dumps(about))
+
+    def read(self, what: str, rank: int | str = "") -> Any:
+        """Return the note's text.
+
+        Raises:
+            PreflightError: it is no JSON.
+        """
+        try:
+            return json.loads(self.group.store.get(self._key(what, rank)))
+        except (ValueError, RecursionError):
+            raise PreflightError(f"the note `{what}` of a secure sum cannot be read") from None
+
+    def await_server(self, what: str, rank: int | str = "") -> Any:
+        """The server's note; None: the attempt is over, and there will be another request.
+
+        Raises:
+            DeadlineError: the server is gone. CollectiveFailed: another rank was lost, and the attempt with it.
+        """
+        liveness = self.group.liveness
+        while not self.group.store.wait([self._key(what, rank)], min(_LOOK_EVERY_S, liveness.timeout_s / 4)):
+            liveness.beat()
+            liveness.check([0])
+        note = self.read(what, rank)
+        if isinstance(note, dict) and "over" in note:
+            if note["over"] == "again":
+                return None
+            self.fail(str(note["over"]))
+        return note
+
+    def await_parties(self, what: str, parties: Sequence[int], *, may_lose: bool) -> list[int]:
+        """On the server: wait for the note of every one of them that is alive; those that left one.
+
+        may_lose: otherwise a loss, of whichever rank, is the end of the attempt.
+        """
+        liveness, store, awaited = self.group.liveness, self.group.store, list(parties)
+        keys = {party: self._key(what, party) for party in parties}
+        while awaited and not store.wait([keys[p] for p in awaited], min(_LOOK_EVERY_S, liveness.timeout_s / 4)):
+            liveness.beat()
+            awaited = [party for party in awaited if not store.has([keys[party]])]
+            others = [rank for rank in self.group.members[1:] if rank in awaited or not may_lose]
+            gone = {*liveness.missing(awaited), *liveness.dead(others)}
+            if gone and not may_lose:
+                self.end(f"rank {min(gone)} was lost in a secure sum")
+            awaited = [party for party in awaited if party not in gone]
+        return [party for party in parties if store.has([keys[party]])]
+
+    def end(self, why: str) -> NoReturn:
+        """On the server: the attempt is over, on all ranks; nothing was unmasked."""
+        self._tell_all({"over": why})
+        self.fail(why)
+
+    def again(self) -> None:
+        """On the server: the attempt is over, and the ranks wait for another request."""
+        self._tell_all({"over": "again"})
+
+    def fail(self, why: str) -> NoReturn:
+        """As after a collective that has failed."""
+        self.group.drop()
+        self.group.on_error(why)
+
+    def forget(self, parties: Sequence[int]) -> None:
+        """On the server: delete what nobody needs any more."""
+        mine = [self._key(step, "") for step in _STEPS]
+        theirs = [self._key(step, party) for step in ("boxes", "keys", "shares", "answer") for party in parties]
+        self.group.store.delete([*mine, *theirs])
+
+    def _tell_all(self, about: object) -> None:
+        for step in _STEPS:
+            for rank in self.group.members[1:] if step == "boxes" else ("",):
+                self.leave(step, about, rank)
+
+    def _key(self, what: str, rank: int | str) -> str:
+        return f"secure sum/{self.attempt}/{what}/{rank}"
+
+
+def take_part(
+    aggregation: Aggregation,
+    terms: Sequence[Term],
+    own: Sequence[tuple[Tensor, float]],
+    scale: SumScale,
+    size: int,
+) -> None:
+    """On every rank but the server: hide this rank's part of the sum, send it, and answer for those that arrived.
+
+    terms: of the sum, as far as this rank may know of them.
+
+    Raises:
+        CollectiveFailed, DeadlineError: a rank was lost before it was settled whose sum it is.
+        BrokenProtocolError: the server names other parties, or a lower threshold, than this rank's config comes to.
+    """
+    notes, group = Notes(aggregation), aggregation.group
+    begun = notes.await_server("begin")
+    if begun is None:
+        return
+    try:
+        agreed = _checked(aggregation, begun, terms, notes.attempt)
+        if group.rank not in agreed.parties:
+            return
+        party = Party(group.rank, agreed)
+        aggregation.faults(PHASES[0], round=aggregation.round)
+        notes.leave("keys", [key.hex() for key in party.keys()], group.rank)
+        if (roster := notes.await_server("roster")) is None:
+            return
+        aggregation.faults(PHASES[1], round=aggregation.round)
+        keys = {int(rank): PublicKeys(*map(bytes.fromhex, pair)) for rank, pair in roster.items()}
+        notes.leave("shares", {rank: box.hex() for rank, box in party.share(keys).items()}, group.rank)
+        if (boxes := notes.await_server("boxes", group.rank)) is None:
+            return
+        party.open_shares({int(rank): bytes.fromhex(box) for rank, box in boxes.items()})
+        aggregation.faults(PHASES[2], round=aggregation.round)
+        _send_masked(aggregation, party, own, scale, size)
+        if (arrived := notes.await_server("reveal")) is None:
+            return
+        aggregation.faults(PHASES[3], round=aggregation.round)
+        answer = party.reveal(arrived)
+        notes.leave("answer", [{str(i): hex(share) for i, share in kind.items()} for kind in answer], group.rank)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise PreflightError(f"a note of the server in a secure sum is none ({type(error).__name__})") from error
+
+
+def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence[Term], attempt: str) -> SumTerms:
+    """Return the server's terms of the exchange, once they agree with what this rank knows.
+
+    Raises:
+        BrokenProtocolError: it is something else.
+    """
+    said, masking = SumTerms(**{**begun, "parties": tuple(begun["parties"])}), aggregation.masking
+    if masking is None:
+        raise BrokenProtocolError("the server begins a secure sum, but privacy.secure_sum is not set here")
+    if (said.round, said.attempt) != (aggregation.round, attempt):
+        raise BrokenProtocolError(
+            f"the server begins the secure sum {said.round}, {said.attempt}; expected {aggregation.round}, {attempt}"
+        )
+    expected = masking.parties((term.rank for term in terms), aggregation.group.members[1:])
+    masking.check(said.round, said.parties, said.threshold, expected)
+    return said
+
+
+def _send_masked(
+    aggregation: Aggregation, party: Party, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int
+) -> None:
+    """Window by window; what is sent is the only copy."""
+    group, digests = aggregation.group, list[int]()
+    factor = np.float64(scale.scaled(1.0))
+    for start, stop in windows(size):
+        part = np.zeros(stop - start, np.int64)
+        for grad, weight in own:
+            # the update is made of multiples of 2^-e already, so this is exact
+            part += np.rint(np.multiply(grad[start:stop].numpy(), factor * weight, dtype=np.float64)).astype(np.int64)
+        party.mask(part.view(np.uint64))
+        window = torch.from_numpy(part)
+        digests.append(window_digest(window))
+        group.wait(group.start_send(window))
+    group.send_numbers(digests)
+    aggregation.meter.count("up", "aggregate", physical=8 * size)
+
+
+def collect(
+    aggregation: Aggregation, terms: Mapping[str, Any], size: int, before_opening: Callable[[], None]
+) -> np.ndarray[Any, Any]:
+    """On the server: the sum of the parties' parts, int64, shape (size,).
+
+    terms: of `SumTerms`, without the attempt. before_opening: called before any party is asked to answer.
+
+    Raises:
+        Damaged: a part was; nothing was unmasked.
+        TooFewPartiesError: too few answer: the sum cannot be known, and must not be asked for again.
+        CollectiveFailed, DeadlineError: a rank was lost before it was settled whose sum it is.
+    """
+    notes = Notes(aggregation)
+    agreed = SumTerms(**terms, attempt=notes.attempt)
+    server, parties = Collector(agreed), agreed.parties
+    about = {name: getattr(agreed, name) for name in ("run", "round", "attempt", "parties", "threshold")}
+    notes.leave("begin", about)
+    try:
+        for party in notes.await_parties("keys", parties, may_lose=False):
+            server.keys[party] = PublicKeys(*map(bytes.fromhex, notes.read("keys", party)))
+        notes.leave("roster", {rank: [key.hex() for key in pair] for rank, pair in server.roster().items()})
+        for party in notes.await_parties("shares", parties, may_lose=False):
+            found = notes.read("shares", party)
+            server.boxes[party] = {int(rank): bytes.fromhex(box) for rank, box in found.items()}
+        for party in parties:
+            notes.leave("boxes", {i: box.hex() for i, box in server.boxes_for(party).items()}, party)
+        total, damaged = _receive(aggregation, parties, size)
+        if damaged:
+            notes.again()
+            raise Damaged(damaged)
+        before_opening()
+        notes.leave("reveal", server.close(parties))
+        for party in notes.await_parties("answer", parties, may_lose=True):
+            own, pairwise = (
+                {int(i): int(share, 16) for i, share in kind.items()} for kind in notes.read("answer", party)
+            )
+            server.take(party, Revealed(own, pairwise))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise PreflightError(f"a note of a party in a secure sum is none ({type(error).__name__})") from error
+    server.prepare()
+    for start, stop in windows(size):
+        server.unmask(total[start:stop])
+    notes.forget(parties)
+    return total.view(np.int64)
+
+
+def _receive(aggregation: Aggregation, parties: Sequence[int], size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """(the sum of the masked parts, modulo 2^64; the ranks of which a window is not what was sent)."""
+    group, total = aggregation.group, np.zeros(size, np.uint64)
+    came: dict[int, list[int]] = {party: [] for party in parties}
+    for start, stop in windows(size):
+        transfers = []
+        for party in parties:
+            buffer = torch.empty(stop - start, dtype=torch.int64)
+            transfers.append((party, buffer, group.start_receive(buffer, party)))
+        for party, buffer, transfer in transfers:
+            group.wait(transfer)
+            came[party].append(window_digest(buffer))
+            total[start:stop] += buffer.numpy().view(np.uint64)
+    damaged = [party for party in parties if group.receive_numbers(len(came[party]), party) != came[party]]
+    aggregation.meter.count("up", "aggregate", physical=8 * size * len(parties))
+    return total, damaged

@@ -1,0 +1,1 @@
+"""How bytes move between ranks: groups, shared memory, sockets, devices, and digests of what moved."""

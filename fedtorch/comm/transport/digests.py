@@ -1,0 +1,49 @@
+"""Digests of payload windows, computed by sender and receiver and compared to find corruption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import Tensor
+
+from fedtorch.comm.transport.header import DTYPES
+from fedtorch.comm.transport.windows import windows
+
+DAMAGED = "did not arrive as it was sent (other length, dtype or bytes)"
+
+
+class WindowDigest:
+    """A window that passes by in pieces, so that each is read while it is in the cache."""
+
+    squares: float
+    """Σ of the squares of the whole numbers that it stands for in a sum; whoever adds it counts them."""
+
+    def __init__(self, length: int, dtype: torch.dtype) -> None:
+        known = DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
+        self._hasher = xxhash.xxh3_64(seed=length << 8 | known)
+        self.squares = 0.0
+
+    def read(self, piece: npt.NDArray[Any]) -> None:
+        """The next piece, as it travels."""
+        self._hasher.update(piece.data)
+
+    @property
+    def digest(self) -> int:
+        """64 bits, as a signed integer, that depend on the window's bytes, their number and its dtype."""
+        unsigned = self._hasher.intdigest()
+        return unsigned - (1 << 64) if unsigned >> 63 else unsigned
+
+
+def window_digest(window: Tensor) -> int:
+    """Digest of a whole window."""
+    passing = WindowDigest(window.numel(), window.dtype)
+    passing.read(window.numpy())
+    return passing.digest
+
+
+def window_digests(payload: Tensor) -> list[int]:
+    """Digests of all windows of a payload, in order."""
+    return [window_digest(payload[start:stop]) for start, stop in windows(payload.numel())]

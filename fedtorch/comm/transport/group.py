@@ -1,0 +1,313 @@
+"""The federation's group: collectives that are agreed on before anything is sent, and errors that name a rank.
+
+Every operation begins with a row of integers from each rank (`header`), compared by the server, and its verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedtorch.comm.job.liveness import Liveness
+from fedtorch.comm.job.store import Store
+from fedtorch.comm.transport.device import Backend, Staged, Staging, make_group
+from fedtorch.comm.transport.digests import DAMAGED, window_digests
+from fedtorch.comm.transport.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
+from fedtorch.comm.transport.machines import connect
+from fedtorch.comm.transport.node_sums import NodeSums
+from fedtorch.comm.transport.process_group import Direct, Transfer, Transport, Work
+from fedtorch.comm.transport.shared import Shared
+from fedtorch.core.errors import FedtorchError, PreflightError
+
+Result = TypeVar("Result")
+
+
+class Group:
+    """Collectives over ranks of the job on CPU tensors; created at the first use, unusable after the first error.
+
+    Numbers (what is agreed on, requested, reported) go over gloo; payloads (weights, updates, sums) too, or by a group
+    of their own. Ranks are named by their number in the job.
+    """
+
+    rank: int
+    """This rank."""
+    members: tuple[int, ...]
+    """The ranks that take part, the server first; `size` is how many they are."""
+    size: int
+    sequence: int
+    """Operations so far; the same on all members."""
+    is_broken: bool
+    """Whether the sockets are closed, after an error or at the end."""
+
+    def __init__(
+        self,
+        store: Store,
+        liveness: Liveness,
+        on_error: Callable[[str], NoReturn],
+        *,
+        members: Sequence[int] | None = None,
+        generation: int = 0,
+    ) -> None:
+        """Connects nothing yet.
+
+        on_error: called with the text of what failed, must raise an error that says which rank failed. By then the
+            group is dropped: that closes its sockets, which frees ranks that wait for this one.
+        members: None: all ranks. generation: how many groups this job had before, equal on all members.
+        """
+        self.rank = liveness.rank
+        self.members = tuple(range(liveness.size)) if members is None else tuple(members)
+        self.size, self.generation, self._place = len(self.members), generation, self.members.index(self.rank)
+        self.sequence, self.is_broken = 0, False
+        self.store, self.liveness, self.on_error = store, liveness, on_error
+        self._staging: Staging | None = None
+        self._left_to_send, self._transfers = 0, set[Transfer]()
+        self._numbers: Direct | None = None
+        self._payload: Transport | None = None
+
+    def stage(self, staging: Staging | None) -> None:
+        """How payloads travel, None: over gloo as they are; said before the first one, by all members alike."""
+        self._staging = staging
+
+    def agree(
+        self,
+        op: Op,
+        *,
+        round: int,
+        length: int = 0,
+        dtype: torch.dtype = torch.float32,
+        problem: int = 0,
+        num_bytes: int = 0,
+        expected: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Enter an operation: all ranks must be at the same one, for the same round, length and dtype.
+
+        problem: 0, or `Problem` and client index by `problem_of`; any rank's problem stops all ranks.
+        num_bytes: of the payload that this rank has; the one number that may differ. More than that is not sent.
+        expected: on the server, every member's `num_bytes`; None: anything.
+        Returns on the server every member's `num_bytes`; elsewhere the server's alone.
+
+        Raises:
+            PreflightError: on all ranks; names the rank, what differs and both values.
+        """
+        self.sequence += 1
+        doing: dict[str, Any] = {"round": round} if round else {}  # a broadcast has none; keep the last
+        self.liveness.beat(phase=op.name.lower(), client="", **doing)
+        compared = (MAGIC, op, self.sequence, round, length, DTYPES.index(dtype), problem)
+        mine = torch.tensor([*compared, num_bytes], dtype=torch.int64)
+        rows = self._gather_rows(mine)
+        verdict = torch.zeros(WIDTH + 4, dtype=torch.int64)
+        if self.rank == 0:
+            verdict[:] = torch.tensor([*mine.tolist(), *first_difference(rows, expected)])
+        self.broadcast_numbers(verdict)
+        servers, (rank, place, theirs, instead_of) = verdict[:WIDTH].tolist(), verdict[WIDTH:].tolist()
+        if rank >= 0:
+            self.drop()
+            raise PreflightError(describe(self.members[rank], place, theirs, instead_of, servers))
+        self._left_to_send = num_bytes
+        if self._payload is None:
+            self._guard(self._connect_payload)
+        return [row[-1] for row in (rows if self.rank == 0 else [servers])]
+
+    def broadcast_numbers(self, numbers: Tensor) -> None:
+        """Copy the server's numbers into all others'; their count and dtype must be known."""
+        self.wait(self._start(lambda: self._gloo().broadcast(numbers)))
+
+    def gather_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """On the server every member's `data`, bytes of numbers; elsewhere []. sizes: on the server, of all members."""
+        if self.rank:
+            if len(data):
+                self.wait(self._start(lambda: self._gloo().send(data, 0)))
+            return []
+        buffers = [data, *(torch.zeros(size, dtype=torch.uint8) for size in sizes[1:])]
+        senders = [place for place, buffer in enumerate(buffers) if place and len(buffer)]
+        for transfer in [self._start(partial(self._gloo().receive, buffers[place], place)) for place in senders]:
+            self.wait(transfer)
+        return buffers
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on.
+
+        Raises:
+            PreflightError: on a rank where something else came.
+        """
+        transfer = self._start(lambda: self._payloads.broadcast(tensor))
+        digests = window_digests(tensor) if self.rank == 0 else None  # while it is sent
+        self.wait(transfer)
+        came = torch.tensor(window_digests(tensor) if digests is None else digests, dtype=torch.int64)
+        sent = came.clone()
+        self.broadcast_numbers(sent)
+        self.see_whole(0, sent.equal(came))
+
+    def all_gather(self, everyone: list[Tensor], mine: Tensor) -> None:
+        """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on.
+
+        Raises:
+            PreflightError: on a rank where something else came.
+        """
+        transfer = self._start(lambda: self._payloads.all_gather(everyone, mine))
+        digests = window_digests(mine)
+        self.wait(transfer)
+        for rank, (came, sent) in enumerate(zip(everyone, self.all_gather_numbers(digests), strict=True)):
+            self.see_whole(rank, window_digests(came) == sent)
+
+    def start_reduce(self, tensor: Tensor) -> Transfer:
+        """Begin to add all ranks' tensors into the server's; the others' may be overwritten."""
+        self._count_sent(tensor)
+        return self._start(lambda: self._payloads.reduce(tensor))
+
+    def start_send(self, tensor: Tensor) -> Transfer:
+        """Begin to send a payload to the server."""
+        self._count_sent(tensor)
+        return self._start(lambda: self._payloads.send(tensor, 0))
+
+    def send_numbers(self, numbers: Sequence[int]) -> None:
+        """Send the server what it receives by `receive_numbers`, which has to know their count."""
+        if numbers:
+            tensor = torch.tensor(numbers, dtype=torch.int64)
+            self.wait(self._start(lambda: self._gloo().send(tensor, 0)))
+
+    def receive_numbers(self, count: int, rank: int) -> list[int]:
+        """On the server: what `rank` sends by `send_numbers`."""
+        numbers = torch.zeros(count, dtype=torch.int64)
+        if count:
+            self.wait(self._start(lambda: self._gloo().receive(numbers, self.members.index(rank))))
+        return numbers.tolist()
+
+    def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every member's numbers, as many on each, on all of them."""
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        everyone = [torch.zeros_like(mine) for _ in range(self.size)]
+        self.wait(self._start(lambda: self._gloo().all_gather(everyone, mine)))
+        return [each.tolist() for each in everyone]
+
+    def start_receive(self, tensor: Tensor, rank: int) -> Transfer:
+        """Begin to receive what `rank` sends next; in the order of these calls."""
+        return self._start(lambda: self._payloads.receive(tensor, self.members.index(rank)))
+
+    def begin(self, start: Callable[[Any], Work], *, numbers: bool = False) -> Transfer:
+        """Begin something else on the transport of payloads, or of numbers."""
+        return self._start(lambda: start(self._gloo() if numbers else self._payloads))
+
+    def wait(self, transfer: Transfer) -> Any:
+        """Wait for something that was started; what waiting for its work gives."""
+        found = self._guard(lambda: transfer.work.wait())  # not the method: this frame would hold it, see Transfer
+        transfer.work = None
+        self._transfers.discard(transfer)
+        return found
+
+    def drop(self) -> None:
+        """Close the sockets; operations raise from now on."""
+        self.is_broken = True
+        for transfer in tuple(self._transfers):  # another thread's too, see `early`
+            transfer.work = None
+        self._transfers.clear()
+        for transport in (self._payload, self._numbers):
+            if transport is not None:
+                transport.drop()
+        self._payload = self._numbers = None
+
+    def see_whole(self, place: int, is_whole: bool) -> None:
+        """Raises PreflightError: what came from the member is not what it sent."""
+        if not is_whole:
+            self.drop()
+            raise PreflightError(f"a payload of rank {self.members[place]} {DAMAGED} at rank {self.rank}")
+
+    def _count_sent(self, tensor: Tensor) -> None:
+        """Raises PreflightError: this rank was about to send more than it announced; nothing of it is sent."""
+        self._left_to_send -= tensor.nbytes
+        if self._left_to_send < 0:
+            self.drop()
+            raise PreflightError(
+                f"rank {self.rank} was about to send {-self._left_to_send} bytes more than it announced"
+            )
+
+    def _gather_rows(self, mine: Tensor) -> list[list[int]]:
+        received = [torch.zeros_like(mine) for _ in range(self.size)] if self.rank == 0 else []
+        self.wait(self._start(lambda: self._gloo().gather(received, mine)))
+        return [row.tolist() for row in received]
+
+    @property
+    def machines(self) -> tuple[int, ...] | None:
+        """Machine of each member, where one rank of each exchanges with the others; None: every rank does."""
+        return self._payload.machines if isinstance(self._payload, NodeSums) else None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Are all members on one machine, and exchange through memory?"""
+        return isinstance(self._payload, Shared)
+
+    @property
+    def _payloads(self) -> Transport:
+        assert self._payload is not None, "payloads are sent once all ranks have agreed on them"
+        return self._payload
+
+    def _start(self, start: Callable[[], Work]) -> Transfer:
+        if self.is_broken:
+            raise FedtorchError("this communicator has failed or was closed; it cannot be used any more")
+        transfer = Transfer(self._guard(start))
+        self._transfers.add(transfer)
+        return transfer
+
+    def _gloo(self) -> Direct:
+        if self._numbers is None:
+            self._numbers = Direct(self._connect("gloo", "", self._place, self.size))
+        return self._numbers
+
+    def _connect_payload(self) -> None:
+        """All ranks come here together: gloo connects each of them to all others."""
+        cuts, wanted, some = self.store.spans_hosts, self.store.shares_memory, partial(self._connect, "gloo")
+        there = self._gloo(), self._place, self.size, some, self.liveness.beat
+        staged = None if self._staging is None else partial(self._connect_staged, self._staging)
+        self._payload = connect(*there, wanted=wanted, in_pieces=cuts, staged=staged)
+
+    def _connect_staged(self, staging: Staging, name: str, place: int, size: int) -> Staged:
+        store = self.store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
+        group = self._connect(staging.backend, name, place, size, store)
+        watch = self._watch if staging.backend == "nccl" else None
+        return Staged(group, staging.device, pin=staging.pin, timeout_s=self.liveness.timeout_s, watch=watch)
+
+    def _connect(self, backend: Backend, name: str, place: int, size: int, store: dist.Store | None = None) -> Any:
+        # by generation: a broken group's addresses must not be found again
+        prefixed = dist.PrefixStore(f"federation{self.generation or ''}{name}", store or self.store.inner)
+        return make_group(backend, prefixed, place, size, self.liveness.timeout_s, self.store.address, self.store.ports)
+
+    def _watch(self) -> None:
+        """While this rank waits for a payload.
+
+        Raises:
+            RuntimeError: another member has left or is dead, or its collective has failed.
+        """
+        self.liveness.beat()
+        if lost := self.liveness.missing([rank for rank in self.members if rank != self.rank]):
+            raise RuntimeError(f"rank {lost[0]} is gone or silent, and a payload is under way")
+        if len(self.liveness.unaccounted()) < len(self.liveness.others):
+            raise RuntimeError("another rank's collective has failed, and a payload is under way")
+
+    def _guard(self, action: Callable[[], Result]) -> Result:
+        try:
+            return action()
+        except RuntimeError as error:
+            # not the exception: a live traceback keeps the sockets open, and every other rank waits out its timeout
+            text = str(error).splitlines()[0]
+        self.drop()
+        # "[file:line] Connection closed by peer [...]. This is typically ..."
+        self.on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])
+
+
+def tell(group: Group, rank: int, numbers: Tensor) -> None:
+    """On the server: send `numbers` to `rank`, which takes them by `told`; nothing, if there are none."""
+    if len(numbers):
+        group.wait(group.begin(lambda gloo: gloo.send(numbers, group.members.index(rank)), numbers=True))
+
+
+def told(group: Group, numbers: Tensor) -> Tensor:
+    """Elsewhere: what the server tells this rank, as many numbers of that dtype; written there and returned."""
+    if len(numbers):
+        group.wait(group.begin(lambda gloo: gloo.receive(numbers, 0), numbers=True))
+    return numbers

@@ -1,0 +1,61 @@
+"""Payloads between hosts, in pieces: one that is under way for many minutes would look like a rank that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
+
+from fedtorch.comm.transport.process_group import Direct, Transport, Work
+
+PIECE_BYTES = 1 << 20  # a second on a wire of 10 Mbit/s; gloo gives every operation a time limit of its own
+
+
+class InPieces(Transport):
+    """A transport whose whole payloads are broadcast or all-gathered piece by piece; windows are small already."""
+
+    def __init__(self, inner: Direct, beat: Callable[[], None]) -> None:
+        """beat: called after every piece."""
+        self._inner, self._beat = inner, beat
+
+    def broadcast(self, tensor: Tensor) -> Work:
+        return _Works([self._inner.broadcast(piece) for piece in cut(tensor)], self._beat)
+
+    def reduce(self, tensor: Tensor) -> Work:
+        return self._inner.reduce(tensor)
+
+    def send(self, tensor: Tensor, rank: int) -> Work:
+        return self._inner.send(tensor, rank)
+
+    def receive(self, tensor: Tensor, rank: int) -> Work:
+        return self._inner.receive(tensor, rank)
+
+    def all_gather(self, everyone: Sequence[Tensor], mine: Tensor) -> Work:
+        pieces = zip(cut(mine), *map(cut, everyone), strict=True)
+        return _Works([self._inner.all_gather(others, own) for own, *others in pieces], self._beat)
+
+    def all_to_all(self, into: Tensor, came: Sequence[int], sent: Tensor, sizes: Sequence[int], longest: int) -> Work:
+        return self._inner.all_to_all(into, came, sent, sizes, longest)
+
+    def drop(self) -> None:
+        self._inner.drop()
+
+
+class _Works:
+    """Operations under way; lets go of each that is done, and of all when one has failed."""
+
+    def __init__(self, works: Iterable[Work], beat: Callable[[], None]) -> None:
+        self._works, self._beat = list(works), beat
+
+    def wait(self) -> None:
+        try:
+            while self._works:
+                self._works.pop(0).wait()
+                self._beat()
+        finally:
+            self._works.clear()
+
+
+def cut(tensor: Tensor) -> Sequence[Tensor]:
+    """A payload in pieces."""
+    return tensor.split(max(1, PIECE_BYTES // tensor.itemsize))

@@ -1,0 +1,119 @@
+"""Says what a run would do, without training: resolved config, placement, bytes per round, memory per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.config import load as yaml_config
+from fedtorch.planning.scale import Cluster, describe_scale
+from fedtorch.rounds.placement import costs
+from fedtorch.setup.build import BuiltRun
+from fedtorch.setup.private import describe_private
+from fedtorch.setup.secure import describe_public_sum
+from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
+
+_MOST_SHOWN = 20
+
+
+def describe(built: BuiltRun, *, num_ranks: int, cluster: Cluster | None = None) -> str:
+    """The text of `--dry-run`. cluster: also what a round would take there.
+
+    Raises:
+        ConfigError: see `scale.describe_scale`.
+    """
+    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built)]
+    if cluster is not None:
+        blocks.append(describe_scale(built, cluster))
+    return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
+
+
+def with_config(text: str, built: BuiltRun) -> str:
+    """That text as comments above the resolved config, every key with its value: together a config file."""
+    comments = "\n".join(f"# {line}".rstrip() for line in text.splitlines())
+    return f"{comments}\n\n{yaml_config.to_yaml(built.config)}"
+
+
+def _placement(built: BuiltRun) -> str:
+    shares = costs(built.config, built.training, built.clients)
+    total = sum(shares.values())
+    lines = [f"placement: {len(built.clients)} clients on {len(built.topology.workers)} workers (share of the work)"]
+    rows = built.topology.describe(shares, built.placement.homes)
+    for is_idle, alike in groupby(rows, lambda row: not row.clients):
+        if is_idle:  # there may be hundreds
+            idle = [rank for row in alike for rank in row.ranks]
+            lines.append(f"  {_ranks(idle):<8} {0:6.1%}  (idle)")
+            continue
+        for row in alike:
+            shown = ", ".join(row.clients[:_MOST_SHOWN])
+            if len(row.clients) > _MOST_SHOWN:
+                shown += f" and {len(row.clients) - _MOST_SHOWN} more"
+            lines.append(f"  {_ranks(row.ranks):<8} {row.cost / total:6.1%}  {shown}")
+    return "\n".join(lines)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"rank {ranks[0]}-{ranks[-1]}"
+
+
+def _traffic(built: BuiltRun, num_ranks: int) -> str:
+    config, vectors = built.config, len(built.algorithm.exchanged_vectors)
+    size = built.engine.shared.size * vectors
+    cohort = len(built.clients) if config.clients.per_round == "all" else config.clients.per_round
+    down = 4 * size * (num_ranks - 1)
+    up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
+    algorithm = built.algorithm
+    if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(built.engine.shared)):
+        gets_all = algorithm.combines_in_slices and algorithm.selection(built.engine.shared) is None
+        copies = cohort if algorithm.combines_everywhere or gets_all else 1
+        down, up = message * copies * (num_ranks - 1), message * cohort
+    count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
+    sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
+    beside = f", and down what {' and '.join(names)} grow by" if (names := algorithm.varying_vectors) else ""
+    return f"traffic: {count}; per round at most {sizes}{beside}, {cohort} clients"
+
+
+def _memory(built: BuiltRun) -> str:
+    config, engine = built.config, built.engine
+    total = engine.shared.size + engine.private.size
+    vectors = len(built.algorithm.exchanged_vectors)
+    width = engine.shared.dtype.itemsize
+    state = max(optimizer_numbers(hp) for hp in {config.client, *built.settings})
+    model = total * width * 2  # the weights and the initial ones
+    training = total * width * (1 + state)  # gradients, optimiser
+    exchange = engine.shared.size * vectors * width * 2 + min(
+        config.system.update_memory_mb << 20, engine.shared.size * vectors * width * len(built.clients)
+    )
+    server = engine.shared.size * vectors * (8 + 2 * width)
+    rows = [("weights", model), ("gradients and optimiser", training)]
+    if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
+        rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
+    rows += [("updates", exchange), ("server only", server)]
+    if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table
+        rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
+    text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
+    lines = [f"memory per rank, without activations and libraries: {text}"]
+    if config.engine.kind == "deepspeed":
+        for ranks in sorted(set(built.topology.sizes)):
+            lines += ["", *_model_states(built, state, ranks)]
+    return "\n".join(lines)
+
+
+def _model_states(built: BuiltRun, moments: float, ranks: int) -> list[str]:
+    """A table of what DeepSpeed keeps for this model, and would keep for others, with its own estimate beside ours."""
+    engine = built.config.engine
+    sizes = {"this model": Size.of(built.engine.module), **known_sizes()}
+    lines = [
+        f"DeepSpeed stage {engine.stage}, {engine.precision}, workers of {ranks} rank{'s' * (ranks > 1)}: parameters, "
+        "gradients, masters and optimiser per rank, in GiB",
+        f"  {'':<12}{'numbers':>15}{'device':>9}{'host':>9}   DeepSpeed's own estimate (Adam)",
+    ]
+    for name, size in sizes.items():
+        ours, theirs = states(size, engine, ranks=ranks, moments=moments), deepspeeds_own(size, engine, ranks=ranks)
+        own = "-"
+        if theirs is not None:
+            own = f"{theirs.device / 2**30:.2f} device, {theirs.host / 2**30:.2f} host"
+        line = f"  {name:<12}{size.numbers:>15,}{ours.device / 2**30:>9.2f}{ours.host / 2**30:>9.2f}   {own}"
+        lines.append(line)
+    return lines
