@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedtorch.comm.sums.accepted
-import fedtorch.comm.sums.reproducible
+import fedtorch.comm.transport.windows
 from fedtorch.comm.local import LocalUpdates
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
@@ -79,7 +79,7 @@ def test_a_sum_of_parts_is_rounded_after_it_was_checked_and_so_looked_at(tmp_pat
 def test_windows_are_as_long_as_the_vector_whatever_is_largest_in_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedtorch.comm.sums.reproducible, "WINDOW", 2)
+    monkeypatch.setattr(fedtorch.comm.transport.windows, "WINDOW", 2)
     widths: list[int] = []
 
     def added(rows: torch.Tensor) -> torch.Tensor:

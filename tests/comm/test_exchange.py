@@ -21,6 +21,7 @@ from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.aggregation import Term
 from fedtorch.comm.sums.server_updates import DistributedUpdates
 from fedtorch.comm.sums.sum_ways import Exchange
+from fedtorch.comm.transport import windows
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.windows import WINDOW
@@ -118,7 +119,7 @@ def test_edge_sizes(size: int, exchange: Exchange, tmp_path: Path) -> None:
 
 def narrow_round(homes: dict[str, int], folder: str, exchange: Exchange) -> Any:
     """A round in windows of 1000 elements, many more of them than are ever on the way."""
-    for module in (reproducible, local_updates, server_updates, local):
+    for module in (windows, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     return distributed_round(homes, folder, exchange, 40_321, torch.float32)
 

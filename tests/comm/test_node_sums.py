@@ -19,7 +19,7 @@ from fedtorch.comm.options import Network
 from fedtorch.comm.sums import local_updates, reproducible, server_updates
 from fedtorch.comm.sums.sum_ways import choose
 from fedtorch.comm.transport import device as transport
-from fedtorch.comm.transport import machines, pieces
+from fedtorch.comm.transport import machines, pieces, windows
 from fedtorch.comm.transport.device import Staging
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.machines import numbered
@@ -114,7 +114,7 @@ def test_payloads_through_a_device_go_between_leaders_too(
 
 def narrow(folder: str, where: str, spoil: str = "", at: int = 3, rounds: int = 1, staged: bool = False) -> str:
     """The digest of a run in windows of a thousand numbers. spoil: what happens on the rank `at`."""
-    for module in (reproducible, local_updates, server_updates, local):
+    for module in (windows, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     pieces.PIECE_BYTES = 4096
     transport.WINDOW_BYTES = 1000

@@ -21,6 +21,7 @@ from fedtorch.comm.sums import local_updates, reproducible, server_updates
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.checks import SumCheck, projection
 from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.transport import windows
 from fedtorch.comm.transport.digests import WindowDigest, window_digest
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
@@ -95,7 +96,7 @@ SPOILT: dict[str, Callable[[torch.Tensor], object]] = {
 
 def lying_ranks(transport: str, folder: str) -> dict[str, Any]:
     """Every way in which a client's update can differ from its report, each in a combination of its own."""
-    for module in (reproducible, local_updates, server_updates, local):
+    for module in (windows, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     _, homes, exchange = TRANSPORTS[transport]
     found: dict[str, Any] = {}
@@ -163,7 +164,7 @@ SHARED = {"in_place": in_place, "one_bit": one_bit}
 
 def damaging_ranks(transport: str, folder: str, shares: bool) -> dict[str, Any]:
     """The last rank's windows are damaged on their way; only those of sums, or all that it sends."""
-    for module in (reproducible, local_updates, server_updates, local):
+    for module in (windows, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     size, homes, exchange = TRANSPORTS[transport]
     start_send, found = Group.start_send, {}

@@ -15,9 +15,10 @@ from ranks import expect_exit, run_ranks
 from fedtorch.comm import local
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.sums import local_updates, reproducible, server_updates
+from fedtorch.comm.sums import local_updates, server_updates
 from fedtorch.comm.sums.sum_ways import Exchange
 from fedtorch.comm.transport import device as transport
+from fedtorch.comm.transport import windows
 from fedtorch.comm.transport.device import Staged, Staging
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.windows import WINDOW
@@ -66,7 +67,7 @@ def test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones(
 
 def narrow_round(hosts: list[int], folder: str, exchange: Exchange) -> Any:
     """Windows of a sum of 1000 elements, and of the device of 1000 bytes: every operation goes in many pieces."""
-    for module in (reproducible, local_updates, server_updates, local):
+    for module in (windows, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     transport.WINDOW_BYTES = 1000
     return a_round(hosts, folder, exchange, torch.float32, 40_321, True)

@@ -45,7 +45,7 @@ def small_windows(put: Any = setattr) -> None:
     """Several to an update."""
     for module in (fedtorch.comm.local, fedtorch.comm.sums.local_updates, fedtorch.comm.sums.server_updates):
         put(module, "WINDOW", 1024)
-    put(fedtorch.comm.sums.reproducible, "WINDOW", 1024)
+    put(fedtorch.comm.transport.windows, "WINDOW", 1024)
 
 
 def update(name: str, whole: bool) -> torch.Tensor:
