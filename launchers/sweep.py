@@ -18,9 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from fedtorch.config.options import add_config_options, join_configs
+from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, print_error
 from fedtorch.tracking.console import duration
 
@@ -168,9 +167,7 @@ def _words(point: Point, ranks: int) -> list[str]:
 def _environment(slot: int, slots: int) -> Mapping[str, str]:
     """One thread per process, and the slot's share of the GPUs; with more slots than GPUs they take turns."""
     variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
-    if gpus and seen != "":
+    if gpus := devices.names():
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[slot::slots] or [gpus[slot % len(gpus)]])
     return variables
 

@@ -254,6 +254,26 @@ class Plain:
     assert list(fields_without_a_line(ast.parse(source))) == ["Point.x", "Options.size"]
 
 
+OF_GPUS = {"fedtorch/core/devices.py", "fedtorch/config/system.py"}
+"""Files that may name the kind of a GPU: the helper, and the key."""
+
+
+def kinds_of_gpus(source: ast.Module) -> Iterator[str]:
+    """Lines that ask torch for one kind of device, where `core.devices` has what all of them have."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "hip", "xpu", "mps"):
+            yield f"{node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.Constant) and node.value in ("cuda", "cuda:0", "xpu", "mps"):
+            yield f"{node.lineno}: {node.value!r}"
+
+
+def test_one_file_names_the_kind_of_a_gpu() -> None:
+    files = [path for path in [*FILES, *LAUNCHERS] if path.relative_to(PACKAGE.parent).as_posix() not in OF_GPUS]
+    assert offenders(files, lambda path: kinds_of_gpus(tree(path))) == {}
+    found = ast.parse("torch.cuda.empty_cache(); x.device.type == 'cuda'; 'cuda is there'; x.is_cuda")
+    assert sorted(line.partition(": ")[2] for line in kinds_of_gpus(found)) == ["'cuda'", "torch.cuda", "x.is_cuda"]
+
+
 NO_SUBJECT = re.compile(r"(See|The same|What|Of)\b")
 """Beginnings of a first line that names neither the thing nor what it does, and so does not stand alone."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedtorch.core import devices
 from fedtorch.core.errors import PreflightError
 
 _under_way = threading.Lock()
@@ -69,16 +70,12 @@ def _environment() -> Iterator[None]:
 def _torch() -> Iterator[None]:
     """Threads, the default generators, and the present device where there is one already."""
     threads, seed = torch.get_num_threads(), torch.get_rng_state()
-    has_device = torch.cuda.is_initialized()
-    device, seeds = (torch.cuda.current_device(), torch.cuda.get_rng_state_all()) if has_device else (0, [])
     try:
-        yield
+        with devices.unchanged():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(seed)
-        if has_device:
-            torch.cuda.set_rng_state_all(seeds)
-            torch.cuda.set_device(device)
 
 
 @contextmanager

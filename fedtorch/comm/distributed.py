@@ -42,6 +42,7 @@ from fedtorch.comm.transport.mapped_vector import MappedVector
 from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.comm.wire import Packet
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core.devices import BACKENDS
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
 
@@ -272,7 +273,7 @@ class DistributedCommunicator(Communicator):
             return None
         if self._worker is None:
             self._liveness.beat(phase="join worker")
-            backend = "gloo" if self._shared is None or self._shared & set(ranks) else "cpu:gloo,cuda:nccl"
+            backend = "gloo" if self._shared is None or self._shared & set(ranks) else BACKENDS
             self._worker = WorkerGroup(self._store, ranks, self.rank, partial(self._raise_lost, among=ranks), backend)
         return self._worker.check(ranks)
 

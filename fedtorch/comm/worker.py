@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtorch.comm.job.store import Store
+from fedtorch.core import devices
 from fedtorch.core.errors import FedtorchError, PeerError, PreflightError
 
 _MAGIC = 0x776F_726B_6572  # "worker"
@@ -60,15 +61,15 @@ class Way(IntEnum):
     @classmethod
     def of(cls, device: torch.device, backend: str) -> Way:
         """That of a tensor on this device, between ranks with this backend."""
-        if device.type != "cuda":
+        if not devices.is_gpu(device):
             return cls.HOST
         return cls.DEVICE if "nccl" in backend else cls.PINNED
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
         """Where such a tensor comes out on the way, flat."""
         if self is Way.DEVICE:
-            return torch.empty(count, dtype=dtype, device="cuda")
-        return torch.empty(count, dtype=dtype, pin_memory=self is Way.PINNED and torch.cuda.is_available())
+            return torch.empty(count, dtype=dtype, device=devices.present())
+        return devices.page_locked(count, dtype) if self is Way.PINNED else torch.empty(count, dtype=dtype)
 
 
 class WorkerGroup:

@@ -154,6 +154,12 @@ class BudgetError(FedtorchError, RuntimeError):
     exit_code = 10
 
 
+class DeviceError(FedtorchError, RuntimeError):
+    """A GPU has failed: this process can compute nothing on it any more, and a restart would meet the same again."""
+
+    exit_code = 11
+
+
 class PeerError(RuntimeError):
     """Another rank of this worker failed at the client that they train together; its error is in its own log."""
 
@@ -193,6 +199,7 @@ _BY_CODE = (
     CheckpointError,
     RestartsError,
     BudgetError,
+    DeviceError,
     Interrupted,
 )
 

@@ -6,6 +6,8 @@ import hashlib
 
 import torch
 
+from fedtorch.core import devices
+
 
 def seed_for(run_seed: int, purpose: str, *parts: str | int) -> int:
     """A 63-bit seed for one purpose, the same on every rank, machine and Python version.
@@ -38,7 +40,4 @@ def seed_torch(seed: int, device: torch.device) -> None:
     for good, at every client that trains (*measured*).
     """
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
-    elif device.type != "cpu":
-        torch.manual_seed(seed)
+    devices.seed(seed, device)

@@ -175,11 +175,18 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def bind(layout: Layout, parameters: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    """A flat vector on the device with the values of a layout's parameters, whose storage its views become."""
+    """A flat vector on the device with the values of a layout's parameters, whose storage its views become.
+
+    Parameters on another device move to this one, one after the other, so that none is there twice.
+    """
     flat = aligned(torch.zeros(layout.size, dtype=layout.dtype, device=device))
     for name, view in layout.view(flat).items():
-        view.copy_(parameters[name].detach())
-        parameters[name].data = view
+        parameter = parameters[name]
+        view.copy_(parameter.detach())
+        if torch.__future__.get_swap_module_params_on_conversion():  # devices whose tensors are of another kind
+            torch.utils.swap_tensors(parameter, nn.Parameter(view, requires_grad=parameter.requires_grad))
+        else:
+            parameter.data = view
     return flat
 
 

@@ -25,6 +25,7 @@ from fedtorch.comm.transport.backend import log_if_shared
 from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.config.system import port_range
+from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError, FedtorchError, LostRankError
 from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
@@ -45,7 +46,7 @@ from fedtorch.rounds.membership import Returned
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun, build
-from fedtorch.setup.engine import device, share_engine
+from fedtorch.setup.engine import share_engine
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
 from fedtorch.setup.private import make_mechanism
 from fedtorch.tracking.console import duration
@@ -148,7 +149,7 @@ class Session:
         if self.num_ranks == 1:
             return LocalCommunicator(names)
         system = config.system
-        own = device(system.device)
+        own = devices.own(system.device)
         log_if_shared(own)
         with saying_what_is_here(config):
             return DistributedCommunicator.join(

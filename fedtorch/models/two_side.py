@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedtorch.core import devices
 from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.models.link import Link, Peer, RankLink, Traffic, link_pair
 from fedtorch.models.side import Passing, Side
@@ -87,7 +88,7 @@ class TwoSide(nn.Module):
             yield
             return
         device = next(self.parameters()).device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with devices.same_numbers_again(device):
             seed_torch(seed_for(self._dropout, "turn", *turn), device)
             yield
 

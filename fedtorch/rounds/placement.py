@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedtorch.config.schema import ClientConfig, Config
+from fedtorch.core import devices
 from fedtorch.core.client import Client
 from fedtorch.core.clients import Clients, DealtSizes
 from fedtorch.core.errors import ConfigError
@@ -127,7 +127,7 @@ def server_would_idle(config: Config, num_ranks: int) -> bool:
         return False
     if privacy.kind != "none" or privacy.secure_sum:
         return False
-    if system.device == "cuda" or system.device == "auto" and torch.cuda.is_available():
+    if system.device != "cpu" and devices.count():
         return False
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 0))  # from the launcher, as for every rank
     return here == num_ranks == (os.cpu_count() or 1)

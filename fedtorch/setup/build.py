@@ -18,6 +18,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config.load import config_facts, to_dict
 from fedtorch.config.schema import Config
+from fedtorch.core import devices
 from fedtorch.core.client import Client
 from fedtorch.core.clients import names_of
 from fedtorch.core.mechanism import Mechanism
@@ -28,7 +29,7 @@ from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
 from fedtorch.setup.attacks import check_attack, check_attacks_vectors
 from fedtorch.setup.checks import check, something_is_trained
-from fedtorch.setup.engine import device, divide, make_engine
+from fedtorch.setup.engine import divide, make_engine
 from fedtorch.setup.idle_settings import about_evaluation, about_neutral, about_rates, check_idle
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.private import check_private, make_mechanism
@@ -168,7 +169,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         engine = make_engine(
             config,
             lambda: plan.task.build_model(config.run.seed),
-            device(config.system.device),
+            devices.own(config.system.device),
             hp=next(iter(plan.settings)),
             trains=own is not None,
         )

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedtorch.comm.wire import KEY
 from fedtorch.config.schema import Config
+from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.overrides import overrides
@@ -135,8 +136,8 @@ def the_algorithm_takes_the_precision(plan: Plan) -> None:
 
 def the_device_has_the_precision(plan: Plan) -> None:
     """Not every CPU computes in fp16."""
-    on_cpu = plan.config.system.device == "cpu" or not torch.cuda.is_available()
-    if plan.config.engine.precision == "fp16" and not has_fp16(torch.device("cpu" if on_cpu else "cuda")):
+    on_cpu = plan.config.system.device == "cpu" or not devices.count()
+    if plan.config.engine.precision == "fp16" and on_cpu and not has_fp16(devices.CPU):
         raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection
 
 import torch
@@ -21,17 +20,6 @@ from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.settings import ClientConfig
 
 log = logging.getLogger(__name__)
-
-
-def device(choice: str) -> torch.device:
-    """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo the GPUs there are, or the CPU."""
-    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("system.device is cuda but torch finds no GPU; set it to auto or cpu")
-    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    torch.cuda.set_device(own)  # libraries that name no device mean the present one
-    return own
 
 
 def make_engine(

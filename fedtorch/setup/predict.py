@@ -17,12 +17,12 @@ from typing import Any, TextIO
 
 import torch
 
+from fedtorch.core import devices
 from fedtorch.core.errors import CheckpointError, DataError, FedtorchError, print_error
 from fedtorch.core.model_folder import model_folder
 from fedtorch.core.shown import plain
 from fedtorch.core.terminal import log_to_terminal
 from fedtorch.setup.data_check import own_task
-from fedtorch.setup.engine import device
 from fedtorch.setup.run_config import at_home, open_config
 from fedtorch.tasks.new_rows import NewRow, new_rows
 from fedtorch.tasks.own import OwnTask
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         task = own_task(config.task, config.task_name).trained(folder.absolute())
         form = task.new_form(perplexity=args.perplexity)
         torch.set_num_threads(config.system.threads)
-        model = task.build_model(config.run.seed).to(device(config.system.device)).eval()
+        model = task.build_model(config.run.seed).to(devices.own(config.system.device)).eval()
         with _output(args.out) as file:
             answers = _answers(task, model, new_rows(args.file, task.data, form), config.eval.batch_size)
             unanswered, rows = list[str](), 0

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core import devices
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.core.weights import Partition
@@ -55,8 +56,8 @@ class DeepSpeedEngine(ZeroWeights):
         make_module: Callable[[], nn.Module],
     ) -> None:
         """hp: of any client; all have the same optimiser. make_module: builds the same module again."""
-        super().__init__(module, partition, device, moves=settings.stage > 0)
         self.settings = settings
+        self._build(module, partition, device)
         self._hp, self._partition, self._make_module = hp, partition, make_module
         self._deepspeed = import_deepspeed(device)  # takes seconds; now, when nobody waits for this rank yet
         self._zero: Any = None  # the deepspeed engine
@@ -162,8 +163,7 @@ class DeepSpeedEngine(ZeroWeights):
         """Free the engine's memory. The next `load` builds all anew, on every rank of the worker or on none."""
         if self.worker is not None:
             self._failed = self.worker.any(self._failed)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        devices.give_back(self.device)
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Not here: DeepSpeed ties a gradient to its step."""
@@ -259,12 +259,17 @@ class DeepSpeedEngine(ZeroWeights):
 
     # Construction
 
+    def _build(self, module: nn.Module, partition: Partition, device: torch.device) -> None:
+        """Bind the module as the plain engine does; with ZeRO on the CPU, from where it comes to the GPU in parts."""
+        is_split = self.settings.stage > 0
+        super().__init__(module, partition, device, moves=is_split, built_on=devices.CPU if is_split else None)
+
     def _initialize(self) -> None:
         # not at every start: it needs transformers' optimisers, see `schedules`
         from fedtorch.train.zero_adafactor import sliced, tensors_of
 
         if not dist.is_initialized() and self._size == 1:
-            backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+            backend = devices.BACKENDS if devices.is_gpu(self.device) else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         world = dist.get_world_size() if dist.is_initialized() else 0
         if world != self._size:  # a larger one would train all its clients as one
@@ -288,7 +293,7 @@ class DeepSpeedEngine(ZeroWeights):
         initial, worker = [tensor.clone() for tensor in self.initial()], self.worker
         self._zero.destroy()
         self._zero, self._tensors, self._failed = None, None, False
-        super().__init__(self._make_module(), self._partition, self.device, moves=self.settings.stage > 0)
+        self._build(self._make_module(), self._partition, self.device)
         self.worker = worker
         for own, old in zip(self.initial(), initial, strict=True):
             own.copy_(old)

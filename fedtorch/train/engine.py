@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core import devices
 from fedtorch.core.seeds import seed_torch
 from fedtorch.core.weights import Layout, Partition, aligned, bind
 from fedtorch.train.batches import SplitBatch
@@ -62,24 +63,27 @@ class Engine(InitialVectors):
         precision: str = "fp32",
         scale_power: int = 12,
         moves: bool = False,
+        built_on: torch.device | None = None,
     ) -> None:
-        """Moves the module to `device` and its parameters into the flat vectors.
+        """Moves the module to `device`, where its parameters lie in the flat vectors, each of them once.
 
         precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
         scale_power: of fp16, see `LossScale`. moves: away at the first load: initial vectors on the CPU are no copies.
+        built_on: another device, where the module stays until a library moves it.
         """
-        self.module, self.device = module.to(device), device
+        self.module, self.device, place = module, device, built_on or device
         self._precision = Precision(precision, device, scale_power)
         parameters = dict(module.named_parameters())
         self.fixed = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
         shared, private, frozen = partition.split(parameters, self.fixed)
         self.shared = Layout.of({name: parameters[name] for name in shared})
         self.private = Layout.of({name: parameters[name] for name in private})
-        self._flat, self._flat_private = bind(self.shared, parameters, device), bind(self.private, parameters, device)
+        self._flat, self._flat_private = bind(self.shared, parameters, place), bind(self.private, parameters, place)
         self.frozen = Layout.of({name: parameters[name] for name in frozen})
-        self.flat_frozen = bind(self.frozen, parameters, device)
+        self.flat_frozen = bind(self.frozen, parameters, place)
         for name in frozen:
             parameters[name].requires_grad_(False)
+        module.to(place)  # what is left: buffers, parameters that came fixed
         self.trained_names = [*shared, *private]
         self.trained = [parameters[name] for name in self.trained_names]
         flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]
@@ -228,7 +232,7 @@ class Engine(InitialVectors):
 
     def _backward_in_parts(self, loss_fn: LossFunction, batch: SplitBatch, divisor: int) -> Tensor:
         """Go back in parts; a first pass counts, as every part is divided by what all of them count."""
-        with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        with torch.no_grad(), devices.same_numbers_again(self.device):
             count = sum(self._objective(loss_fn, part)[1] for part in batch.parts)
         total = torch.zeros((), device=self.device)
         for part in batch.parts:
@@ -249,8 +253,7 @@ class Engine(InitialVectors):
     def free(self) -> None:
         """Give back what a client that failed has left in memory; all ranks of the worker call it."""
         self.clear_gradients()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        devices.give_back(self.device)
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from fedtorch.core import devices
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import import_deepspeed, is_installed
 
@@ -94,7 +95,7 @@ def deepspeeds_own(size: Size, settings: EngineConfig, *, ranks: int) -> States 
     """
     if settings.stage < 2 or settings.precision == "fp32" or not is_installed():
         return None
-    import_deepspeed(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    import_deepspeed(devices.kind())
     if settings.stage == 2:
         from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtorch.core import devices
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.engine import LossFunction
 
@@ -48,7 +49,7 @@ def _shares(
     device: torch.device,
 ) -> list[float]:
     """Share of each part in its micro-batch; 0 in further passes."""
-    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.no_grad(), devices.same_numbers_again(device):
         counts = [forward(partial(_counted, loss_fn), parts[place % len(parts)]) for place in range(number)]
     whole = sum(float(count) for count in counts[: len(parts)])
     return [float(count) / whole if place < len(parts) else 0.0 for place, count in enumerate(counts)]

@@ -150,9 +150,8 @@ def load_state(
         name, key = path.rsplit("/", 1)
         parameter = places[name]
         if isinstance(value, Tensor):
-            # AdamW's step stays on the CPU unless fused; moments follow the parameter
-            device = parameter.device if value.ndim or parameter.is_cuda else value.device
-            value = value.to(device, copy=True)
+            # steps are counted on the CPU, as torch's optimisers begin to count them; moments follow the parameter
+            value = value.to(parameter.device if value.ndim else value.device, copy=True)
         optimizer.state[parameter][key] = value
 
 

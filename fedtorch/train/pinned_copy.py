@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtorch.core import kernels
+from fedtorch.core import devices, kernels
 
 WINDOW_BYTES = 4 << 20  # of page-locked memory, twice per engine
 
@@ -25,9 +25,9 @@ class PinnedCopier:
     def __init__(self, device: torch.device, *, windowed: bool | None = None, pin: bool = True) -> None:
         """windowed: None: on a GPU. pin: False only for tests without one."""
         self._device, self._pin = device, pin
-        self._is_windowed = device.type == "cuda" if windowed is None else windowed
+        self._is_windowed = devices.is_gpu(device) if windowed is None else windowed
         self._windows: list[Tensor] = []  # in bytes; made at the first use
-        self._moved: list[torch.cuda.Event | None] = [None, None]  # when the device is done with each window
+        self._moved: list[Any] = [None, None]  # when the device is done with each window
 
     @torch.no_grad()
     def upload(self, host: Tensor, device: Tensor) -> None:
@@ -72,8 +72,7 @@ class PinnedCopier:
     def _cuts(self, flat: Tensor) -> Iterator[tuple[int, int, int, Tensor]]:
         """(slot, start, stop, window) of the vector's parts; the windows take turns."""
         if not self._windows:
-            pin = self._pin and self._device.type == "cuda"
-            self._windows = [torch.empty(WINDOW_BYTES, dtype=torch.uint8, pin_memory=pin) for _ in range(2)]
+            self._windows = [devices.page_locked(WINDOW_BYTES, torch.uint8) for _ in range(2)]
         width = WINDOW_BYTES // flat.dtype.itemsize
         for place, start in enumerate(range(0, len(flat), width)):
             stop = min(start + width, len(flat))
@@ -82,9 +81,8 @@ class PinnedCopier:
 
     def _note(self, slot: int) -> None:
         """Note that the device is done with this window when it has done what was just begun."""
-        if self._device.type == "cuda":
-            event = self._moved[slot] = self._moved[slot] or torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self._device))
+        if devices.is_gpu(self._device):
+            self._moved[slot] = devices.noted(self._device, self._moved[slot])
 
     def _wait(self, slot: int) -> None:
         if (event := self._moved[slot]) is not None:
@@ -102,9 +100,7 @@ def _copy(host: Tensor, device: Tensor) -> None:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it (through dicts, lists, tuples) on `device`."""
     if isinstance(batch, Tensor):
-        if device.type == "cuda" and batch.device.type == "cpu":
-            batch = batch.pin_memory()  # else the host waits for the copy, whatever non_blocking says
-        return batch.to(device, non_blocking=True)
+        return devices.lock_pages(batch, device).to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, list | tuple):

@@ -16,9 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Self
 
 from fedtorch.comm.transport.environment import environment
 from fedtorch.comm.worker import WorkerGroup
+from fedtorch.core.devices import is_gpu
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.train.settings import EngineConfig
@@ -85,7 +87,7 @@ def check_worker(worker: WorkerGroup | None, device: torch.device) -> None:
     Raises:
         PreflightError: ranks share a GPU, which NCCL refuses.
     """
-    if worker is not None and device.type == "cuda" and "nccl" not in worker.backend:
+    if worker is not None and is_gpu(device) and "nccl" not in worker.backend:
         raise PreflightError(
             f"engine.kind is deepspeed and system.ranks_per_worker is {worker.size}, but the ranks {worker.ranks} of a "
             "worker have no GPU each, or torch has no NCCL; start at most as many ranks on a node as it has GPUs, or "
@@ -145,11 +147,23 @@ def compute_activations_again(module: Any) -> None:
 
 
 class Objective(nn.Module):
-    """Module that DeepSpeed takes for the model: its forward pass is the whole mean loss, whatever the task."""
+    """Module that DeepSpeed takes for the model: its forward pass is the whole mean loss, whatever the task.
 
-    def __init__(self, module: nn.Module) -> None:
+    splits: stage 3 brings each parameter to the GPU when it splits it, so that the whole model never lies there.
+    """
+
+    def __init__(self, module: nn.Module, *, splits: bool = False) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._splits = module, splits
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the module; what will be split stays where it is, and only buffers move."""
+        if not self._splits:
+            return super().to(*args, **kwargs)
+        for module in self.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(*args, **kwargs)
+        return self
 
     def forward(self, loss_fn: LossFunction | WholePass, batch: Any) -> Tensor:
         if isinstance(loss_fn, WholePass):
@@ -178,9 +192,9 @@ def initialize(
     # with the job's number, stage 3 takes a group of one rank for a mistake
     with environment("WORLD_SIZE", str(ranks)), linear(functional.linear):
         engine, *_ = deepspeed.initialize(
-            model=Objective(module),
+            model=Objective(module, splits=settings.stage == 3),
             optimizer=optimizer,
-            config=zero_config(settings, size, pin=device.type == "cuda"),
+            config=zero_config(settings, size, pin=is_gpu(device)),
             dist_init_required=False,
         )
     return engine

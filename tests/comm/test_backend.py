@@ -12,6 +12,7 @@ from ranks import expect_exit, run_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.transport.backend import OwnGpu, choose, log_if_shared
+from fedtorch.core import devices
 from fedtorch.core.errors import PreflightError
 
 CUDA = torch.device("cuda", 0)
@@ -59,7 +60,7 @@ def test_ranks_that_share_gpus_say_so_once_per_node(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(devices, "count", lambda: 2)
     with caplog.at_level(logging.INFO):
         log_if_shared(CUDA)
         log_if_shared(torch.device("cpu"))

@@ -13,8 +13,8 @@ from ranks import run_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import EngineConfig
+from fedtorch.core.devices import own as own_device
 from fedtorch.core.weights import Partition
-from fedtorch.setup.engine import device as own_device
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from tests.train.test_deepspeed_ranks import ADAMW, gpt2, trained

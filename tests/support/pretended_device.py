@@ -8,6 +8,8 @@ for processes of their own. There is no forward-mode differentiation (metaweight
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,68 @@ _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _MAY_MIX = {"aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::_index_put_impl_"}
 _libraries: list[torch.library.Library] = []
 _memory: dict[int, Tensor] = {}  # the numbers by the address of the pretended storage
+
+
+used: Counter[str] = Counter()
+"""What a GPU has and a CPU has not -> how often it was asked for."""
+
+
+class Stream:
+    """A stream on which everything is done at once."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        used["stream"] += 1
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+class Event:
+    """An event that has come to pass when it was recorded."""
+
+    def record(self, stream: Stream) -> None:
+        used["event recorded"] += 1
+
+    def synchronize(self) -> None:
+        used["event awaited"] += 1
+
+
+class Module(registration._DummyBackendModule):
+    """`torch.pretended`: the functions of a device's module that `core.devices` asks for."""
+
+    Stream, Event = Stream, Event
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return _stream
+
+    def stream(self, stream: Stream) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def empty_cache(self) -> None:
+        used["memory given back"] += 1
+
+    def manual_seed_all(self, seed: int) -> None:
+        used["seed"] += 1
+
+    def get_rng_state(self, device: int) -> Tensor:
+        used["generator kept"] += 1
+        return torch.zeros(1)
+
+    def set_rng_state(self, state: Tensor, device: int) -> None:
+        used["generator put back"] += 1
+
+    def set_device(self, device: torch.device) -> None:
+        """There is one only."""
+
+
+_stream = Stream()
+made: dict[int, Tensor] = {}
+"""Address -> numbers of all that came to lie on the device; nothing of it is freed."""
+
+
+def made_bytes() -> int:
+    """Bytes of the device's memory that were taken since `made` was cleared, views counted once."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in made.values())
 
 
 class Pretended(Tensor):
@@ -46,7 +110,7 @@ class Pretended(Tensor):
 
 def install() -> torch.device:
     """Make the device known to torch, before the first backward pass of the process; returns it."""
-    registration._setup_privateuseone_for_python_backend(NAME)
+    registration._setup_privateuseone_for_python_backend(NAME, Module())
     every, few = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_run, "PrivateUse1")
     for op in ("alias", "detach"):  # torch has kernels for these, which would make tensors without numbers
@@ -64,6 +128,7 @@ def install() -> torch.device:
     torch.inference_mode.__enter__ = _enter_inference  # type: ignore[method-assign]
     torch.inference_mode.__exit__ = _exit_inference  # type: ignore[method-assign,assignment]
     _libraries.extend((every, few))
+    used.clear()
     torch.__future__.set_swap_module_params_on_conversion(True)  # else `Module.to` would part tied weights
     return torch.device(NAME, 0)
 
@@ -75,6 +140,7 @@ def _pretend(held: Tensor) -> Tensor:
         realias = torch.ops.aten._reshape_alias.default
         tensor = realias.redispatch(_CPU_KEYS, tensor, held.shape, held.stride())
     tensor.__class__ = Pretended
+    made.setdefault(held.untyped_storage().data_ptr(), held)
     storage = tensor.untyped_storage()
     tensor.held = _memory[storage._cdata] = held.detach()
     tensor.storage_in_use = storage  # torch adds gradients in place where it believes that nobody else has the storage

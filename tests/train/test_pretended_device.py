@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from harness import make_config, make_runner
-from pretended_device import install
+from pretended_device import install, made, made_bytes, used
 from ranks import run_ranks
 from smoke_runs import SMOKE, run_config
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from toy import Point, Quadratic
 
@@ -25,9 +26,11 @@ from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.config.schema import ClientConfig, EvalConfig, PartitionConfig
+from fedtorch.core import devices
 from fedtorch.core.errors import NonFiniteError
-from fedtorch.setup import build
+from fedtorch.core.weights import Partition
 from fedtorch.train import engine, pinned_copy
+from fedtorch.train.zero import Objective
 
 TASK = Quadratic({"a": (1.0, 2.0, 7), "b": (0.5, -1.0, 5)}, start=(0, 1, 2), noise=0.3, dropout=0.2, double=False)
 HP = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, max_grad_norm=0.5, weight_decay=0.01)
@@ -50,9 +53,7 @@ ALGORITHMS = {
 
 def use(device: torch.device) -> None:
     """Engines work on this device, and where it is no CPU through windows of their vectors."""
-    windowed = device.type != "cpu"
-    build.device = lambda choice: device  # type: ignore[assignment]
-    engine.PinnedCopier = lambda own: pinned_copy.PinnedCopier(own, windowed=windowed, pin=False)  # type: ignore[misc,assignment]
+    devices.own = lambda choice: device  # type: ignore[assignment]
     pinned_copy.WINDOW_BYTES = 64
 
 
@@ -68,6 +69,7 @@ def on_both() -> Any:
                 result = make_runner(make_config(Path(folder), task, algorithm, **settings)).run()
             assert len(result.scores) == 2 and all(scores["nearness"][1] == 3 for scores in result.scores.values())
             digests.setdefault(name, []).append(result.digest)
+    assert all(used[name] for name in ("event recorded", "event awaited", "seed")), used
     return digests
 
 
@@ -75,6 +77,49 @@ def test_every_algorithm_gives_the_same_bits_on_a_device() -> None:
     (digests,) = run_ranks(on_both, 1)
     assert all(one == other for one, other in digests.values()), digests
     assert len({one for one, _ in digests.values()}) == len(ALGORITHMS)
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(100, 100), nn.Linear(100, 10)
+        self.register_buffer("mask", torch.ones(50))
+        self.tied = self.inner.weight
+
+
+def build_engines() -> list[tuple[int, set[str]]]:
+    """Bytes on the device, and where the parameters are, of an engine and of one that is built on the CPU."""
+    device, found = install(), []
+    for place in (None, torch.device("cpu")):
+        made.clear()
+        module = _Model()
+        built = engine.Engine(module, Partition(frozen=("head.*",)), device, built_on=place)
+        found.append((made_bytes(), {parameter.device.type for parameter in module.parameters()}))
+        assert module.tied is module.inner.weight and built.device == device
+    return found
+
+
+def test_an_engine_has_its_model_once_on_the_device_and_none_of_it_before_a_library_splits_it() -> None:
+    (plain, split) = run_ranks(build_engines, 1)[0]
+    numbers = 100 * 100 + 100 + 100 * 10 + 10 + 50
+    assert plain == (pytest.approx(4 * numbers, abs=64), {"pretended"})
+    assert split == (0, {"cpu"})
+
+
+def move_objectives() -> list[tuple[int, str, str]]:
+    device, found = install(), []
+    for splits in (False, True):
+        made.clear()
+        module = _Model()
+        Objective(module, splits=splits).to(device)
+        found.append((made_bytes(), module.inner.weight.device.type, module.mask.device.type))
+    return found
+
+
+def test_what_stage_3_splits_comes_to_the_device_part_by_part() -> None:
+    whole, split = run_ranks(move_objectives, 1)[0]
+    assert whole == (4 * (100 * 100 + 100 + 100 * 10 + 10 + 50), "pretended", "pretended")
+    assert split == (4 * 50, "cpu", "pretended")
 
 
 class _Careless(Quadratic):

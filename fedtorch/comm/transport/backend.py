@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fedtorch.comm.transport.device import Backend
+from fedtorch.core import devices
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,11 @@ class OwnGpu:
     @classmethod
     def of(cls, device: torch.device) -> OwnGpu:
         """The GPU of this rank."""
-        if device.type != "cuda":
+        if not devices.is_gpu(device):
             return cls(problem="works on the CPU (system.device, or no GPU was found)")
         if not dist.is_nccl_available():
             return cls(problem=f"has torch {torch.__version__}, which comes without NCCL")
-        return cls(name=str(torch.cuda.get_device_properties(device).uuid))
+        return cls(name=devices.identity(device))
 
     def note(self) -> dict[str, str]:
         """For the store."""
@@ -66,8 +67,8 @@ def choose(wanted: Choice, notes: Mapping[int, Mapping[str, Any]]) -> dict[str, 
 def log_if_shared(device: torch.device) -> None:
     """Once per node: log that its ranks share GPUs, where they do."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
-    if device.type == "cuda" and int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        if ranks > (gpus := torch.cuda.device_count()):
+    if devices.is_gpu(device) and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        if ranks > (gpus := devices.count()):
             log.info("%d ranks of this node share %d GPU%s; payloads travel over gloo", ranks, gpus, "s" * (gpus > 1))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from fedtorch.comm.job.ports import Ports, gloo_device
 from fedtorch.comm.transport.environment import environment
 from fedtorch.comm.transport.process_group import Direct, Work
 from fedtorch.comm.transport.windows import WINDOW
+from fedtorch.core import devices
 
 Backend = Literal["gloo", "nccl"]
 WINDOW_BYTES = 8 * WINDOW  # one window of a sum
@@ -102,7 +103,7 @@ class Staged:
         self._group, self._inner, self._is_root = group, Direct(group), group.rank() == 0
         self._size: int = group.size()
         self._device, self._pin, self._timeout_s, self._watch = device, pin, timeout_s, watch
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = devices.new_stream(device)
         self._idle = [
             _Slot(
                 torch.empty(WINDOW_BYTES, dtype=torch.uint8, pin_memory=pin),
@@ -157,7 +158,7 @@ class Staged:
         self._waiting.clear()
         self._moving.clear()
         self._inner.drop()
-        if self._device.type == "cuda":
+        if devices.is_gpu(self._device):
             with contextlib.suppress(RuntimeError):
                 self._group.abort()
         self._group = None
@@ -221,7 +222,7 @@ class Staged:
         work.wait()
 
     def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return devices.on_stream(self._device, self._stream)
 
 
 def make_group(

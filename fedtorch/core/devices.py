@@ -1,0 +1,209 @@
+"""GPUs: how many there are, streams and events, random numbers, memory that they read. No other file names their kind.
+
+A device that is not the CPU is a GPU here, through the module of torch that has its functions (`torch.cuda`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtorch.core.errors import ConfigError, DeviceError
+
+KIND = "cuda"
+"""torch's name for GPUs, AMD's among them."""
+CPU = torch.device("cpu")
+BACKENDS = f"cpu:gloo,{KIND}:nccl"
+"""Of a default group of ranks with a GPU each, as torch names them."""
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # there where a driver is loaded
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Has the device memory of its own?"""
+    return device.type != "cpu"
+
+
+def count() -> int:
+    """GPUs that torch finds; 0 also where CUDA_VISIBLE_DEVICES hides them or the driver is too old."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def names() -> list[str]:
+    """GPUs of this process as CUDA_VISIBLE_DEVICES names them; nothing is begun on them, so it may fork afterwards."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is not None:
+        return seen.split(",") if seen else []
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def has_driver() -> bool:
+    """Is there a GPU's driver, whether torch can use it or not?"""
+    return any(Path(path).exists() for path in _DRIVERS)
+
+
+def own(choice: str) -> torch.device:
+    """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo their number, or the CPU.
+
+    choice: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: it is to be a GPU, and torch finds none.
+    """
+    if choice == "cpu" or (choice == "auto" and not count()):
+        return CPU
+    if not count():
+        raise ConfigError(f"system.device is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
+    device = torch.device(KIND, int(os.environ.get("LOCAL_RANK", 0)) % count())
+    torch.cuda.set_device(device)  # libraries that name no device mean the present one
+    return device
+
+
+def why_none() -> str:
+    """Say why torch finds no GPU."""
+    build = torch.version.cuda or torch.version.hip
+    if build is None:
+        return f"torch {torch.__version__} is built for the CPU alone"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return "CUDA_VISIBLE_DEVICES is empty"
+    if has_driver():
+        return f"there is a driver, but torch {torch.__version__}, built for {build}, cannot use it: it may be too old"
+    return "no driver of a GPU is loaded"
+
+
+def kind() -> torch.device:
+    """A GPU, or the CPU where torch finds none; nothing is begun on it."""
+    return torch.device(KIND) if count() else CPU
+
+
+def present() -> torch.device:
+    """The GPU that libraries mean which name none."""
+    return torch.device(KIND, torch.cuda.current_device())
+
+
+def identity(device: torch.device) -> str:
+    """A name of the GPU that is the same for all processes of the machine, whichever GPUs they see."""
+    return str(_module(device).get_device_properties(device).uuid)
+
+
+# Streams and events. On the CPU there are none: everything is done when a call returns.
+
+
+def new_stream(device: torch.device) -> Any:
+    """A stream of a GPU; None on the CPU."""
+    return _module(device).Stream(device) if is_gpu(device) else None
+
+
+def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[object]:
+    """Work is begun on the stream in here."""
+    return nullcontext() if stream is None else _module(device).stream(stream)
+
+
+def noted(device: torch.device, event: Any = None) -> Any:
+    """An event that has come to pass when the GPU has done what was begun until now; `event` again if it is given."""
+    event = event or _module(device).Event()
+    event.record(_module(device).current_stream(device))
+    return event
+
+
+# Random numbers.
+
+
+def seed(number: int, device: torch.device) -> None:
+    """Seed what the device's own generator draws; on the CPU nothing happens."""
+    if is_gpu(device):
+        _module(device).manual_seed_all(number)
+
+
+@contextmanager
+def same_numbers_again(device: torch.device) -> Iterator[None]:
+    """Drawn numbers, of dropout for instance, are drawn again after the block: on the CPU and on the device."""
+    others = [device.index or 0] if is_gpu(device) else []
+    with torch.random.fork_rng(others, device_type=device.type if others else KIND):
+        yield
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """The present GPU and all generators of GPUs are afterwards as before, if any GPU was used before."""
+    if not torch.cuda.is_initialized():
+        yield
+        return
+    device, states = torch.cuda.current_device(), torch.cuda.get_rng_state_all()
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state_all(states)
+        torch.cuda.set_device(device)
+
+
+# Memory.
+
+
+def page_locked(size: int, dtype: torch.dtype) -> Tensor:
+    """An empty tensor in memory of the host that GPUs read themselves; in ordinary memory where there is no GPU."""
+    return torch.empty(size, dtype=dtype, pin_memory=torch.cuda.is_available())
+
+
+def lock_pages(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor, copied into page-locked memory where it goes from the host to a GPU."""
+    if is_gpu(device) and tensor.device.type == "cpu":
+        # else the host waits for the copy, whatever non_blocking says
+        return page_locked(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+    return tensor
+
+
+def give_back(device: torch.device) -> None:
+    """Give unused memory of a GPU back to it."""
+    if is_gpu(device):
+        _module(device).empty_cache()
+
+
+# What goes wrong.
+
+
+def is_fault(error: BaseException) -> bool:
+    """Has a GPU failed, so that nothing can be computed on it by this process any more?
+
+    A failed assertion of a kernel (an index outside a table), an illegal address, a GPU that was lost. Memory that is
+    at its end is no fault.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    kind = getattr(torch, "AcceleratorError", None)  # torch 2.8 and later
+    return (kind is not None and isinstance(error, kind)) or "CUDA error" in str(error)
+
+
+def fault(error: BaseException, where: str) -> DeviceError:
+    """The error that ends a run after a fault. where: what was computed; the driver's words are in the log alone."""
+    words = str(error).partition("\n")[0][:200]
+    return DeviceError(
+        f"the GPU failed {where} ({type(error).__name__}: {words}); nothing more can be computed in this process. An "
+        "id outside the vocabulary does that, and so does a broken GPU: CUDA_LAUNCH_BLOCKING=1 names the line"
+    )
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """Name of the GPU, of its driver and of the libraries that compute on it; empty for the CPU."""
+    if not is_gpu(device) or device.type != KIND:
+        return {}
+    properties = torch.cuda.get_device_properties(device)
+    driver = Path("/proc/driver/nvidia/version")
+    found = {
+        "gpu": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": driver.read_text().partition("\n")[0].partition("Module ")[2].split()[0] if driver.exists() else "",
+        "cuda": torch.version.cuda or torch.version.hip or "",
+        "cudnn": str(torch.backends.cudnn.version() or ""),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "",
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _module(device: torch.device) -> Any:
+    return torch.get_device_module(device)
