@@ -27,7 +27,7 @@ from fedtorch.audit.embedding_rows import TELLING as ROWS_TELLING
 from fedtorch.audit.span_check import TELLING as SPAN_TELLING
 from fedtorch.audit.subject import AuditOptions
 from fedtorch.main import main as train
-from fedtorch.report.svg import bar_chart
+from fedtorch.report.svg import Bar, bar_chart
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -157,14 +157,16 @@ def picture(records: Records) -> str:
     """Tokens recovered per task and cell, the mean over the seeds, as an SVG file."""
     names = [f"{attack}, {what}" for attack in TELLING for what in ("the update", "what is released")]
     names += [f"keys and values, {weights} weights" for weights in ("the same", "own")]
-    rows: dict[str, list[tuple[float, float] | None]] = {}
+    rows: dict[str, list[Bar | None]] = {}
     for (task, cell), each in records.items():
         found = [[told(one, attack, channel) for one in each] for attack in TELLING
                  for channel in ("update", CELLS[cell].released)]  # fmt: skip
         found += [[words(one, weights) for one in each] for weights in ("the same", "own")]
         means = [[value for value in values if value is not None] for values in found]
-        rows[f"{task}, {cell}"] = [(fmean(values), 0.0) if values else None for values in means]
-    drawn = bar_chart(rows, names).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+        rows[f"{task}, {cell}"] = [
+            (fmean(values), fmean(values), fmean(values)) if values else None for values in means
+        ]
+    drawn = bar_chart(rows, names, is_share=True).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return drawn.replace(">", f"><style>{STYLE}</style>", 1) + "\n"
 
 

@@ -199,7 +199,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "significance",
         "svg",
         "sweep",
-        "swept",
+        "sweep_scores",
     ),
     "models/adapters": (
         "lora",
