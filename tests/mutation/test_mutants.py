@@ -278,7 +278,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     "setup": (
         "attacks",
         "bare_rounds",
-        "bench",
         "build",
         "checks",
         "data_check",
@@ -297,7 +296,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "private",
         "remarks",
         "run_config",
-        "scale",
         "secure",
         "sum_scale",
         "vector_checks",
