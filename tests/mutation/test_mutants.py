@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 import __future__
-
+import importlib
+import sys
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 import yaml
-from mutants import limit_of, mutants, sample, survives
+from mutants import Mutated, limit_of, mutants, sample, survives
 
 ROOT = Path(__file__).parents[2]
 SURVIVORS = Path(__file__).with_name("survivors.yaml")
@@ -313,6 +314,20 @@ def test_defaults_and_what_is_rounded_or_last_are_changed_too() -> None:
     assert names["f"]([0.0, 10.0]) == (5, 10.0)  # a sample's would be 7.07
 
 
+def test_a_package_may_be_changed_and_has_its_modules_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "changed_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("LEAST = 1\n")
+    (package / "part.py").write_text("from changed_package import LEAST\n")
+    (mutant,) = mutants((package / "__init__.py").read_text())
+    monkeypatch.setattr(sys, "meta_path", [Mutated("changed_package", package / "__init__.py", mutant.tree), *sys.meta_path])
+    try:
+        assert importlib.import_module("changed_package.part").LEAST == 2
+    finally:
+        for name in ("changed_package.part", "changed_package"):
+            sys.modules.pop(name, None)
+
+
 def without_tests(package: Path, rooms: Iterable[str], known: Container[str]) -> list[str]:
     """Files of some rooms that can be changed in a way that counts and are not among those known."""
     files = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
@@ -341,7 +356,7 @@ def import_once() -> None:
 
 def place(name: str) -> tuple[Path, str]:
     """File and module."""
-    return ROOT / "fedtorch" / f"{name}.py", "fedtorch." + name.replace("/", ".")
+    return ROOT / "fedtorch" / f"{name}.py", "fedtorch." + name.removesuffix("/__init__").replace("/", ".")
 
 
 def words(name: str) -> list[str]:
