@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,22 @@ from private_runs import CLIENT, private
 from supervisor import toy_config
 from toy import Quadratic
 
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.local import Local
 from fedtorch.config.load import load
-from fedtorch.config.schema import ClientsConfig
+from fedtorch.config.schema import ClientsConfig, Config
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.sampling import cohort
 from fedtorch.core.weights import Partition
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import PrivacyConfig
-from fedtorch.setup.engine import device, share_engine
+from fedtorch.setup.engine import device, divide, make_engine, share_engine
+from fedtorch.setup.idle_settings import about_rates
 from fedtorch.setup.model_size import WithinMemory
 from fedtorch.setup.plan import Plan, training_clients
 from fedtorch.setup.privacy_cost import cost_of
+from fedtorch.setup.sum_scale import check_previous_scale
 from fedtorch.setup.vector_checks import (
     models_of_clients_have_the_present_base,
     something_is_shared,
@@ -158,3 +161,61 @@ def test_what_the_first_cohort_sends_is_looked_for_or_what_some_client_would(tmp
     asked.clear()
     what_travels_is_there(nobody, engine)
     assert nobody.first_cohort == [] and asked == ["a"]
+
+
+def test_a_rate_of_nothing_is_said_where_clients_train_with_it(tmp_path: Path) -> None:
+    plan = Plan.of(make_config(tmp_path, TASK, client=replace(SGD, lr=0.0)), 1)
+    assert list(about_rates(plan)) == ["client.lr is 0 for all clients, so their training changes nothing"]
+
+    class Rests(FedAvg):
+        """Trains nobody."""
+
+        trains_clients = False
+
+    assert list(about_rates(replace(plan, algorithm=Rests()))) == []
+    messages = FedAssistant(payload="delta", weights="equal")
+    assert list(about_rates(replace(plan, algorithm=messages))) == []  # whose steps are not the client's own
+
+
+def test_an_algorithm_is_called_as_the_config_calls_it(tmp_path: Path) -> None:
+    sets = ["system.sum_scale=previous", "algorithm={name: fednova}"]
+    with pytest.raises(ConfigError, match="system.sum_scale is previous but algorithm.name is fednova, which"):
+        check_previous_scale(Plan.of(load([toy_config(tmp_path)], sets), 1))
+
+
+def test_torch_or_whoever_trains_nothing_has_the_plain_engine(tmp_path: Path) -> None:
+    config, cpu = make_config(tmp_path, TASK), torch.device("cpu")
+
+    def engine(config: Config, trains: bool) -> Any:
+        return make_engine(config, lambda: TASK.build_model(0), cpu, hp=config.client, trains=trains)
+
+    assert type(engine(config, True)) is type(engine(config, False)) is Engine
+    deep = replace(config, engine=replace(config.engine, kind="deepspeed"))
+    assert type(engine(deep, False)) is Engine
+    nothing = replace(config, partition=replace(config.partition, private=("nothing*",)))
+    with pytest.raises(ConfigError, match="matches none of the 2 parameters"):
+        engine(nothing, True)
+
+
+@dataclass(frozen=True)
+class Divided(Quadratic):
+    """The head belongs to a worker's second rank."""
+
+    def parameter_owners(self, model: Any, ranks: int) -> dict[str, int]:
+        """Of workers of two ranks; larger ones are refused."""
+        if ranks > 2:
+            raise ConfigError("of no use")
+        return {"w": 0, "head": 1}
+
+
+def test_the_parts_of_a_model_are_noted_for_workers_of_this_ranks_size(tmp_path: Path) -> None:
+    config = make_config(tmp_path, TASK)
+    for own, is_divided in ((2, True), (1, False)):
+        engine = Engine(TASK.build_model(0), Partition((), ()), torch.device("cpu"))
+        divide(engine, config, Divided(TASK.clients, head=(3.0,)), [1, 2, 2], own)
+        assert (engine.owners is not None) == is_divided
+    engine = Engine(TASK.build_model(0), Partition((), ()), torch.device("cpu"))
+    divide(engine, replace(config, engine=replace(config.engine, kind="deepspeed")), Divided(TASK.clients), [2], 2)
+    assert engine.owners is None  # it divides the work in its own way
+    with pytest.raises(ConfigError, match="of no use"):
+        divide(engine, config, Divided(TASK.clients), [1, 3], 1)

@@ -114,3 +114,10 @@ def test_what_chooses_the_best_round_and_what_can_be_asked_for(tmp_path: Path) -
     assert classifier(source).takes_metrics and classifier(source).has_labels and tagger(source).has_labels
     assert not classifier(source, problem="regression").has_labels
     assert not QA.evaluates_loss and not Dialog.evaluates_loss
+
+
+def test_a_share_is_of_questions_to_train_on_and_at_least_one() -> None:
+    task = QA(train_share={"a": 0.1})
+    assert task.limit("a", "train", 100) == 10 and task.limit("a", "train", 3) == 1
+    assert task.limit("b", "train", 100) == task.limit("a", "dev", 100) == 100
+    assert QA(train_share={"a": 0.5}, max_train=20).limit("a", "train", 100) == 20
