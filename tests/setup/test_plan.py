@@ -18,7 +18,7 @@ from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.local import Local
 from fedtorch.config.load import load
-from fedtorch.config.schema import ClientsConfig, Config
+from fedtorch.config.schema import ClientsConfig, Config, SystemConfig
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.sampling import cohort
 from fedtorch.core.weights import Partition
@@ -26,6 +26,7 @@ from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.setup.engine import device, divide, make_engine, share_engine
 from fedtorch.setup.idle_settings import about_rates
+from fedtorch.setup.lateness import clients_may_be_late
 from fedtorch.setup.model_size import WithinMemory
 from fedtorch.setup.plan import Plan, training_clients
 from fedtorch.setup.privacy_cost import cost_of
@@ -187,7 +188,8 @@ def test_torch_or_whoever_trains_nothing_has_the_plain_engine(tmp_path: Path) ->
     config, cpu = make_config(tmp_path, TASK), torch.device("cpu")
 
     def engine(config: Config, trains: bool) -> Any:
-        return make_engine(config, lambda: TASK.build_model(0), cpu, hp=config.client, trains=trains)
+        narrow = replace(TASK, double=False)
+        return make_engine(config, lambda: narrow.build_model(0), cpu, hp=config.client, trains=trains)
 
     assert type(engine(config, True)) is type(engine(config, False)) is Engine
     deep = replace(config, engine=replace(config.engine, kind="deepspeed"))
@@ -219,3 +221,16 @@ def test_the_parts_of_a_model_are_noted_for_workers_of_this_ranks_size(tmp_path:
     assert engine.owners is None  # it divides the work in its own way
     with pytest.raises(ConfigError, match="of no use"):
         divide(engine, config, Divided(TASK.clients), [1, 3], 1)
+
+
+@pytest.mark.parametrize(("widths", "is_refused"), [((1, 2), True), ((2, 1), True), ((1, 1, 1), False)], ids=str)
+def test_nobody_may_be_late_where_one_workers_ranks_train_together(
+    widths: tuple[int, ...], is_refused: bool, tmp_path: Path
+) -> None:
+    system, late = SystemConfig(ranks_per_worker=widths), ClientsConfig(deadline=1.0)
+    plan = Plan.of(make_config(tmp_path, TASK, clients=late, system=system), 4)
+    if is_refused:
+        with pytest.raises(ConfigError, match="clients.deadline is 1.0 but system.ranks_per_worker is"):
+            clients_may_be_late(plan)
+    else:
+        clients_may_be_late(plan)

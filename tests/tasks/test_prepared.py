@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedtorch.core.errors import DataError
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.models.t5 import RANDOM, T5Model
 from fedtorch.tasks.prepared import Prepared, data_folder
+from fedtorch.tasks.text2sql import Text2SQL
 
 ENTRIES = {
     "a": {"splits": {"train": {"examples": 1, "characters": 10}, "test": {"examples": 7}}},
@@ -74,3 +76,48 @@ def test_the_packages_own_data_are_made_once_below_data(tmp_path: Path, monkeypa
     assert data_folder("elsewhere", "toy", make) == Path("elsewhere") and asked == []
     assert data_folder("synthetic", "toy", make) == data_folder("synthetic", "toy", make) == Path("data/toy")
     assert asked == [Path("data/toy")]
+
+
+@dataclass(frozen=True)
+class Questions(Text2SQL):
+    """Two rows of one client, in words of one letter each."""
+
+    def _rows(self, client: str, split: str) -> list[dict[str, Any]]:
+        return [{"question": "Q", "sql": "SELECT"}, {"question": "R", "sql": "DROP", "schema": "s"}] * (split == "train")
+
+    def _schema(self, client: str) -> str:
+        return "own"
+
+    def _encode(self, texts: list[str], max_length: int) -> list[list[int]]:
+        return [list(map(ord, text)) for text in texts]
+
+
+def test_questions_are_read_with_their_schema_or_the_clients() -> None:
+    task = Questions()
+    assert task.load("a", "dev") == []
+    found = task.load("a", "train")
+    assert [example.sql for example in found] == ["SELECT", "DROP"]
+    texts = ["".join(map(chr, example.source)) for example in found]
+    assert "own" in texts[0] and "own" not in texts[1] and "".join(map(chr, found[0].target)) == "select"
+
+
+def test_a_tokenizer_is_the_models_own_or_lies_beside_the_data(tmp_path: Path) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    @dataclass(frozen=True)
+    class Notes(Text2SQL):
+        """Notes which tokenizer is asked for."""
+
+        def tokenizer_named(self, given: str | None, pretrained: str | None) -> Any:
+            """And none is there."""
+            asked.append((str(given), pretrained))
+            return "task.tokenizer", str(tmp_path / "nothing")
+
+    for name in (RANDOM, "t5-base"):
+        with pytest.raises((ConfigError, DataError, OSError)):
+            _ = Notes(data=str(tmp_path), model=T5Model(name=name)).vocabulary
+    assert asked == [("None", None), ("None", "t5-base")]
+    task = made(tmp_path / "data")
+    assert task.tokenizer_named("own", "t5-base") == ("task.tokenizer", "own")
+    assert task.tokenizer_named(None, "t5-base") == ("task.model.name", "t5-base")
+    assert task.tokenizer_named(None, None) == ("task.data", tmp_path / "data" / "tokenizer")
