@@ -81,7 +81,9 @@ def test_a_file_that_does_not_fit_is_named_with_both_shapes(tmp_path: Path) -> N
 
     shape = tuple(kept[first].shape)
     assert refused({**kept, first: torch.zeros(3, 3)}).endswith(f"has (3, 3), expected {shape}")
-    assert refused({name: one for name, one in kept.items() if name != first}).endswith(f"has nothing, expected {shape}")
+    assert refused({name: one for name, one in kept.items() if name != first}).endswith(
+        f"has nothing, expected {shape}"
+    )
     assert refused({**kept, "more": torch.zeros(1)}) == "more has (1,), expected nothing"
     save_file(kept, file)
     add_adapter(gpt2(), Adapter(path=str(tmp_path / "a")), 0)
@@ -140,3 +142,12 @@ def test_parameters_have_the_memory_of_a_file_where_they_are_the_same(tmp_path: 
     for other in (torch.ones(2, dtype=torch.float64), torch.ones(2, 1)):
         save_file({"a": other}, tmp_path / "x.safetensors")
         assert map_base(model, tmp_path) == 0
+
+
+@pytest.mark.parametrize(("targets", "is_turned"), [(["c_attn"], True), (["c_attn", "lm_head"], False)], ids=str)
+def test_matrices_are_turned_where_all_layers_hold_them_so(targets: list[str], is_turned: bool) -> None:
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2, tie_word_embeddings=False)
+    )
+    add_adapter(model, Adapter(r=2, targets=targets), 0)  # type: ignore[arg-type]
+    assert model.peft_config[NAME].fan_in_fan_out == is_turned

@@ -108,7 +108,9 @@ def test_without_a_gpu_a_rank_computes_on_the_cpu_or_is_refused(monkeypatch: pyt
 
 
 def test_runs_that_will_begin_cost_epsilon_of_all_their_releases_at_the_least_delta(tmp_path: Path) -> None:
-    configs = [private(tmp_path / name, rate=0.3, privacy={"delta": delta}) for name, delta in (("a", 1e-3), ("b", 1e-2))]
+    configs = [
+        private(tmp_path / name, rate=0.3, privacy={"delta": delta}) for name, delta in (("a", 1e-3), ("b", 1e-2))
+    ]
     (line,) = cost_of([*configs, replace(configs[0], privacy=PrivacyConfig())])  # a run without privacy costs nothing
     epsilon = Accountant(0.3, CLIENT["noise_multiplier"], 1e-3).epsilon(6)
     assert line == (
@@ -139,7 +141,9 @@ def test_what_is_exchanged_is_there_and_of_the_present_base(tmp_path: Path) -> N
     models_of_clients_have_the_present_base(plan, shared)
     for key, value, instead in (("point", "trained", "received"), ("best", "per_client", "together")):
         asked = replace(plan.config, eval=replace(plan.config.eval, every=1, **{key: value}))
-        with pytest.raises(ConfigError, match=rf"eval.{key} is {value} but algorithm.name is .* set eval.{key} to {instead}"):
+        with pytest.raises(
+            ConfigError, match=rf"eval.{key} is {value} but algorithm.name is .* set eval.{key} to {instead}"
+        ):
             models_of_clients_have_the_present_base(replace(moves, config=asked), shared)
         models_of_clients_have_the_present_base(replace(plan, config=asked), shared)
 

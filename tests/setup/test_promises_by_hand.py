@@ -89,7 +89,12 @@ def test_openings_of_an_earlier_run_go_where_a_server_begins_anew(tmp_path: Path
     path = plan.config.folder / FOLDER / OPENINGS
     assert make_masking(plan, is_server=True, is_new=True) is not None  # there is none
     path.parent.mkdir(parents=True)
-    for is_server, is_new, stays in ((True, False, True), (False, True, True), (False, False, True), (True, True, False)):
+    for is_server, is_new, stays in (
+        (True, False, True),
+        (False, True, True),
+        (False, False, True),
+        (True, True, False),
+    ):
         path.write_text("")
         make_masking(plan, is_server=is_server, is_new=is_new)
         assert path.exists() == stays

@@ -92,7 +92,13 @@ def f1(totals: Mapping[str, float]) -> dict[str, float]:
     return {"f1": totals["hits"] / 10}
 
 
-CHOSEN: dict[str, Any] = {"accuracy": "accuracy", "span_f1": "f1", "mine": "accuracy", "recall": Recall(), "right": right}
+CHOSEN: dict[str, Any] = {
+    "accuracy": "accuracy",
+    "span_f1": "f1",
+    "mine": "accuracy",
+    "recall": Recall(),
+    "right": right,
+}
 PREDICTED, TRUE = ["good", "bad", "good", "bad"], ["good", "good", "bad", "bad"]
 SCORES: Scores = {"hits": (5.0, 4), "accuracy": (2.0, 4)}
 

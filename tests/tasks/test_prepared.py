@@ -83,7 +83,9 @@ class Questions(Text2SQL):
     """Two rows of one client, in words of one letter each."""
 
     def _rows(self, client: str, split: str) -> list[dict[str, Any]]:
-        return [{"question": "Q", "sql": "SELECT"}, {"question": "R", "sql": "DROP", "schema": "s"}] * (split == "train")
+        return [{"question": "Q", "sql": "SELECT"}, {"question": "R", "sql": "DROP", "schema": "s"}] * (
+            split == "train"
+        )
 
     def _schema(self, client: str) -> str:
         return "own"

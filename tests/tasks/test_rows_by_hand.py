@@ -104,7 +104,9 @@ def test_a_text_alone_is_learned_whole_and_a_template_is_filled() -> None:
         "prompt": "Weather in Rome? ",
         "completion": "sun",
     }
-    assert filled(None, {"a": "x {b}", "b": "y"}, "a") == "x {b}" and filled("{b}{a}", {"a": "1", "b": "2"}, "a") == "21"
+    assert (
+        filled(None, {"a": "x {b}", "b": "y"}, "a") == "x {b}" and filled("{b}{a}", {"a": "1", "b": "2"}, "a") == "21"
+    )
     check_strings({"a": "x"})
     with pytest.raises(ValueError, match="`a` is a int, expected a string"):
         check_strings({"a": 1})
@@ -112,7 +114,9 @@ def test_a_text_alone_is_learned_whole_and_a_template_is_filled() -> None:
 
 def test_what_the_assistant_said_last_is_no_part_of_what_is_asked() -> None:
     asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    assert Unanswered().convert({"messages": [asked, said, asked, said, said]}) == {"conversation": [asked, said, asked]}
+    assert Unanswered().convert({"messages": [asked, said, asked, said, said]}) == {
+        "conversation": [asked, said, asked]
+    }
     with pytest.raises(ValueError, match="no message is anybody's but the assistant's"):
         Unanswered().convert({"messages": [said]})
     with pytest.raises(ValueError, match="no message is the assistant's, so there is nothing to learn"):

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_rows import LLAMA, classifier, tagger, translator
+from own_rows import LLAMA, classifier, completer, tagger, translator
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import LOSS
 from fedtorch.models.adapters.lora import with_adapter
 from fedtorch.models.adapters.settings import Adapter
@@ -121,3 +122,14 @@ def test_a_share_is_of_questions_to_train_on_and_at_least_one() -> None:
     assert task.limit("a", "train", 100) == 10 and task.limit("a", "train", 3) == 1
     assert task.limit("b", "train", 100) == task.limit("a", "dev", 100) == 100
     assert QA(train_share={"a": 0.5}, max_train=20).limit("a", "train", 100) == 20
+
+
+def test_messages_and_plain_text_have_no_template(tmp_path: Path) -> None:
+    source = str(tmp_path / "rows.jsonl")
+    completer(source, rows_are="messages")
+    completer(source, rows_are="text", measures=())
+    completer(source, template="{prompt}!")
+    with pytest.raises(ConfigError, match="task.rows_are is messages, whose form is task.chat_template's"):
+        completer(source, rows_are="messages", template="{prompt}")
+    with pytest.raises(ConfigError, match="task.rows_are is text, which has no prompt"):
+        completer(source, rows_are="text", template="{text}")

@@ -133,11 +133,15 @@ def test_one_rule_says_whose_rows_are(rule: dict[str, Any], why: str) -> None:
 
 def test_rows_come_back_from_their_file_with_their_digests(tmp_path: Path) -> None:
     form = LabelledTexts("single_label", ())
-    given = [Row({"text": text, "label": "x"}, owner, None, "") for text, owner in (("größe", "a"), ("b", "b"), ("", "a"))]
+    given = [
+        Row({"text": text, "label": "x"}, owner, None, "") for text, owner in (("größe", "a"), ("b", "b"), ("", "a"))
+    ]
     store = RowStore(tmp_path, form, lambda content: content["label"])
     assert len(store) == 0 and list(store.keep(given)) == given and len(store) == 3
     assert [store.content(i) for i in range(3)] == [row.content for row in given]
-    assert store.owners.of() == ["a", "b", "a"] and store.owners.of([1]) == ["b"] and store.owners.distinct == ["a", "b"]
+    assert (
+        store.owners.of() == ["a", "b", "a"] and store.owners.of([1]) == ["b"] and store.owners.distinct == ["a", "b"]
+    )
     some = store.rows([2, 0])
     assert list(some) == [given[2].content, given[0].content] and some.labels == ["x", "x"] and len(store.rows()) == 3
     assert some.digests.tolist() == np.array([content_digest([t]) for t in ("", "größe")], dtype="S16").tolist()
