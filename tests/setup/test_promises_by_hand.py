@@ -15,7 +15,6 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config.schema import EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.mechanism import Mechanism
-from fedtorch.privacy.accounting import least_noise
 from fedtorch.privacy.ledger import FOLDER
 from fedtorch.privacy.public_sum import PublicSum
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
@@ -27,12 +26,19 @@ from fedtorch.tasks.base import Task
 from fedtorch.tasks.prepared import Prepared
 
 
-def test_the_noise_for_an_epsilon_is_the_least_for_all_rounds(tmp_path: Path) -> None:
+def test_the_noise_for_an_epsilon_is_the_least_for_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float, int, float]] = []
+
+    def least(epsilon: float, rate: float, releases: int, delta: float) -> float:
+        asked.append((epsilon, rate, releases, delta))
+        return 2.5
+
+    monkeypatch.setattr("fedtorch.setup.private.least_noise", least)  # which takes seconds
     wanted = {"noise_multiplier": None, "epsilon": 5.0}
-    for rounds, counted in ((3, 3), (0, 1)):
-        plan = Plan.of(private(tmp_path, rate=0.3, rounds=rounds, privacy=wanted), 1)
-        assert noise_of(plan) == least_noise(5.0, 0.3, counted, 1e-3)
-    assert noise_of(Plan.of(private(tmp_path), 1)) == 1.0
+    for rounds in (3, 0):
+        assert noise_of(Plan.of(private(tmp_path, rate=0.3, rounds=rounds, privacy=wanted), 1)) == 2.5
+    assert asked == [(5.0, 0.3, 3, 1e-3), (5.0, 0.3, 1, 1e-3)]
+    assert noise_of(Plan.of(private(tmp_path), 1)) == 1.0 and len(asked) == 2
 
 
 def test_epsilon_is_told_at_round_numbers_up_to_the_last_round(tmp_path: Path) -> None:

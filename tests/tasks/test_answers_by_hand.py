@@ -115,14 +115,14 @@ def test_labels_are_those_of_the_rows_where_none_are_declared() -> None:
 
 def test_sources_and_targets_end_as_texts_do_also_where_they_are_cut() -> None:
     task = with_words(translator(SOURCE, max_length=4, max_target_length=3))
-    rows = [{"source": "abcd", "target": "xyz"}, {"source": "abc", "target": "xy"}, {"source": "", "target": ""}]
+    rows = [{"source": "abcd", "target": "xyz"}, {"source": "abc", "target": "xy"}, {"source": "", "target": "x"}]
     found = task.examples(rows, "here")
     a, x = ord("a"), ord("x")
     assert [example.source for example in found] == [[a, a + 1, a + 2, 1], [a, a + 1, a + 2, 1], [1]]
-    assert [example.target for example in found] == [[x, x + 1, 1], [x, x + 1, 1], [1]]
-    assert task.example_lengths(found) == [(4, 3), (4, 3), (1, 1)] and task.longest == (4, 3)
+    assert [example.target for example in found] == [[x, x + 1, 1], [x, x + 1, 1], [x, 1]]
+    assert task.example_lengths(found) == [(4, 3), (4, 3), (1, 2)] and task.longest == (4, 3)
     batch = task.collate(found, True)
-    assert batch["attention_mask"].sum(1).tolist() == [4, 4, 1] and task.terms(batch) == 7
+    assert batch["attention_mask"].sum(1).tolist() == [4, 4, 1] and task.terms(batch) == 8
 
 
 def test_new_tokens_are_what_follows_the_start_of_an_encoder_decoder_or_the_prompt_of_a_decoder() -> None:

@@ -1,4 +1,4 @@
-"""Rows as they are read: their lines, what is skipped, what a file that ends in the middle says, and how many errors."""
+"""Rows as they are read: their lines, what is skipped, what a damaged file says, and how many errors are shown."""
 
 from __future__ import annotations
 
