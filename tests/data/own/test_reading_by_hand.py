@@ -1,0 +1,131 @@
+"""Rows as they are read: their lines, what is skipped, what a damaged file says, and how many errors are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_rows import own, write_rows
+
+from fedtorch.core.errors import DataError
+from fedtorch.data.own.rows import Row, content_digest, read_rows
+from fedtorch.data.own.source import Table, files_of, open_tables, rows_of
+from fedtorch.data.own.text_files import TextRows
+from fedtorch.tasks.labelled_texts import LabelledTexts
+
+FORM = LabelledTexts("single_label", ())
+
+
+def lines(folder: Path, name: str, data: bytes) -> list[tuple[int, Any]]:
+    """(line, row) of a file."""
+    (folder / name).write_bytes(data)
+    rows = TextRows(folder / name)
+    return [(rows.line(i), row if isinstance(row, dict) else str(row)) for i, row in enumerate(rows)]
+
+
+def test_a_row_of_a_table_has_the_line_at_which_it_begins(tmp_path: Path) -> None:
+    found = lines(tmp_path, "a.csv", b'x,y\n1,"two\nlines"\n\n3,4\n5\n')
+    assert found == [
+        (2, {"x": "1", "y": "two\nlines"}),
+        (5, {"x": "3", "y": "4"}),
+        (6, "1 cells, the header has 2; quote cells with separators"),
+    ]
+    assert lines(tmp_path, "b.tsv", b"\xef\xbb\xbfx\ty\n1\t2\n") == [(2, {"x": "1", "y": "2"})]
+    assert lines(tmp_path, "empty.csv", b"") == [] and lines(tmp_path, "head.csv", b"x,y\n") == []
+
+
+@pytest.mark.parametrize("byte", [b"\x80", b"\xff"])
+def test_bytes_of_another_encoding_are_named(byte: bytes, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a.csv:1: the header is not UTF-8; save the file as UTF-8"):
+        lines(tmp_path, "a.csv", b"x" + byte + b",y\n1,2\n")
+    found = lines(tmp_path, "b.csv", b"x,y\n1,2" + byte + b"\n")
+    assert found == [(2, "not UTF-8; save the file as UTF-8")]
+    with pytest.raises(DataError, match="c.csv:1: the header has the column `x` twice"):
+        lines(tmp_path, "c.csv", b"x,x\n")
+
+
+def test_an_array_of_objects_is_read_with_blanks_anywhere(tmp_path: Path) -> None:
+    found = lines(tmp_path, "a.json", b' [ {"x": 1} ,\n\n{"x": 2},{"x": 3}\t]\n')
+    assert found == [(1, {"x": 1}), (3, {"x": 2}), (3, {"x": 3})] and lines(tmp_path, "b.json", b"[ ]") == []
+    assert lines(tmp_path, "c.json", b'{"x": 1}\n{"x": 2}\n') == [(1, {"x": 1}), (2, {"x": 2})]
+    for text, where in (
+        (b'[{"x": 1}\n{"x": 2}]', "d.json:2: not JSON .no comma"),
+        (b'[{"x": 1},', "d.json:1: not JSON"),
+    ):
+        with pytest.raises(DataError, match=where):
+            lines(tmp_path, "d.json", text)
+
+
+def test_files_of_a_folder_are_those_that_are_not_hidden(tmp_path: Path) -> None:
+    for name in ("b.csv", "in/a.csv", ".hidden.csv", ".git/c.csv", "in/.x/d.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    assert files_of(str(tmp_path)) == [tmp_path / "b.csv", tmp_path / "in" / "a.csv"]
+    assert files_of(str(tmp_path / "*.csv")) == [tmp_path / "b.csv"]
+
+
+class Columns:
+    """Two rows of a data set, then bytes that nobody can read."""
+
+    column_names = ("text",)
+
+    class Feature:
+        """Numbers that stand for names."""
+
+        names = ("first", "second")
+
+        def int2str(self) -> None: ...
+
+    features: Any = {"text": Feature()}
+
+    def select_columns(self, names: Any) -> Columns:
+        """All of them."""
+        return self
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield {"text": 0}
+        yield {"text": [1, 2, -1]}
+        raise OSError("of the file")
+
+
+def test_numbers_that_stand_for_names_come_as_names_and_damage_is_named_with_its_row() -> None:
+    found = rows_of(Table(Columns(), "part", "", ""), {"text": "text"})
+    assert next(found) == (0, {"text": "first"})
+    assert next(found) == (1, {"text": ["second", None, None]})
+    with pytest.raises(DataError, match="part, row 3 cannot be read .OSError.; write it anew"):
+        next(found)
+
+
+def read(folder: Path, rows: list[Any], **changes: Any) -> tuple[list[Row], list[str]]:
+    data, problems = own(write_rows(folder / "rows.jsonl", rows), **changes), list[str]()
+    with open_tables(data.source, folder) as tables:
+        return list(read_rows(tables, data, FORM, problems)), problems
+
+
+def test_twenty_errors_are_shown_and_reading_ends_soon_after(tmp_path: Path) -> None:
+    bad, good = {"text": "", "label": "x", "home": "a"}, {"text": "t", "label": "x", "home": "a"}
+    for count, more in ((20, ""), (21, ", and more"), (40, ", and more")):
+        with pytest.raises(DataError) as caught:
+            read(tmp_path, [good, *[bad] * count, good], skip_bad_rows=1)
+        said = str(caught.value)
+        assert said.startswith(f"rows that cannot be used{more}:\n") and said.count("rows.jsonl:") == 20
+    rows, problems = read(tmp_path, [good, *[bad] * 22, good], skip_bad_rows=22)
+    assert len(rows) == 2 and len(problems) == 22
+    data, seen = own(str(tmp_path / "rows.jsonl"), skip_bad_rows=1), list[str]()
+    write_rows(tmp_path / "rows.jsonl", [good, *[bad] * 40])
+    with open_tables(data.source, tmp_path) as tables, pytest.raises(DataError):
+        list(read_rows(tables, data, FORM, seen))
+    assert len(seen) == 22  # one more than can be skipped or shown
+
+
+@pytest.mark.parametrize("owner", [0, 1.5, "a", -3])
+def test_a_client_is_called_by_a_text_or_a_number(owner: Any, tmp_path: Path) -> None:
+    rows, _ = read(tmp_path, [{"text": "t", "label": "x", "home": owner}])
+    assert [row.owner for row in rows] == [str(owner)]
+
+
+def test_texts_that_differ_in_case_spaces_or_form_have_one_digest_of_16_bytes() -> None:
+    digest = content_digest(["Größe  1", "b"])
+    assert len(digest) == 16 and digest == content_digest(["gro\u0308sse 1", "B "]) != content_digest(["größe 1b"])
